@@ -1,0 +1,74 @@
+"""The command line. One command a file, loaded only when it is called, so that ``gpunodes --help`` stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from gpunodes import __version__
+
+# Name -> one line of help. Each command is the object `command` of the module of its name; a test holds these lines
+# against the commands' own help.
+COMMANDS = {
+    "init-master": "Make a machine the control plane of a new cluster.",
+    "join": "Join machines to the cluster as workers.",
+    "up": "Bring the whole inventory up: control plane and workers.",
+    "status": "Show the cluster's machines and how they are.",
+    "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
+    "remove": "Empty a node, delete it and reset its machine.",
+    "reset": "Bring machines back to what they were before us.",
+    "preflight": "Say what would stop a join; nothing is touched.",
+    "lab": "Virtual machines to try gpunodes on.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gpunodes.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="gpunodes")
+def root() -> None:
+    """Turn bare machines that answer on SSH into a GPU Kubernetes cluster, and keep it healthy.
+
+    Machines come from an Ansible inventory (inventory/hosts.yml, or -i). Exit codes: 0 done, 1 failed, 2 wrong input
+    and nothing touched, 3 partly done, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """The entry point: the only place that turns errors into exit codes."""
+    from gpunodes.errors import ExitCode, GpunodesError
+
+    try:
+        code = root.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("gpunodes: interrupted", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.WRONG_INPUT)
+    except GpunodesError as error:
+        click.echo(f"gpunodes: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of a pipe (`gpunodes status | head`) went away: nothing is wrong with us.
+        sys.stderr.close()
+        sys.exit(ExitCode.DONE)
+    sys.exit(code if isinstance(code, int) else ExitCode.DONE)

@@ -1,0 +1,157 @@
+"""What the commands share: their options, and how a run is carried out and shown."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gpunodes import inventory as inventories
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, RunResult
+from gpunodes.operations.run import Operation, Options, carry_out
+from gpunodes.views import document, text
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a user said of a run."""
+
+    inventory: Path
+    as_json: bool
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How machines are reached that the inventory does not know yet."""
+
+    variables: dict[str, object]
+
+
+def inventory_option(command: _Command) -> _Command:
+    """-i/--inventory"""
+    return click.option(
+        "-i",
+        "--inventory",
+        "inventory_path",
+        type=click.Path(path_type=Path),
+        default=inventories.DEFAULT_PATH,
+        show_default=True,
+        help="The Ansible inventory.",
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """--json"""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")(command)
+
+
+def version_option(command: _Command) -> _Command:
+    """--kubernetes-version"""
+    return click.option(
+        "--kubernetes-version",
+        metavar="VERSION",
+        help="A minor (its newest patch) or an exact version; by default the setting gpunodes_kubernetes_version.",
+    )(command)
+
+
+def connection_options(command: _Command) -> _Command:
+    """--user, --key and --port, handed on as ``connection``; raises WrongInput for values that cannot be used."""
+
+    @click.option("--user", help="SSH user of machines that the inventory does not know yet.")
+    @click.option("--key", type=click.Path(path_type=Path), help="SSH private key for such machines.")
+    @click.option("--port", type=click.IntRange(1, 65535), help="SSH port of such machines.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, user: str | None, key: Path | None, port: int | None, **kwargs: Any) -> Any:
+        return command(*args, connection=_connection(user, key, port), **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
+def run_options(operation: Operation) -> Callable[[_Command], _Command]:
+    """The options of every run, handed on as ``flags``; the operation's phases go into the help."""
+    phases = operation.phases
+    width = max(len(phase.name) for phase in phases)
+    listing = "\n".join(f"  {phase.name:<{width}}  {phase.purpose}" for phase in phases)
+    names = [phase.name for phase in phases]
+
+    def decorate(command: _Command) -> _Command:
+        @inventory_option
+        @version_option
+        @click.option(
+            "--skip-phase", type=click.Choice(names), metavar="PHASE", multiple=True, help="Leave this phase out."
+        )
+        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Begin with this phase.")
+        @click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+        @json_option
+        @functools.wraps(command)
+        def wrapped(
+            *args: Any,
+            inventory_path: Path,
+            kubernetes_version: str | None,
+            skip_phase: tuple[str, ...],
+            from_phase: str | None,
+            dry_run: bool,
+            as_json: bool,
+            **kwargs: Any,
+        ) -> Any:
+            options = Options(kubernetes_version, skip_phase, from_phase, dry_run)
+            return command(*args, flags=Flags(inventory_path, as_json, options), **kwargs)
+
+        wrapped.__doc__ = f"{inspect.getdoc(command)}\n\n\b\nPhases, in order:\n{listing}"
+        return wrapped  # type: ignore[return-value]  # as above
+
+    return decorate
+
+
+def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: Flags) -> int:
+    """Carry an operation out with progress on standard error; prints its result, returns its exit code."""
+    view = text.progress()
+    try:
+        result = carry_out(operation, inventory, machines, view, flags.options)
+    finally:
+        view.close()
+    return show(result, as_json=flags.as_json)
+
+
+def show(result: RunResult, *, as_json: bool) -> int:
+    """Print a run's result; returns its exit code."""
+    click.echo(document.run(result) if as_json else text.summary(result))
+    return int(result.exit_code)
+
+
+def _connection(user: str | None, key: Path | None, port: int | None) -> Connection:
+    variables: dict[str, object] = {}
+    if user:
+        if not all(sign.isalnum() or sign in "._-" for sign in user):
+            raise WrongInput(f"{user!r} is not a user's name", "letters, digits, dots and dashes", "correct --user")
+        variables["ansible_user"] = user
+    if key:
+        variables["ansible_ssh_private_key_file"] = str(_readable_key(key))
+    if port:
+        variables["ansible_port"] = port
+    return Connection(variables)
+
+
+def _readable_key(key: Path) -> Path:
+    path = key.expanduser().absolute()
+    try:
+        beginning = path.read_text(encoding="utf-8", errors="replace")[:100]
+    except OSError as error:
+        raise WrongInput(
+            f"the key {key} cannot be read: {error.strerror}", "a readable private key", "correct --key"
+        ) from error
+    if "PRIVATE KEY" not in beginning:
+        raise WrongInput(
+            f"{key} is not an SSH private key", "a file that begins with -----BEGIN ... PRIVATE KEY", "correct --key"
+        )
+    return path

@@ -1,0 +1,31 @@
+"""gpunodes join"""
+
+from __future__ import annotations
+
+import click
+
+from gpunodes import inventory as inventories
+from gpunodes.cli import common
+from gpunodes.inventory import Inventory
+from gpunodes.model import Role
+from gpunodes.operations.join import OPERATION
+
+
+@click.command()
+@click.argument("machines", nargs=-1, required=True)
+@common.connection_options
+@common.run_options(OPERATION)
+def command(machines: tuple[str, ...], flags: common.Flags, connection: common.Connection) -> int:
+    """Join machines to the cluster as workers.
+
+    MACHINES are names, addresses, groups or patterns of the inventory. A machine that is in the cluster already, and
+    right, is left as it is. An address that is not in an inventory made by `init-master ADDRESS` is added to it.
+    """
+    for pattern in machines:
+        inventories.check_pattern(pattern)
+    inventory = Inventory(flags.inventory)
+    new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
+    if new:
+        inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
+        inventory = Inventory(flags.inventory)
+    return common.execute(OPERATION, inventory, inventory.select(machines, Role.WORKER), flags)

@@ -1,0 +1,42 @@
+"""gpunodes kubeconfig"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.inventory import Inventory
+from gpunodes.operations import kubeconfig
+from gpunodes.views import document, text
+
+
+@click.command()
+@click.option(
+    "--merge", is_flag=True, help="Merge it into the file that kubectl reads, and make it the current context."
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), default="kubeconfig", show_default=True, help="The file to write."
+)
+@common.inventory_option
+@common.json_option
+def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> int:
+    """Fetch the cluster's administrator kubeconfig.
+
+    It is written with mode 0600: who has it owns the cluster.
+    """
+    inventory = Inventory(inventory_path)
+    view = text.progress()
+    try:
+        fetched = kubeconfig.fetch(inventory, view)
+    finally:
+        view.close()
+    path = (kubeconfig.user_file() if merge else output).absolute()
+    kubeconfig.write(path, fetched, merge=merge)
+    context = fetched["current-context"]
+    if as_json:
+        click.echo(document.dump({"schema": "gpunodes.kubeconfig/1", "path": str(path), "context": context}))
+    else:
+        click.echo(f"{path}: context {context}")
+    return 0

@@ -1,0 +1,32 @@
+"""gpunodes preflight"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.inventory import Inventory
+from gpunodes.operations import preflight
+from gpunodes.views import text
+
+
+@click.command()
+@click.argument("machines", nargs=-1)
+@common.inventory_option
+@common.version_option
+@common.json_option
+def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
+    """Say what would stop a join; nothing is touched.
+
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all.
+    """
+    inventory = Inventory(inventory_path)
+    chosen = inventory.select(machines)
+    view = text.progress()
+    try:
+        result = preflight.run(inventory, chosen, view, kubernetes_version)
+    finally:
+        view.close()
+    return common.show(result, as_json=as_json)

@@ -1,0 +1,114 @@
+"""ansible-runner's event dictionaries made typed. The only place that knows their keys.
+
+They have no published schema; the recorded events in the tests are ansible-runner 2.4's with ansible-core 2.19.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted
+
+_OUTCOMES = {
+    "runner_on_ok": Outcome.UNCHANGED,
+    "runner_on_failed": Outcome.FAILED,
+    "runner_on_unreachable": Outcome.UNREACHABLE,
+    "runner_on_skipped": Outcome.SKIPPED,
+}
+
+# What ssh says -> what it means to the user. First match wins; OpenSSH 8.4 to 10.
+_SSH = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key verification failed",
+        (
+            "its SSH host key is not the one learned before: it was reinstalled, or another machine answers; "
+            "if that is right, remove the old key with `ssh-keygen -R`"
+        ),
+    ),
+    (r"Permission denied \(([^)]*)\)", "SSH refuses the user or the key (it offers {0}); check --user and --key"),
+    (r"[Cc]onnection timed out|Operation timed out", "SSH does not answer (timed out)"),
+    (r"Connection refused", "SSH refuses the connection: nothing listens on that port"),
+    (r"No route to host", "there is no route to it"),
+    (r"Could not resolve hostname", "its name does not resolve"),
+    (r"Load key .*: (.*)", "the SSH key cannot be used: {0}"),
+    (r"Connection (?:closed|reset)|Broken pipe", "SSH closed the connection"),
+)
+
+_SUDO = (
+    (r"Missing sudo password|a password is required|sudo: a terminal is required", "sudo asks for a password"),
+    (r"is not in the sudoers file|not allowed to (?:run|execute)", "the user may not use sudo"),
+    (r"sudo: (?:command )?not found|sudo: No such file", "there is no sudo"),
+)
+
+_PYTHON = (
+    r"python\S*: (?:command )?not found|python\S*: No such file|interpreter .* was not found"
+    r"|No such file or directory: .*python"
+)
+
+
+def parse(raw: Mapping[str, Any]) -> Event | None:
+    """The typed event of ``raw``, or None for one that nobody needs."""
+    data: Mapping[str, Any] = raw.get("event_data", {})
+    machine = str(data.get("host", ""))
+    phase = str(data.get("role", "")).rpartition(".")[2]
+    task = _title(str(data.get("task", "")))
+    kind = str(raw.get("event", ""))
+    if kind == "runner_on_start":
+        return TaskStarted(machine=machine, phase=phase, task=task)
+    outcome = _OUTCOMES.get(kind)
+    if outcome is None:
+        return None
+    result = data.get("res")
+    result = result if isinstance(result, Mapping) else {}
+    if outcome is Outcome.UNCHANGED and result.get("changed"):
+        outcome = Outcome.CHANGED
+    if outcome is Outcome.FAILED and data.get("ignore_errors"):
+        outcome = Outcome.UNCHANGED
+    return TaskEnded(
+        machine=machine,
+        phase=phase,
+        task=task,
+        outcome=outcome,
+        seconds=float(data.get("duration") or 0.0),
+        result=result,
+    )
+
+
+def cause(event: TaskEnded) -> str:
+    """Why a task failed, in one line: the first cause that its module gives, ssh's words made plain."""
+    result = event.result
+    text = str(result.get("msg") or "")
+    detail = "\n".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "stderr", "module_stdout"))
+    if event.outcome is Outcome.UNREACHABLE:
+        return _first(_SSH, detail) or _line(text) or "it cannot be reached"
+    if found := _first(_SUDO, detail):
+        return found
+    if re.search(_PYTHON, detail):
+        return "there is no Python where Ansible looks for it (/usr/bin/python3)"
+    if result.get("censored"):
+        return "the task failed; its output holds a secret and is not shown"
+    return _line(text) or _line(detail) or "the task failed without saying why"
+
+
+def ssh_reason(text: str) -> str:
+    """What ssh's words mean, in one line; its own first line when they are not known."""
+    return _first(_SSH, text) or _first(_SUDO, text) or _line(text)
+
+
+def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
+    for pattern, meaning in table:
+        if found := re.search(pattern, text):
+            return meaning.format(*found.groups())
+    return ""
+
+
+def _line(text: str) -> str:
+    """The first line that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _title(task: str) -> str:
+    """A task's name without the role that Ansible writes before it."""
+    return task.rpartition(" : ")[2]

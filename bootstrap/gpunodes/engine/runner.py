@@ -1,0 +1,158 @@
+"""The only file that knows ansible-runner: runs one of our playbooks and hands its events on, typed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpunodes import settings
+from gpunodes.engine import events
+from gpunodes.model import Event
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+FORKS = 50
+"""How many machines Ansible works on at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One run of a playbook: on which machines, which phases, with which variables.
+
+    ``variables`` go through a file: they must hold no secret. ``host_variables`` are the same for single machines.
+    """
+
+    playbook: str
+    inventory: Path
+    machines: Sequence[str]
+    skip_phases: Sequence[str] = ()
+    only_phases: Sequence[str] = ()
+    variables: Mapping[str, Any] | None = None
+    check: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a playbook ended: Ansible's own status, and where its output lies."""
+
+    ok: bool
+    interrupted: bool
+    log: Path
+
+
+def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
+    """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it ends.
+
+    Ctrl-C and SIGTERM end Ansible, then this returns with ``interrupted``; a second one raises KeyboardInterrupt.
+    """
+    import ansible_runner
+
+    stop = threading.Event()
+    private = folder / Path(play.playbook).stem
+    private.mkdir(mode=0o700, exist_ok=True)
+    # A fresh folder for every run: ansible-runner does not overwrite what an earlier one left in `env/`.
+    (private / "project").mkdir(mode=0o700, exist_ok=True)
+
+    def handle(raw: Mapping[str, Any]) -> bool:
+        if event := events.parse(raw):
+            on_event(event)
+        return False  # the event need not be kept as a file: the log holds what a reader needs
+
+    with _interruptible(stop):
+        result = ansible_runner.run(
+            private_data_dir=str(private),
+            playbook=str(settings.content() / "playbooks" / play.playbook),
+            inventory=str(play.inventory.absolute()),
+            limit=",".join(play.machines),
+            tags=",".join(play.only_phases) or None,
+            skip_tags=",".join(play.skip_phases) or None,
+            extravars=dict(play.variables or {}),
+            cmdline="--check --diff" if play.check else None,
+            envvars=_environment(),
+            event_handler=handle,
+            cancel_callback=stop.is_set,
+            suppress_env_files=False,
+            quiet=True,
+        )
+    artifacts = Path(result.config.artifact_dir)
+    # This record of the command holds the caller's whole environment.
+    (artifacts / "command").unlink(missing_ok=True)
+    return Ended(ok=result.rc == 0, interrupted=stop.is_set(), log=artifacts / "stdout")
+
+
+def known_hosts() -> Path:
+    """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
+    return settings.state_home() / "known_hosts"
+
+
+def ssh_options() -> list[str]:
+    """The options with which every SSH connection of ours is made."""
+    return [
+        # Learned keys go to the first file; the user's own are honoured.
+        "-o", f'UserKnownHostsFile="{known_hosts()}" "{Path.home() / ".ssh/known_hosts"}"',
+        "-o", "StrictHostKeyChecking=accept-new",
+        "-o", "ControlMaster=auto",
+        "-o", "ControlPersist=120s",
+        "-o", "ServerAliveInterval=15",
+        "-o", "ServerAliveCountMax=4",
+        "-o", "PreferredAuthentications=publickey,password",
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    plugins = settings.plugins()
+    quoted = " ".join(_quote(option) for option in ssh_options())
+    return {
+        # Under pipx or an unactivated environment ansible-playbook is not on PATH.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        # The user's own ansible.cfg is for the user's own playbooks.
+        "ANSIBLE_CONFIG": os.devnull,
+        "ANSIBLE_LIBRARY": str(plugins / "modules"),
+        "ANSIBLE_MODULE_UTILS": str(plugins / "module_utils"),
+        "ANSIBLE_FILTER_PLUGINS": str(plugins / "filter_plugins"),
+        "ANSIBLE_ROLES_PATH": str(settings.content() / "roles"),
+        "ANSIBLE_GATHERING": "explicit",
+        "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_FORKS": str(FORKS),
+        "ANSIBLE_TIMEOUT": "30",
+        "ANSIBLE_SSH_ARGS": quoted,
+        "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_RETRY_FILES_ENABLED": "False",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",
+    }
+
+
+def _quote(option: str) -> str:
+    return f"'{option}'" if any(sign in option for sign in ' "') else option
+
+
+class _interruptible:  # noqa: N801 - a context manager, used like a function
+    """While inside, SIGINT and SIGTERM set ``stop``; the second one is Python's own again."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self._stop.set()

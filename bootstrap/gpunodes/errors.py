@@ -1,0 +1,38 @@
+"""The one error class: what was found, what was wanted, what to do, and the exit code that says how far it went."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG_INPUT = 2
+    """The input was wrong and nothing was touched."""
+    PARTLY = 3
+    """Some machines are done, others failed."""
+    INTERRUPTED = 130
+
+
+class GpunodesError(Exception):
+    """Something that stops a command, said in one sentence.
+
+    ``found`` is the fact, ``wanted`` the limit it breaks, ``remedy`` what the user can do.
+    """
+
+    def __init__(self, found: str, wanted: str = "", remedy: str = "", exit_code: int = ExitCode.FAILED) -> None:
+        self.found = found
+        self.wanted = wanted
+        self.remedy = remedy
+        self.exit_code = ExitCode(exit_code)
+        super().__init__("; ".join(part for part in (found, wanted, remedy) if part))
+
+
+class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes: raise WrongInput(...)
+    """The user's input cannot be used; nothing was touched."""
+
+    def __init__(self, found: str, wanted: str = "", remedy: str = "") -> None:
+        super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)

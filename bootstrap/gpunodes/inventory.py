@@ -1,0 +1,281 @@
+"""Which machines there are: a plain Ansible inventory, read by Ansible; checked first, so that an error names its line."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpunodes.errors import WrongInput
+from gpunodes.model import Machine, Role
+
+if TYPE_CHECKING:
+    from ansible.inventory.manager import InventoryManager
+
+DEFAULT_PATH = Path("inventory/hosts.yml")
+GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
+
+# The first line of an inventory that `init-master ADDRESS` made: only such a file grows by new addresses.
+OURS = "# Made by gpunodes; yours to edit. Machines joined by address are added here."
+
+# A name that can stand in a shell, a path and (lower-cased) a Kubernetes node name; RFC 1123.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+# What may stand in a pattern: names, shell globs, ranges and Ansible's operators.
+_PATTERN = re.compile(r"~?[A-Za-z0-9_.:,*?!&\[\]-]+")
+
+
+class Inventory:
+    """The machines of an inventory file or folder, with their variables."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the inventory at ``path``; raises WrongInput for a missing or malformed one."""
+        self.path = path
+        self._manager, self._variables = _load(path)
+        for host in self._manager.hosts.values():
+            if not _NAME.fullmatch(host.name):
+                raise WrongInput(
+                    f"{path}: {host.name!r} is not a machine name",
+                    "letters, digits, dots, dashes and underscores",
+                    "rename it, and give the address in ansible_host",
+                )
+
+    def variables(self, name: str) -> dict[str, Any]:
+        """All variables of a machine, merged as Ansible merges them; templates are not rendered."""
+        host = self._manager.get_host(name)
+        merged: dict[str, Any] = self._variables.get_vars(host=host, include_hostvars=False)
+        return merged
+
+    def machines(self, *roles: Role) -> list[Machine]:
+        """Every machine of these roles (all when none is named), in the inventory's order."""
+        found: dict[str, Machine] = {}
+        for role in roles or tuple(Role):
+            group = self._manager.groups.get(GROUPS[role])
+            for host in group.get_hosts() if group else ():
+                found.setdefault(host.name, self._machine(host.name, role))
+        return list(found.values())
+
+    def control_plane(self) -> Machine:
+        """The first control-plane machine; raises WrongInput when the inventory names none, or more than one."""
+        machines = self.machines(Role.CONTROL_PLANE)
+        if not machines:
+            raise WrongInput(
+                f"{self.path} has no machine in the group control_plane",
+                "one",
+                "add it there, or run `gpunodes init-master ADDRESS` in an empty folder",
+            )
+        if len(machines) > 1:
+            names = ", ".join(machine.name for machine in machines)
+            raise WrongInput(
+                f"{self.path} has {len(machines)} machines in the group control_plane ({names})",
+                "one: a replicated control plane is not supported yet",
+                "keep one of them there",
+            )
+        return machines[0]
+
+    def select(self, patterns: Sequence[str], *roles: Role) -> list[Machine]:
+        """The machines that ``patterns`` name: names, addresses, groups, shell or Ansible patterns.
+
+        No pattern selects every machine of ``roles``. Raises WrongInput for a pattern that matches nothing, naming the
+        nearest machines, and for a machine that is in none of the groups of ``roles``.
+        """
+        candidates = self.machines(*roles)
+        if not patterns:
+            if not candidates:
+                groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
+                raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add one")
+            return candidates
+        by_name = {machine.name: machine for machine in candidates}
+        chosen: dict[str, Machine] = {}
+        for pattern in patterns:
+            for name in self._matches(pattern):
+                if name not in by_name:
+                    groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
+                    raise WrongInput(
+                        f"{name} is not in the group {groups} of {self.path}",
+                        "a machine of that group",
+                        "move it there, or choose another",
+                    )
+                chosen[name] = by_name[name]
+        return list(chosen.values())
+
+    def knows(self, address: str) -> bool:
+        """Whether a machine has this name or address."""
+        return any(address in {machine.name, machine.address} for machine in self.machines())
+
+    def _matches(self, pattern: str) -> list[str]:
+        check_pattern(pattern)
+        exact = [machine.name for machine in self.machines() if pattern in {machine.name, machine.address}]
+        if exact:
+            return exact
+        names = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
+        if names:
+            return names
+        known = [machine.name for machine in self.machines()]
+        addresses = {machine.address: machine.name for machine in self.machines()}
+        nearest = difflib.get_close_matches(pattern, [*known, *addresses], n=3, cutoff=0.4) or known[:3]
+        named = ", ".join(
+            f"{addresses[near]} ({near})" if near in addresses and near not in known else near for near in nearest
+        )
+        raise WrongInput(
+            f"{pattern!r} matches no machine of {self.path}",
+            f"the nearest are {named}" if named else "the inventory is empty",
+            "`ansible-inventory --graph -i " + str(self.path) + "` lists them all",
+        )
+
+    def _machine(self, name: str, role: Role) -> Machine:
+        return Machine(name=name, address=str(self.variables(name).get("ansible_host", name)), role=role)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise WrongInput when ``pattern`` holds characters that no machine name or pattern has."""
+    if is_address(pattern) or _PATTERN.fullmatch(pattern):
+        return
+    raise WrongInput(
+        f"{pattern!r} is not the name, address or pattern of a machine",
+        "letters, digits, dots, dashes and the signs * ? [ ] : , & !",
+        "quote patterns, as in 'worker-*'",
+    )
+
+
+def is_address(text: str) -> bool:
+    """Whether ``text`` is an IP address (four or six)."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_address(text: str) -> None:
+    """Raise WrongInput unless ``text`` can be the address of a machine: an IP address or a host name."""
+    if is_address(text):
+        return
+    if re.fullmatch(r"[0-9.]+", text) or not _NAME.fullmatch(text) or ".." in text:
+        raise WrongInput(f"{text!r} is not an address", "an IP address such as 10.0.0.1, or a host name", "correct it")
+
+
+def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[str, object]) -> None:
+    """Add machines by their address to the inventory at ``path``, which is made when it is not there.
+
+    ``connection`` holds Ansible's connection variables for them. Raises WrongInput when the file is not one of ours.
+    """
+    document: dict[str, Any] = {}
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        if not text.startswith(OURS):
+            raise WrongInput(
+                f"{', '.join(addresses)} is not in {path}",
+                "a machine of the inventory",
+                f"add it to {path} and run again",
+            )
+        document = yaml.safe_load(text)
+    for address in addresses:
+        group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
+        group[address] = {"ansible_host": address, **connection}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = yaml.safe_dump(document, sort_keys=False)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(f"{OURS}\n---\n{body}", encoding="utf-8")
+    partial.replace(path)
+
+
+def _load(path: Path) -> tuple[InventoryManager, Any]:
+    if not path.exists():
+        raise WrongInput(
+            f"there is no inventory at {path}",
+            "an Ansible inventory with the groups control_plane and workers",
+            "name it with -i, or start one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+        )
+    sources = sorted(path.iterdir()) if path.is_dir() else [path]
+    for source in sources:
+        if source.suffix in {".yml", ".yaml"} and source.is_file():
+            _check_yaml(source)
+    group_vars = path if path.is_dir() else path.parent
+    for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
+        _check_mapping(variables)
+
+    # Ansible speaks on standard output when a file is odd; what it has to say we have checked above.
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.vars.manager import VariableManager
+
+    loader = DataLoader()
+    try:
+        with contextlib.redirect_stdout(None):
+            manager = InventoryManager(loader=loader, sources=[str(path)])
+            variables_of = VariableManager(loader=loader, inventory=manager)
+    except AnsibleError as error:
+        first = str(error).splitlines()[0]
+        raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    return manager, variables_of
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    try:
+        return yaml.compose(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise WrongInput(f"{path} is not text in UTF-8", "a YAML file", "correct the file") from error
+    except OSError as error:
+        raise WrongInput(f"{path} cannot be read: {error.strerror}", "a readable file", "check its mode") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise WrongInput(f"{line}: {error.problem}", "valid YAML", "correct the line") from error
+    except yaml.YAMLError as error:
+        raise WrongInput(f"{path}: {str(error).splitlines()[0]}", "valid YAML", "correct the file") from error
+
+
+def _mapping(path: Path, node: yaml.Node | None, what: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        pairs: list[tuple[yaml.Node, yaml.Node]] = node.value
+        return pairs
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
+        return []
+    kind = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}.get(type(node), "something else")
+    raise WrongInput(
+        f"{path}:{node.start_mark.line + 1}: {what} is {kind}", "a mapping (name: ...)", "correct the line"
+    )
+
+
+def _check_mapping(path: Path) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith("$ANSIBLE_VAULT"):
+        _mapping(path, _compose(path), "the file")
+
+
+def _check_yaml(path: Path) -> None:
+    """Hold a YAML inventory against its shape: groups of hosts of variables."""
+    for group, body in _mapping(path, _compose(path), "the inventory"):
+        _check_group(path, str(group.value), body)
+
+
+def _check_group(path: Path, name: str, node: yaml.Node) -> None:
+    for key, value in _mapping(path, node, f"the group {name}"):
+        line = key.start_mark.line + 1
+        if key.value not in {"hosts", "children", "vars"}:
+            raise WrongInput(
+                f"{path}:{line}: {key.value!r} in the group {name}",
+                "hosts, children or vars",
+                "put machines under hosts",
+            )
+        entries = _mapping(path, value, f"{key.value} of {name}")
+        for entry, body in entries:
+            if key.value == "children":
+                _check_group(path, str(entry.value), body)
+            elif key.value == "hosts":
+                bare = re.sub(r"\[[0-9a-zA-Z:]+\]", "0", str(entry.value))
+                if not _NAME.fullmatch(bare):
+                    raise WrongInput(
+                        f"{path}:{entry.start_mark.line + 1}: {entry.value!r} is not a machine name",
+                        "letters, digits, dots, dashes and underscores",
+                        "rename it, and give the address in ansible_host",
+                    )
+                _mapping(path, body, f"the machine {entry.value}")

@@ -1,0 +1,1 @@
+"""What the commands do: each one list of phases, walked by one function."""

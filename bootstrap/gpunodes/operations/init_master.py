@@ -1,0 +1,10 @@
+"""Make a machine the control plane of a new cluster."""
+
+from gpunodes.operations import phases
+from gpunodes.operations.run import Operation
+
+OPERATION = Operation(
+    name="init-master",
+    playbook="init_master.yml",
+    phases=(phases.PREFLIGHT, *phases.PREPARE, phases.CONTROL_PLANE, phases.NETWORK, phases.READY),
+)

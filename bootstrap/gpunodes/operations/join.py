@@ -1,0 +1,10 @@
+"""Join machines to the cluster as workers."""
+
+from gpunodes.operations import phases
+from gpunodes.operations.run import Operation
+
+OPERATION = Operation(
+    name="join",
+    playbook="join.yml",
+    phases=(phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY),
+)

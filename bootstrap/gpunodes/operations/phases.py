@@ -1,0 +1,41 @@
+"""The phases of every run, once: help, progress, --dry-run, --skip-phase and the documentation derive from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunodes.errors import WrongInput
+from gpunodes.model import Phase
+
+PREFLIGHT = Phase(
+    "preflight", "Preflight", "Look for all that would stop the run, on all machines, before anything is changed."
+)
+NODE = Phase("node", "Prepare the machine", "Kernel modules and settings that pods' networking needs; swap off.")
+CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
+KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
+CONTROL_PLANE = Phase("control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.")
+NETWORK = Phase("network", "Set up the network", "The network add-on, so that pods reach each other.")
+WORKER = Phase(
+    "worker", "Join the cluster", "kubeadm join with a token that lives minutes; nothing when joined already."
+)
+READY = Phase(
+    "ready", "Prove it ready", "Node Ready, kube-proxy and network running there, a pod reaches the API service."
+)
+DRAIN = Phase("drain", "Empty the node", "Cordon, drain with a limit, delete the node from the cluster.")
+RESET = Phase(
+    "reset", "Reset the machine", "kubeadm reset, its leftovers, and all that we changed, back to what it was."
+)
+STATUS = Phase("status", "Read the cluster", "Ask the control plane about its nodes.")
+KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
+
+PREPARE = (NODE, CONTAINERD, KUBERNETES)
+
+
+def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:
+    """The names of the phases left out by ``--skip-phase`` and ``--from-phase``; raises WrongInput for unknown ones."""
+    names = [phase.name for phase in phases]
+    for name in [*skip, *([start] if start else [])]:
+        if name not in names:
+            raise WrongInput(f"there is no phase {name!r} here", f"one of {', '.join(names)}")
+    before = names[: names.index(start)] if start else []
+    return [name for name in names if name in skip or name in before]

@@ -1,0 +1,93 @@
+"""The first look at the machines: one round trip for their facts, judged together. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.engine import events, journal, runner
+from gpunodes.inventory import Inventory
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult
+from gpunodes.operations import phases
+from gpunodes.operations.tracker import Tracker, View
+from gpunodes.planner import preflight, versions
+
+PHASES = (phases.PREFLIGHT,)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the first look brought."""
+
+    candidates: Sequence[preflight.Candidate]
+    cluster: Mapping[str, Any] | None
+    """What the module ``cluster_info`` says, or None when there is no cluster."""
+    interrupted: bool
+    log: Path
+
+
+def look(
+    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: View, variables: Mapping[str, Any]
+) -> Look:
+    """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any."""
+    control = inventory.control_plane()
+    tracker = Tracker(machines, PHASES, view)
+    names = list(dict.fromkeys([*(machine.name for machine in machines), control.name]))
+    play = runner.Play("facts.yml", inventory.path, names, variables=variables)
+    ended = runner.run(play, folder, tracker.on_event)
+    facts = tracker.answers.get("host_facts", {})
+    candidates = []
+    for machine in machines:
+        failure = tracker.failures.get(machine.name)
+        why = events.cause(failure) if failure else "its facts could not be read; see the log"
+        candidates.append(
+            preflight.Candidate(
+                name=machine.name,
+                role=machine.role,
+                facts=facts.get(machine.name),
+                unreachable="" if machine.name in facts else why,
+                read_at=tracker.answered_at.get(machine.name),
+            )
+        )
+    cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)
+    return Look(candidates, cluster, ended.interrupted, ended.log)
+
+
+def judge(seen: Look, kubernetes: str) -> list[Finding]:
+    """Hold the facts against the limits; a cluster that is there decides the version."""
+    cluster = seen.cluster or {}
+    nodes = [
+        {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid")}
+        for node in cluster.get("nodes", ())
+    ]
+    wants = preflight.Wants(
+        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
+        ca_hash=cluster.get("ca_hash"),
+        nodes=nodes,
+    )
+    return preflight.judge(seen.candidates, wants)
+
+
+def wished_version(inventory: Inventory, given: str | None) -> str:
+    """The Kubernetes version that the user or the settings ask for; raises WrongInput for an unknown one."""
+    wished = given or settings.of(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
+    return versions.check(str(wished))
+
+
+def run(inventory: Inventory, machines: Sequence[Machine], view: View, kubernetes: str | None = None) -> RunResult:
+    """The command `preflight`: all findings of all machines, nothing touched."""
+    version = wished_version(inventory, kubernetes)
+    folder = journal.open_run("preflight")
+    view.begin("preflight", machines)
+    seen = look(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})
+    findings = judge(seen, version)
+    view.findings(findings)
+    unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}
+    results = [
+        MachineResult(machine.name, Outcome.UNREACHABLE if machine.name in unreachable else Outcome.UNCHANGED)
+        for machine in machines
+    ]
+    return RunResult("preflight", results, findings, str(seen.log), interrupted=seen.interrupted)

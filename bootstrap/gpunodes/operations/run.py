@@ -1,0 +1,85 @@
+"""How every command that changes machines goes: preflight, lock, playbook, result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpunodes.engine import journal, locks, runner
+from gpunodes.inventory import Inventory
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity
+from gpunodes.operations import phases as phase_list
+from gpunodes.operations import preflight
+from gpunodes.operations.tracker import Tracker, View
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A command's way: the phases it walks, in order, and the playbook that holds them."""
+
+    name: str
+    playbook: str
+    phases: Sequence[Phase]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may say of any run. ``variables`` are settings for this run; they hold no secret."""
+
+    kubernetes: str | None = None
+    skip_phases: Sequence[str] = ()
+    from_phase: str | None = None
+    dry_run: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def carry_out(
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View, options: Options
+) -> RunResult:
+    """Walk ``operation`` on ``machines``.
+
+    Raises WrongInput before anything is touched, and GpunodesError when another command holds the cluster's lock. What
+    fails on machines is in the result, each with its first cause.
+    """
+    skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
+    phases = [phase for phase in operation.phases if phase.name not in skip]
+    control = inventory.control_plane()
+    version = preflight.wished_version(inventory, options.kubernetes)
+    variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+
+    folder = journal.open_run(operation.name)
+    view.begin(operation.name, machines)
+    result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
+    findings: Sequence[Finding] = ()
+    # A look changes nothing and needs no lock; all that follows does.
+    lock = locks.hold(control.address, inventory.variables(control.name), operation.name)
+    with contextlib.nullcontext() if options.dry_run else lock:
+        if phase_list.PREFLIGHT in phases:
+            seen = preflight.look(inventory, machines, folder, view, variables)
+            findings = [] if seen.interrupted else preflight.judge(seen, version)
+            view.findings(findings)
+            if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
+                untouched = [MachineResult(machine.name, Outcome.SKIPPED) for machine in machines]
+                return replace(
+                    result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
+                )
+        work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
+        tracker = Tracker(machines, work, view)
+        play = runner.Play(
+            playbook=operation.playbook,
+            inventory=inventory.path,
+            machines=[machine.name for machine in machines],
+            skip_phases=[*skip, phase_list.PREFLIGHT.name],
+            variables=variables,
+            check=options.dry_run,
+        )
+        ended = runner.run(play, folder, tracker.on_event)
+    return replace(
+        result,
+        machines=tracker.results(ok=ended.ok, interrupted=ended.interrupted),
+        findings=findings,
+        log=str(ended.log),
+        interrupted=ended.interrupted,
+    )

@@ -1,0 +1,104 @@
+"""Follows a run: turns the stream of events into what each machine is doing now and how it came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpunodes.engine.events import cause
+from gpunodes.model import Event, Finding, Machine, MachineResult, Outcome, Phase, TaskEnded
+
+
+class View(Protocol):
+    """What shows a run while it goes on."""
+
+    def begin(self, title: str, machines: Sequence[Machine]) -> None:
+        """A run on ``machines`` begins."""
+
+    def phase(self, machine: str, phase: Phase) -> None:
+        """A machine enters a phase."""
+
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """Preflight found these."""
+
+    def ended(self, result: MachineResult) -> None:
+        """A machine failed, or the run ended for it."""
+
+
+@dataclass(slots=True)
+class _State:
+    started: float
+    phase: str = ""
+    seen: set[str] = field(default_factory=set)
+    failure: TaskEnded | None = None
+    changes: list[str] = field(default_factory=list)
+    last: float = 0.0
+
+
+class Tracker:
+    """The state of every machine of a run."""
+
+    def __init__(self, machines: Sequence[Machine], phases: Sequence[Phase], view: View) -> None:
+        now = time.monotonic()
+        self._machines = {machine.name: _State(started=now) for machine in machines}
+        self._phases = {phase.name: phase for phase in phases}
+        self._view = view
+        self.answers: dict[str, dict[str, Any]] = {}
+        """What tasks returned under the keys that the command line reads, by key and machine."""
+        self.answered_at: dict[str, float] = {}
+        """Our own clock when a machine's facts came, in seconds since 1970."""
+        self.failures: dict[str, TaskEnded] = {}
+        """The first failure of every machine, those beside the selected ones included."""
+
+    def on_event(self, event: Event) -> None:
+        """Take in one event."""
+        state = self._machines.get(event.machine)
+        if isinstance(event, TaskEnded):
+            self._keep(event)
+            if event.outcome.bad:
+                self.failures.setdefault(event.machine, event)
+        if state is None:
+            return
+        state.last = time.monotonic()
+        if event.phase in self._phases:
+            state.seen.add(event.phase)
+            if event.phase != state.phase:
+                state.phase = event.phase
+                self._view.phase(event.machine, self._phases[event.phase])
+        if isinstance(event, TaskEnded):
+            if event.outcome is Outcome.CHANGED and event.task not in state.changes:
+                state.changes.append(event.task)
+            if event.outcome.bad and state.failure is None:
+                state.failure = event
+
+    def results(self, *, ok: bool, interrupted: bool = False) -> list[MachineResult]:
+        """How every machine came out. ``ok`` is Ansible's own verdict: with it no failure stands, each was mended."""
+        first = next(iter(self.failures.values()), None)
+        results = [self._result(name, state, ok, interrupted, first) for name, state in self._machines.items()]
+        for result in results:
+            self._view.ended(result)
+        return results
+
+    def _result(self, name: str, state: _State, ok: bool, interrupted: bool, first: TaskEnded | None) -> MachineResult:
+        seconds = (state.last or time.monotonic()) - state.started
+        if not ok and state.failure is not None:
+            failure = state.failure
+            outcome, phase, why = failure.outcome, failure.phase or state.phase, cause(failure)
+        elif interrupted:
+            outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to go on"
+        elif not ok and (not self._phases.keys() <= state.seen or first is None):
+            # Ansible stopped before this machine had gone all the way: another one's failure ended the run for it too.
+            why = f"stopped because {first.machine} failed: {cause(first)}" if first else "Ansible stopped; see the log"
+            outcome, phase = Outcome.FAILED, state.phase
+        else:
+            outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""
+        return MachineResult(name, outcome, seconds, phase, why, tuple(state.changes))
+
+    def _keep(self, event: TaskEnded) -> None:
+        for key in ("host_facts", "cluster", "kubeconfig"):
+            value: Mapping[str, Any] | None = event.result.get(key)
+            if value is not None:
+                self.answers.setdefault(key, {})[event.machine] = value
+                self.answered_at[event.machine] = time.time()

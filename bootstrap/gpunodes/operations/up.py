@@ -1,0 +1,17 @@
+"""Bring the whole inventory up: all machines prepared side by side, then the control plane, then the workers."""
+
+from gpunodes.operations import phases
+from gpunodes.operations.run import Operation
+
+OPERATION = Operation(
+    name="up",
+    playbook="up.yml",
+    phases=(
+        phases.PREFLIGHT,
+        *phases.PREPARE,
+        phases.CONTROL_PLANE,
+        phases.NETWORK,
+        phases.WORKER,
+        phases.READY,
+    ),
+)

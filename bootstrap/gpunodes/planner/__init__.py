@@ -1,0 +1,1 @@
+"""Pure knowledge: tables with their sources, and what follows from them."""

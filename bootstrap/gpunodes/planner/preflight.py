@@ -1,0 +1,308 @@
+"""What would stop a machine from becoming a node: the facts of all machines held against the limits, all at once.
+
+Pure: facts (what the module ``host_facts`` returns) and wants in, findings out. The limits stand in the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunodes.model import Finding, Role, Severity
+from gpunodes.planner import tables, versions
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A machine that is to become a node, or is one: its facts, or why there are none."""
+
+    name: str
+    role: Role
+    facts: Facts | None
+    unreachable: str = ""
+    """Why its facts could not be read."""
+    read_at: float | None = None
+    """Our own clock when its facts came, in seconds since 1970; None where nobody noted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What the machines are wanted for."""
+
+    kubernetes: str
+    """Minor or exact version."""
+    ca_hash: str | None = None
+    """The cluster's ``sha256:...``, or None when there is no cluster yet."""
+    nodes: Sequence[Mapping[str, str]] = ()
+    """The cluster's nodes: name, machine_id, product_uuid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a check found on a machine: the fact, the limit it breaks, what to do."""
+
+    fact: str
+    limit: str
+    remedy: str
+    severity: Severity = Severity.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named check of one machine."""
+
+    name: str
+    title: str
+    run: Callable[[Candidate, Facts, Wants], Iterator[Problem]]
+
+
+def judge(candidates: Sequence[Candidate], wants: Wants) -> list[Finding]:
+    """Every problem of every machine, in the order of the machines."""
+    findings = []
+    shared = _shared(candidates, wants)
+    for candidate in candidates:
+        if candidate.facts is None:
+            problem = Problem(
+                candidate.unreachable, "a machine that answers", "see that `ssh` to it works, with sudo and Python"
+            )
+            findings.append(_finding(candidate, "reachable", problem))
+            continue
+        findings += [
+            _finding(candidate, check.name, problem)
+            for check in CHECKS
+            for problem in check.run(candidate, candidate.facts, wants)
+        ]
+        findings += shared.get(candidate.name, [])
+    return findings
+
+
+def _finding(candidate: Candidate, check: str, problem: Problem) -> Finding:
+    return Finding(candidate.name, check, problem.fact, problem.limit, problem.remedy, problem.severity)
+
+
+def _system(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    os = facts["os"]
+    rows = [row for row in tables.read("systems")["system"] if row["id"] == os["id"]]
+    version = str(os["version"] or "")
+    if not any(version == row["version"] or version.startswith(row["version"] + ".") for row in rows):
+        known = ", ".join(f"{row['id']} {row['version']}" for row in tables.read("systems")["system"])
+        yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {known}", "install one of these")
+
+
+def _architecture(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    wanted = tables.read("limits")["architectures"]
+    if facts["arch"] not in wanted:
+        yield Problem(f"its architecture is {facts['arch']}", " or ".join(wanted), "use another machine")
+
+
+def _python(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    floor = tables.read("limits")["python"]
+    if _numbers(facts["python"]) < _numbers(floor):
+        yield Problem(
+            f"Python is {facts['python']}",
+            f"{floor} or newer",
+            "install a newer one and name it in ansible_python_interpreter",
+        )
+
+
+def _cpus(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+    least = tables.read("limits")[candidate.role.value]["cpus"]
+    if facts["cpus"] < least:
+        yield Problem(f"it has {facts['cpus']} CPUs", f"at least {least}", "give it more, or use another machine")
+
+
+def _memory(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+    least = tables.read("limits")[candidate.role.value]["memory_mib"]
+    if facts["memory_mib"] < least:
+        yield Problem(
+            f"it has {facts['memory_mib']} MiB of memory",
+            f"at least {least} MiB",
+            "give it more, or use another machine",
+        )
+
+
+def _disk(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    least = tables.read("limits")["disk_mib"]
+    # A node that is in a cluster has used what it needs: its images lie there.
+    if facts["disk_free_mib"] < least and not facts["kubernetes"]["role"]:
+        yield Problem(
+            f"{facts['disk_free_mib']} MiB are free below /var/lib",
+            f"at least {least} MiB",
+            "free some, or mount a larger disk there",
+        )
+
+
+def _cgroup(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    row = versions.minors().get(versions.minor_of(wants.kubernetes), {})
+    if facts["cgroup"] == 1 and row.get("cgroup_v1") == "refused":
+        yield Problem(
+            "it runs cgroup v1",
+            f"cgroup v2: Kubernetes {wants.kubernetes} refuses v1",
+            "boot with systemd.unified_cgroup_hierarchy=1, or choose Kubernetes 1.34",
+        )
+
+
+def _swap(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    if facts["swap"]:
+        devices = ", ".join(facts["swap"])
+        yield Problem(
+            f"swap is on ({devices})",
+            "none: the kubelet refuses it",
+            "nothing to do: it will be turned off",
+            Severity.WARNING,
+        )
+
+
+def _hostname(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    name = facts["hostname"]
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name.lower()) or name.split(".")[0] == "localhost":
+        yield Problem(
+            f"its host name is {name!r}",
+            "letters, digits, dots and dashes, and not localhost: the node is called so",
+            "set it with `hostnamectl set-hostname NAME`",
+        )
+
+
+def _clock(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+    limit = tables.read("limits")["clock_skew_s"]
+    if candidate.read_at is None:
+        return
+    skew = facts["time"] - candidate.read_at
+    if abs(skew) > limit:
+        word = "ahead of" if skew > 0 else "behind"
+        yield Problem(
+            f"its clock is {abs(skew):.0f} s {word} this machine's",
+            f"at most {limit} s",
+            "set it, and run a time service there",
+        )
+
+
+def _ports(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+    if facts["kubernetes"]["role"]:
+        return  # its own services listen there
+    taken = sorted(set(tables.read("limits")[candidate.role.value]["ports"]) & set(facts["listening"]))
+    if taken:
+        ports = ", ".join(map(str, taken))
+        yield Problem(
+            f"something listens on port {ports} already",
+            "free ports",
+            f"see `ss -ltnp 'sport = :{taken[0]}'` and stop it",
+        )
+
+
+def _modules(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    for name in tables.read("limits")["modules"]:
+        if facts["modules"].get(name) == "missing":
+            yield Problem(
+                f"kernel {facts['kernel']} has no module {name}",
+                "it is there",
+                "install the kernel's modules, or reboot into the installed kernel",
+            )
+
+
+def _sources(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+    for source in facts["sources"]:
+        if not source["ok"]:
+            yield Problem(
+                f"{source['name']} at {source['url']}: {source['error']}",
+                "it answers, signed by the key we know",
+                "check the network and the source's settings (gpunodes_*_url, gpunodes_*_key, gpunodes_image_mirrors)",
+            )
+
+
+def _cluster(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    own = facts["kubernetes"]
+    if not own["role"]:
+        return
+    if wants.ca_hash and own["ca_hash"] and own["ca_hash"] != wants.ca_hash:
+        yield Problem(
+            f"it belongs to another cluster ({own['server']})",
+            "a machine of no cluster, or of this one",
+            f"if that cluster is gone: gpunodes reset {candidate.name}",
+        )
+    elif own["role"] != candidate.role.value:
+        names = {"control_plane": "a control plane", "worker": "a worker"}
+        yield Problem(
+            f"it is {names[own['role']]} already",
+            f"a machine that is, or can become, {names[candidate.role.value]}",
+            f"gpunodes reset {candidate.name} makes it free",
+        )
+
+
+def _version(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    for package in ("kubelet", "kubeadm"):
+        installed = (facts["packages"].get(package) or "").split("-")[0]
+        wanted = wants.kubernetes
+        if installed and installed != wanted and not installed.startswith(wanted + "."):
+            yield Problem(
+                f"{package} {installed} is installed",
+                f"{wanted}: nothing is upgraded or downgraded here",
+                f"choose --kubernetes-version {installed}, or remove the package",
+            )
+
+
+CHECKS: Sequence[Check] = (
+    Check("os", "the operating system and its release are supported", _system),
+    Check("arch", "the architecture is one that Kubernetes is built for", _architecture),
+    Check("python", "Python is new enough for our modules", _python),
+    Check("cpus", "enough CPUs for the machine's role", _cpus),
+    Check("memory", "enough memory for the machine's role", _memory),
+    Check("disk", "enough free disk below /var/lib", _disk),
+    Check("cgroup", "a cgroup version that the Kubernetes version takes", _cgroup),
+    Check("swap", "swap, which the node role turns off", _swap),
+    Check("hostname", "a host name that can be a node's name", _hostname),
+    Check("clock", "a clock that agrees with this machine's", _clock),
+    Check("ports", "the ports of the role are free", _ports),
+    Check("modules", "the kernel modules that pods' networking needs", _modules),
+    Check("sources", "packages and images can be reached and their keys are right", _sources),
+    Check("cluster", "in no other cluster, and in no other role", _cluster),
+    Check("version", "no other Kubernetes version is installed", _version),
+)
+
+# What must differ between all machines of a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".
+_UNIQUE = {
+    "hostname": "set another with `hostnamectl set-hostname NAME`",
+    "machine_id": "a copied disk: remove /etc/machine-id, run `systemd-machine-id-setup`, reboot",
+    "product_uuid": "a copied virtual machine: give it a UUID of its own in its hypervisor",
+}
+
+
+def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Finding]]:
+    """What two machines have in common and must not, by machine; the cluster's nodes count too."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    known = [candidate for candidate in candidates if candidate.facts]
+    strangers = [node for node in wants.nodes if not any(_same(candidate, node) for candidate in known)]
+    for key, remedy in _UNIQUE.items():
+        owners: dict[str, list[str]] = defaultdict(list)
+        for candidate in known:
+            if candidate.facts and (value := candidate.facts.get(key)):
+                owners[str(value).lower()].append(candidate.name)
+        for node in strangers:
+            if value := node.get("name" if key == "hostname" else key):
+                owners[value.lower()].append(f"node {node['name']}")
+        for value, names in owners.items():
+            if len(names) > 1:
+                for name in names:
+                    others = ", ".join(other for other in names if other != name)
+                    word = key.replace("_", " ")
+                    problem = Problem(f"its {word} {value} is also that of {others}", "one of its own", remedy)
+                    found[name].append(Finding(name, key, problem.fact, problem.limit, problem.remedy))
+    return found
+
+
+def _same(candidate: Candidate, node: Mapping[str, str]) -> bool:
+    """Whether ``node`` is this very machine: in the cluster already, or joining again after an interruption."""
+    facts = candidate.facts or {}
+    return str(facts["hostname"]).lower() == node["name"] and (
+        bool(facts["kubernetes"]["role"])
+        or any(facts[key] and facts[key] == node.get(key) for key in ("machine_id", "product_uuid"))
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

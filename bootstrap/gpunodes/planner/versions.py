@@ -1,0 +1,34 @@
+"""Kubernetes versions: which there are, which are proven, and how a wish for one is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.errors import WrongInput
+from gpunodes.planner import tables
+
+
+def minors() -> Mapping[str, Mapping[str, Any]]:
+    """Known minors, oldest first: ``{"1.36": {"proven": True, "cgroup_v1": "refused"}}``."""
+    return {row["version"]: row for row in tables.read("kubernetes")["minor"]}
+
+
+def minor_of(version: str) -> str:
+    """The minor of a version: ``1.36`` of ``v1.36.3``, ``1.36.3`` and ``1.36``."""
+    return ".".join(version.removeprefix("v").split(".")[:2])
+
+
+def check(version: str) -> str:
+    """``version`` as it is used further on (no leading v); raises WrongInput for one that we cannot install."""
+    plain = str(version).removeprefix("v")
+    known = minors()
+    if not re.fullmatch(r"1\.\d+(\.\d+)?", plain):
+        raise WrongInput(
+            f"{version!r} is not a Kubernetes version",
+            f"a minor such as {list(known)[-1]} or an exact one such as 1.36.3",
+        )
+    if minor_of(plain) not in known:
+        raise WrongInput(f"Kubernetes {version} is not known here", f"one of {', '.join(known)}", "choose one of these")
+    return plain

@@ -1,0 +1,33 @@
+"""The JSON documents of the commands. Their schema names are stable: a change of meaning takes a new number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.model import RunResult
+
+
+def run(result: RunResult) -> str:
+    """``gpunodes.run/1``: what a command did on each machine."""
+    document = {
+        "schema": "gpunodes.run/1",
+        "command": result.command,
+        "exit_code": int(result.exit_code),
+        "dry_run": result.dry_run,
+        "interrupted": result.interrupted,
+        "machines": [
+            {**dataclasses.asdict(machine), "seconds": round(machine.seconds, 1), "changes": list(machine.changes)}
+            for machine in result.machines
+        ],
+        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "log": result.log,
+    }
+    return dump(document)
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """One document, readable."""
+    return json.dumps(document, indent=2)
