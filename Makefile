@@ -1,0 +1,99 @@
+# What people type: `make demo` and `make test`. `make help` lists everything.
+# Nothing has to be installed by hand first but make itself; see bootstrap/system-packages.sh for what `setup` installs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# Python 3.11 or newer that makes the virtual environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The package as a user has it: built as a wheel, installed in an environment of its own.
+INSTALLED := build/installed
+
+# Tools that start others (ansible-lint starts ansible-playbook) find those of this environment first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# A terminal's or a caller's Python settings must not reach into the environments that are made here.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+# --- environment ---------------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(VENV)/.installed ## Install system packages that are missing, and the pinned Python environment
+
+.PHONY: system-packages
+system-packages:
+	@bash bootstrap/system-packages.sh
+
+$(VENV)/.installed: requirements.lock pyproject.toml | system-packages
+	@echo "setup: Python environment $(VENV) from requirements.lock"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"setup: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; name another: make PYTHON=python3.12 setup")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: lock
+lock: $(VENV)/.installed ## Write requirements.lock anew from pyproject.toml, with the newest versions
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --extra lab --group dev pyproject.toml --output-file requirements.lock >/dev/null
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+.PHONY: check lint types unit
+check: lint types unit ## The fast part: linters, types, unit tests; needs no lab
+
+lint: $(VENV)/.installed
+	ruff check .
+	ruff format --check .
+	yamllint --strict .
+	ansible-lint --offline
+
+types: $(VENV)/.installed
+	mypy
+
+unit: $(VENV)/.installed
+	pytest tests/unit
+
+.PHONY: format
+format: $(VENV)/.installed ## Let ruff put the Python files into their form
+	ruff check --fix .
+	ruff format .
+
+# --- tests ---------------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: check test-package ## Everything, as CI runs it: checks, package, machines of the lab
+
+# Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
+$(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
+	rm -rf $(INSTALLED) build/wheel
+	mkdir -p build
+	python -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	sed -n 's/^\([a-zA-Z0-9._-]*==[^ ]*\( ; [^\\]*\)\{0,1\}\).*/\1/p' requirements.lock >build/constraints.txt
+	$(PYTHON) -m venv $(INSTALLED)
+	wheel=$$(echo build/wheel/*.whl) && $(INSTALLED)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint build/constraints.txt "$$wheel[lab]"
+	touch $@
+
+.PHONY: test-package
+test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
+	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
+
+.PHONY: docs
+docs: $(VENV)/.installed ## Generate the command and settings reference
+	python docs/generate.py
+
+.PHONY: clean
+clean: ## Remove what the targets above made, the environment included
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .ansible

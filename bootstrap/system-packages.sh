@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Install the Debian packages that development, the tests and the lab need, when they are missing.
+#
+# The list is small for building the Python environment (below); what the lab's virtual machines need stands in
+# gpunodes/lab/system-packages.txt, which `gpunodes lab` reads too. Says what it does; with nothing missing it does
+# nothing and asks nobody's password.
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+
+# The environment: venv, and a compiler with headers for libvirt's Python binding, which comes as source only.
+packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client)
+list=$here/gpunodes/lab/system-packages.txt
+if [[ -r $list ]]; then
+    mapfile -t -O "${#packages[@]}" packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")
+fi
+
+if ! command -v dpkg-query >/dev/null; then
+    echo "setup: this is not a Debian system; its own packages have to provide: ${packages[*]}" >&2
+    exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+    status=$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null || true)
+    [[ $status == installed ]] || missing+=("$package")
+done
+((${#missing[@]})) || exit 0
+
+as_root=()
+if ((EUID != 0)); then
+    if ! command -v sudo >/dev/null; then
+        echo "setup: packages are missing, and neither root nor sudo is here; as root: apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+    as_root=(sudo)
+fi
+echo "setup: installing Debian packages: ${missing[*]}"
+"${as_root[@]}" apt-get update -q
+# Nothing is started by their installation: the lab starts its own daemons, in its own network namespace.
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"

@@ -1,0 +1,164 @@
+"""What must never be: the floors of the package, and who alone may talk to which neighbour.
+
+The floors, from below: model, errors, settings, inventory and the code shared with the machines (1); planner and
+health, pure (2); engine, the outside world (3); operations (4); views and cli (5). The lab stands beside them: only its
+own command imports it. docs/architecture.md tells why.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "bootstrap" / "gpunodes"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = {
+    "__init__": 0,
+    "model": 1,
+    "errors": 1,
+    "settings": 1,
+    "inventory": 1,
+    "ansible": 1,
+    "planner": 2,
+    "health": 2,
+    "engine": 3,
+    "operations": 4,
+    "views": 5,
+    "cli": 5,
+    "__main__": 5,
+}
+PURE = ("planner", "health")
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a file of the package, ``gpunodes.engine.runner``."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at any depth of its code, by its absolute dotted name.
+
+    ``from package import name`` yields both ``package`` and ``package.name``: the name may be a module.
+    """
+    package = name_of(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def part(name: str) -> str | None:
+    """The part of the package that a dotted name belongs to (``engine``), None for a foreign one."""
+    pieces = name.split(".")
+    if pieces[0] != "gpunodes":
+        return None
+    return pieces[1] if len(pieces) > 1 else "__init__"
+
+
+def own_parts(path: Path) -> set[str]:
+    """The parts of the package that a file imports; a name out of gpunodes/__init__.py counts as that file."""
+    found = set()
+    for name in imports(path):
+        piece = part(name)
+        if piece is not None:
+            found.add(piece if piece in {*FLOORS, "lab"} else "__init__")
+    return found
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_part_has_a_floor() -> None:
+    unknown = {part_of(path) for path in MODULES} - set(FLOORS) - {"lab"}
+    assert not unknown, f"give {unknown} a floor here and in docs/architecture.md"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) != "lab"], ids=relative)
+def test_imports_go_down_only(path: Path) -> None:
+    floor = FLOORS[part_of(path)]
+    above = sorted(piece for piece in own_parts(path) - {"lab"} if FLOORS[piece] > floor)
+    assert not above, f"{relative(path)} is on floor {floor} and imports {above} from above it"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) == "views"], ids=relative)
+def test_views_know_results_and_events_only(path: Path) -> None:
+    assert not own_parts(path) & {"engine", "operations", "cli"}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) in PURE], ids=relative)
+def test_planner_and_health_are_pure(path: Path) -> None:
+    itself = part_of(path)
+    allowed = {"__init__", "model", "errors", itself}
+    foreign = sorted(
+        name
+        for name in imports(path)
+        if (part(name) or "") not in allowed and name.split(".")[0] not in sys.stdlib_module_names
+    )
+    assert not foreign, f"{relative(path)} imports {foreign}; only model, errors and the standard library may be"
+
+
+def test_only_its_command_imports_the_lab() -> None:
+    users = [relative(path) for path in MODULES if part_of(path) != "lab" and "lab" in own_parts(path)]
+    assert set(users) <= {"cli/lab.py"}
+
+
+def test_the_lab_stands_on_the_floors_below_the_engine() -> None:
+    """The lab makes machines; it must not reach up into what is run on them."""
+    above = {
+        relative(path): sorted(own_parts(path) & {"operations", "views", "cli"})
+        for path in MODULES
+        if part_of(path) == "lab"
+    }
+    assert not {path: found for path, found in above.items() if found}
+
+
+@pytest.mark.parametrize("library", ["ansible_runner", "paramiko", "sushy", "kubernetes"])
+def test_one_file_for_each_neighbour(library: str) -> None:
+    users = [relative(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))]
+    assert len(users) <= 1, f"{library} is imported by {users}: one file is its only door"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.is_relative_to(PACKAGE / "ansible" / "module_utils")], ids=relative
+)
+def test_code_for_the_machines_is_standard_library_only(path: Path) -> None:
+    """It travels to machines that have Python and nothing else."""
+    foreign = sorted(
+        name
+        for name in imports(path)
+        if name.split(".")[0] not in sys.stdlib_module_names and not name.startswith("gpunodes.ansible.module_utils")
+    )
+    assert not foreign
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_loads_no_ansible(arguments: list[str]) -> None:
+    """``gpunodes --help`` answers at once: what is heavy is imported by the command that needs it."""
+    code = (
+        "import sys\n"
+        "from gpunodes.cli import main\n"
+        f"sys.argv[1:] = {arguments!r}\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'ansible', 'ansible_runner', 'paramiko', 'yaml', 'jinja2', 'libvirt'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
