@@ -28,7 +28,7 @@ class GpunodesError(Exception):
         self.wanted = wanted
         self.remedy = remedy
         self.exit_code = ExitCode(exit_code)
-        super().__init__("; ".join(part for part in (found, wanted, remedy) if part))
+        super().__init__("; ".join(part for part in (found, wanted and f"wanted: {wanted}", remedy) if part))
 
 
 class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes: raise WrongInput(...)

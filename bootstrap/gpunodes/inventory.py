@@ -1,9 +1,11 @@
-"""Which machines there are: a plain Ansible inventory, read by Ansible; checked first, so that an error names its line."""
+"""Which machines there are: a plain Ansible inventory, checked before Ansible reads it, so that errors name lines."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import fnmatch
+import io
 import ipaddress
 import os
 import re
@@ -111,22 +113,25 @@ class Inventory:
 
     def _matches(self, pattern: str) -> list[str]:
         check_pattern(pattern)
-        exact = [machine.name for machine in self.machines() if pattern in {machine.name, machine.address}]
-        if exact:
+        machines = self.machines()
+        if exact := [machine.name for machine in machines if pattern in {machine.name, machine.address}]:
             return exact
-        names = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
+        # A shell's [13] is a set of signs, Ansible's a subscript: what matches as in a shell was meant so.
+        if matching := fnmatch.filter([machine.name for machine in machines], pattern):
+            return matching
+        # Ansible warns of a pattern that matches nothing; we say it better below.
+        with contextlib.redirect_stderr(io.StringIO()):
+            names = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
         if names:
             return names
-        known = [machine.name for machine in self.machines()]
-        addresses = {machine.address: machine.name for machine in self.machines()}
-        nearest = difflib.get_close_matches(pattern, [*known, *addresses], n=3, cutoff=0.4) or known[:3]
-        named = ", ".join(
-            f"{addresses[near]} ({near})" if near in addresses and near not in known else near for near in nearest
-        )
+        known = {machine.address: machine.name for machine in machines}
+        known |= {name: name for name in known.values()}
+        nearest = {known[near] for near in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
+        named = ", ".join(sorted(nearest or set(known.values())))
         raise WrongInput(
             f"{pattern!r} matches no machine of {self.path}",
-            f"the nearest are {named}" if named else "the inventory is empty",
-            "`ansible-inventory --graph -i " + str(self.path) + "` lists them all",
+            f"a machine of it; the nearest: {named}" if known else "an inventory with machines",
+            f"`ansible-inventory --graph -i {self.path}` lists them all",
         )
 
     def _machine(self, name: str, role: Role) -> Machine:

@@ -1,0 +1,71 @@
+"""ansible-runner's events made typed, and causes made plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpunodes.engine import events
+from gpunodes.model import Outcome, TaskEnded, TaskStarted
+
+
+def raw(kind: str, **data: Any) -> dict[str, Any]:
+    return {"event": kind, "event_data": {"host": "worker-1", "role": "node", "task": "node : Prepare", **data}}
+
+
+def test_a_start_is_typed() -> None:
+    assert events.parse(raw("runner_on_start")) == TaskStarted("worker-1", "node", "Prepare")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "outcome"),
+    [
+        ("runner_on_ok", {"res": {"changed": False}}, Outcome.UNCHANGED),
+        ("runner_on_ok", {"res": {"changed": True}, "duration": 2.5}, Outcome.CHANGED),
+        ("runner_on_failed", {"res": {"msg": "no"}}, Outcome.FAILED),
+        ("runner_on_unreachable", {"res": {"msg": "no"}}, Outcome.UNREACHABLE),
+        ("runner_on_skipped", {"res": {}}, Outcome.SKIPPED),
+        ("runner_on_ok", {"res": None}, Outcome.UNCHANGED),
+    ],
+)
+def test_an_end_is_typed(kind: str, data: dict[str, Any], outcome: Outcome) -> None:
+    event = events.parse(raw(kind, **data))
+    assert isinstance(event, TaskEnded)
+    assert event.outcome is outcome
+    assert event.seconds == data.get("duration", 0.0)
+
+
+@pytest.mark.parametrize("kind", ["playbook_on_stats", "verbose", "warning", "playbook_on_task_start", ""])
+def test_the_rest_is_left(kind: str) -> None:
+    assert events.parse(raw(kind)) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result", "said"),
+    [
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not answer"),
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "nothing listens"),
+        (
+            Outcome.UNREACHABLE,
+            "admin@10.0.0.9: Permission denied (publickey,password).",
+            "it offers publickey,password",
+        ),
+        (
+            Outcome.UNREACHABLE,
+            "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            "not the one learned before",
+        ),
+        (Outcome.UNREACHABLE, "ssh: Could not resolve hostname x: Name or service not known", "does not resolve"),
+        (Outcome.FAILED, "Missing sudo password", "sudo asks"),
+        (Outcome.FAILED, "/bin/sh: 1: /usr/bin/python3: not found", "no Python"),
+        (Outcome.FAILED, "kubeadm: first line\nsecond line", "kubeadm: first line"),
+        (Outcome.FAILED, "", "without saying why"),
+    ],
+)
+def test_causes_are_plain(outcome: Outcome, result: str, said: str) -> None:
+    assert said in events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, {"msg": result}))
+
+
+def test_a_censored_failure_says_so() -> None:
+    event = TaskEnded("m", "worker", "Join", Outcome.FAILED, 0.0, {"censored": "the output has been hidden"})
+    assert "secret" in events.cause(event)

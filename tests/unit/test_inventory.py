@@ -1,0 +1,142 @@
+"""Selecting machines, and what is said of inventories that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from gpunodes import inventory as inventories
+from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Role
+
+PLAIN = """\
+control_plane:
+  hosts:
+    control-1:
+      ansible_host: 10.0.0.1
+workers:
+  hosts:
+    worker-1:
+      ansible_host: 10.0.0.11
+    worker-2:
+      ansible_host: 10.0.0.12
+    worker-3:
+  children:
+    rack_b:
+      hosts:
+        gpu-[1:3]:
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "hosts.yml"
+    file.write_text(PLAIN)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["worker-*"], ["worker-1", "worker-2", "worker-3"]),
+        (["worker-2", "worker-1", "worker-2"], ["worker-2", "worker-1"]),
+        (["10.0.0.11"], ["worker-1"]),
+        (["rack_b"], ["gpu-1", "gpu-2", "gpu-3"]),
+        (["worker-*:!worker-2"], ["worker-1", "worker-3"]),
+        (["gpu-[13]"], ["gpu-1", "gpu-3"]),
+    ],
+)
+def test_patterns_select(path: Path, patterns: list[str], names: list[str]) -> None:
+    assert [machine.name for machine in Inventory(path).select(patterns, Role.WORKER)] == names
+
+
+def test_no_pattern_selects_all_of_the_role(path: Path) -> None:
+    assert [machine.address for machine in Inventory(path).select([], Role.CONTROL_PLANE)] == ["10.0.0.1"]
+
+
+def test_a_pattern_without_match_names_the_nearest(path: Path) -> None:
+    with pytest.raises(WrongInput, match=r"'wrker-1' matches no machine.*worker-1") as error:
+        Inventory(path).select(["wrker-1"])
+    assert error.value.exit_code is ExitCode.WRONG_INPUT
+
+
+def test_a_machine_of_the_wrong_group_is_refused(path: Path) -> None:
+    with pytest.raises(WrongInput, match="control-1 is not in the group workers"):
+        Inventory(path).select(["control-1"], Role.WORKER)
+
+
+@pytest.mark.parametrize("pattern", ["a;b", "$(reboot)", "a b", "`id`", "x|y", "../x", ""])
+def test_shell_characters_are_refused(pattern: str) -> None:
+    with pytest.raises(WrongInput):
+        inventories.check_pattern(pattern)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.999", "1.2.3", "-x", "a b", "a..b", ""])
+def test_bad_addresses_are_refused(address: str) -> None:
+    with pytest.raises(WrongInput):
+        inventories.check_address(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1", "gpu-1.rack.example"])
+def test_good_addresses_pass(address: str) -> None:
+    inventories.check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a\n", r"hosts.yml:1: the inventory is a list"),
+        ("workers\n", r"hosts.yml:1: the inventory is a single value"),
+        ("workers:\n  hosts:\n    a: [\n", r"hosts.yml:4: "),
+        ("workers:\n  a1:\n", r"hosts.yml:2: 'a1' in the group workers"),
+        ("workers:\n  hosts:\n    'a;b':\n", r"hosts.yml:3: 'a;b' is not a machine name"),
+        ("workers:\n  hosts:\n  - a\n", r"hosts.yml:3: hosts of workers is a list"),
+        ("workers:\n  hosts:\n    a: 10.0.0.1\n", r"hosts.yml:3: the machine a is a single value"),
+        ("workers:\n\thosts:\n", r"hosts.yml:2: "),
+    ],
+)
+def test_a_malformed_inventory_names_its_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text(text)
+    with pytest.raises(WrongInput, match=said):
+        Inventory(file)
+
+
+def test_group_vars_that_are_no_mapping_name_their_line(path: Path) -> None:
+    folder = path.parent / "group_vars"
+    folder.mkdir()
+    (folder / "all.yml").write_text("\n- gpunodes_network\n")
+    with pytest.raises(WrongInput, match=r"all.yml:2: the file is a list"):
+        Inventory(path)
+
+
+def test_a_missing_inventory_says_how_to_start(tmp_path: Path) -> None:
+    with pytest.raises(WrongInput, match="init-master ADDRESS"):
+        Inventory(tmp_path / "hosts.yml")
+
+
+def test_two_control_planes_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text("control_plane:\n  hosts:\n    a:\n    b:\n")
+    with pytest.raises(WrongInput, match=r"2 machines in the group control_plane \(a, b\)"):
+        Inventory(file).control_plane()
+
+
+def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+    inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
+    inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+    found = Inventory(file)
+    assert found.control_plane().address == "10.0.0.1"
+    assert found.variables("10.0.0.1")["ansible_user"] == "admin"
+    assert [machine.name for machine in found.machines(Role.WORKER)] == ["10.0.0.2"]
+
+
+def test_somebody_elses_inventory_is_not_changed(path: Path) -> None:
+    before = path.read_text()
+    with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):
+        inventories.add(path, Role.WORKER, ["10.0.0.9"], {})
+    assert path.read_text() == before
+    assert yaml.safe_load(before)

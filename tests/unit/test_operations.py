@@ -1,0 +1,205 @@
+"""Phases, the tracker's verdicts, exit codes, kubeconfigs and versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import (
+    Finding,
+    Machine,
+    MachineResult,
+    Outcome,
+    Phase,
+    Role,
+    RunResult,
+    Severity,
+    TaskEnded,
+    TaskStarted,
+)
+from gpunodes.operations import kubeconfig, phases, status
+from gpunodes.operations.tracker import Tracker
+from gpunodes.planner import versions
+
+
+class Silent:
+    """A view that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def begin(self, title: str, machines: Any) -> None:
+        pass
+
+    def phase(self, machine: str, phase: Phase) -> None:
+        self.seen.append((machine, phase.name))
+
+    def findings(self, findings: Any) -> None:
+        pass
+
+    def ended(self, result: MachineResult) -> None:
+        pass
+
+
+TWO = [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)]
+WORK = (phases.NODE, phases.WORKER)
+
+
+def ended(machine: str, phase: str, outcome: Outcome = Outcome.UNCHANGED, msg: str = "") -> TaskEnded:
+    return TaskEnded(machine, phase, f"Do {phase}", outcome, 1.0, {"msg": msg})
+
+
+def test_the_tracker_tells_phases_and_changes() -> None:
+    view = Silent()
+    tracker = Tracker(TWO, WORK, view)
+    for event in (
+        TaskStarted("a", "node", "x"),
+        ended("a", "node", Outcome.CHANGED),
+        ended("b", "node"),
+        ended("a", "worker"),
+        ended("b", "worker"),
+    ):
+        tracker.on_event(event)
+    a, b = tracker.results(ok=True)
+    assert (a.outcome, a.changes) == (Outcome.CHANGED, ("Do node",))
+    assert b.outcome is Outcome.UNCHANGED
+    assert view.seen == [("a", "node"), ("b", "node"), ("a", "worker"), ("b", "worker")]
+
+
+def test_the_first_cause_is_kept() -> None:
+    tracker = Tracker(TWO, WORK, Silent())
+    for event in (
+        ended("a", "node", Outcome.FAILED, "first"),
+        ended("a", "worker", Outcome.FAILED, "last"),
+        ended("b", "node"),
+        ended("b", "worker"),
+    ):
+        tracker.on_event(event)
+    a, b = tracker.results(ok=False)
+    assert (a.cause, a.phase) == ("first", "node")
+    assert b.outcome is Outcome.UNCHANGED
+
+
+def test_a_failure_elsewhere_that_ends_the_run_is_named() -> None:
+    tracker = Tracker(TWO, WORK, Silent())
+    tracker.on_event(ended("a", "node"))
+    tracker.on_event(ended("control-1", "node", Outcome.UNREACHABLE, "Connection refused"))
+    assert [result.outcome for result in tracker.results(ok=False)] == [Outcome.FAILED, Outcome.FAILED]
+    assert "control-1 failed" in tracker.results(ok=False)[0].cause
+
+
+def test_a_failure_that_was_mended_does_not_count() -> None:
+    tracker = Tracker(TWO, WORK, Silent())
+    tracker.on_event(ended("a", "node", Outcome.FAILED, "mended"))
+    assert tracker.results(ok=True)[0].outcome is Outcome.UNCHANGED
+
+
+@pytest.mark.parametrize(
+    ("skip", "start", "left_out"),
+    [
+        ([], None, []),
+        (["node"], None, ["node"]),
+        ([], "kubernetes", ["preflight", "node", "containerd"]),
+        (["ready"], "worker", ["preflight", "node", "containerd", "kubernetes", "ready"]),
+    ],
+)
+def test_phases_are_left_out(skip: list[str], start: str | None, left_out: list[str]) -> None:
+    every = (phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY)
+    assert phases.skipped(every, skip, start) == left_out
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    with pytest.raises(WrongInput, match="no phase 'x'"):
+        phases.skipped((phases.NODE,), ["x"], None)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([Outcome.CHANGED, Outcome.UNCHANGED], ExitCode.DONE),
+        ([Outcome.FAILED, Outcome.UNCHANGED], ExitCode.PARTLY),
+        ([Outcome.FAILED, Outcome.UNREACHABLE], ExitCode.FAILED),
+        ([], ExitCode.DONE),
+    ],
+)
+def test_exit_codes(outcomes: list[Outcome], code: ExitCode) -> None:
+    assert RunResult("join", [MachineResult(str(n), outcome) for n, outcome in enumerate(outcomes)]).exit_code is code
+
+
+def test_findings_fail_a_run_and_warnings_do_not() -> None:
+    def result(severity: Severity) -> RunResult:
+        return RunResult("join", [], [Finding("a", "swap", "", "", "", severity)])
+
+    assert result(Severity.ERROR).exit_code is ExitCode.FAILED
+    assert result(Severity.WARNING).exit_code is ExitCode.DONE
+
+
+def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
+    return kubeconfig.renamed(
+        {
+            "clusters": [{"name": "kubernetes", "cluster": {"server": server}}],
+            "users": [{"name": "kubernetes-admin", "user": {"token": "x"}}],
+        },
+        name,
+    )
+
+
+def test_merging_keeps_what_is_there_and_replaces_its_own() -> None:
+    first = kubeconfig.merged(kubeconfig_of("work", "https://w"), kubeconfig_of("lab", "https://old"))
+    second = kubeconfig.merged(first, kubeconfig_of("lab", "https://new"))
+    assert {entry["name"]: entry["cluster"]["server"] for entry in second["clusters"]} == {
+        "work": "https://w",
+        "lab": "https://new",
+    }
+    assert second["current-context"] == "lab"
+
+
+def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        target = tmp_path / "kube" / "config"
+        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
+        kubeconfig.write(target, kubeconfig_of("b", "https://b"), merge=True)
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert len(yaml.safe_load(target.read_text())["contexts"]) == 2
+    assert [path.name for path in target.parent.iterdir()] == ["config"]
+
+
+def test_a_kubeconfig_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "config"
+    target.write_text("- a\n")
+    with pytest.raises(WrongInput, match="not a mapping"):
+        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
+
+
+@pytest.mark.parametrize("version", ["1.36", "1.36.3", "v1.35.4"])
+def test_known_versions(version: str) -> None:
+    assert versions.check(version) == version.removeprefix("v")
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.99.1", "latest", "1", "", "1.36.x"])
+def test_unknown_versions_are_refused(version: str) -> None:
+    with pytest.raises(WrongInput):
+        versions.check(version)
+
+
+def test_status_matches_nodes_with_machines() -> None:
+    node = {"role": "worker", "ready": True, "reason": "", "schedulable": True, "version": "v1.36.3"}
+    cluster = {
+        "endpoint": "10.0.0.1:6443",
+        "version": "v1.36.3",
+        "nodes": [
+            {**node, "name": "a", "address": "10.0.0.1"},
+            {**node, "name": "other", "address": "10.0.0.9", "ready": False, "reason": "NetworkPluginNotReady"},
+        ],
+    }
+    found = status.assemble(TWO, cluster)
+    assert [(entry.name, entry.machine) for entry in found.nodes] == [("a", "a"), ("other", "")]
+    assert found.missing == ["b"]
+    assert not found.well

@@ -1,0 +1,156 @@
+"""What preflight says of machines that would not make nodes: one named case for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from gpunodes.model import Finding, Role, Severity
+from gpunodes.planner.preflight import CHECKS, Candidate, Wants, judge
+
+WANTS = Wants(kubernetes="1.36")
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """A good machine's facts, with changes."""
+    good: dict[str, Any] = {
+        "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
+        "arch": "x86_64",
+        "kernel": "6.12.48+deb13-cloud-amd64",
+        "python": "3.13.5",
+        "cpus": 2,
+        "memory_mib": 2000,
+        "disk_free_mib": 9000,
+        "cgroup": 2,
+        "swap": [],
+        "hostname": "worker-1",
+        "machine_id": "0a",
+        "product_uuid": "1A",
+        "boot_id": "b",
+        "time": 1000.0,
+        "default_address": "10.0.0.11",
+        "listening": [22],
+        "modules": {"overlay": "available", "br_netfilter": "available"},
+        "package_manager": "apt",
+        "packages": {"kubelet": None, "kubeadm": None},
+        "kubernetes": {"role": None, "ca_hash": None, "server": None, "kubelet_version": None},
+        "ledger": False,
+        "sources": [],
+    }
+    return {**good, **changes}
+
+
+def check(changes: Mapping[str, Any], role: Role = Role.WORKER, wants: Wants = WANTS) -> list[Finding]:
+    return judge([Candidate("worker-1", role, facts(**changes), read_at=1000.0)], wants)
+
+
+def test_a_good_machine_passes() -> None:
+    assert check({}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("os", {"os": {"id": "debian", "version": "11", "codename": "bullseye", "name": "Debian 11"}}, "Debian 11"),
+        ("os", {"os": {"id": "arch", "version": None, "codename": None, "name": "Arch Linux"}}, "Arch Linux"),
+        ("arch", {"arch": "i686"}, "i686"),
+        ("python", {"python": "3.6.8"}, "3.6.8"),
+        ("cpus", {"cpus": 0}, "0 CPUs"),
+        ("memory", {"memory_mib": 512}, "512 MiB"),
+        ("disk", {"disk_free_mib": 100}, "100 MiB"),
+        ("cgroup", {"cgroup": 1}, "cgroup v1"),
+        ("hostname", {"hostname": "localhost"}, "localhost"),
+        ("hostname", {"hostname": "gpu_1"}, "gpu_1"),
+        ("clock", {"time": 1500.0}, "500 s ahead"),
+        ("clock", {"time": 400.0}, "600 s behind"),
+        ("ports", {"listening": [22, 10250]}, "port 10250"),
+        ("modules", {"modules": {"overlay": "missing", "br_netfilter": "loaded"}}, "no module overlay"),
+        (
+            "sources",
+            {"sources": [{"name": "kubernetes", "url": "http://m", "ok": False, "error": "no route"}]},
+            "no route",
+        ),
+        ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
+    ],
+)
+def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], said: str) -> None:
+    found = check(changes)
+    assert [finding.check for finding in found] == [name]
+    assert said in found[0].fact
+    assert found[0].limit
+    assert found[0].remedy
+
+
+def test_every_check_has_a_case() -> None:
+    cases = next(mark for mark in test_each_check_finds_its_fault.pytestmark if mark.name == "parametrize").args[1]
+    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster"}
+
+
+def test_swap_is_a_warning() -> None:
+    assert [finding.severity for finding in check({"swap": ["/dev/sda2"]})] == [Severity.WARNING]
+
+
+def test_an_old_kubernetes_takes_cgroup_v1() -> None:
+    assert check({"cgroup": 1}, wants=Wants(kubernetes="1.34")) == []
+
+
+def test_a_control_plane_needs_more() -> None:
+    found = check({"cpus": 1, "memory_mib": 1000, "listening": [6443, 2379]}, Role.CONTROL_PLANE)
+    assert [finding.check for finding in found] == ["cpus", "memory", "ports"]
+
+
+def test_all_faults_of_all_machines_come_at_once() -> None:
+    found = judge(
+        [
+            Candidate("a", Role.WORKER, facts(cpus=0, arch="i686", hostname="a", machine_id="1", product_uuid="1")),
+            Candidate("b", Role.WORKER, None, unreachable="SSH does not answer (timed out)"),
+            Candidate("c", Role.WORKER, facts(cgroup=1, hostname="c", machine_id="3", product_uuid="3")),
+        ],
+        WANTS,
+    )
+    assert [(finding.machine, finding.check) for finding in found] == [
+        ("a", "arch"),
+        ("a", "cpus"),
+        ("b", "reachable"),
+        ("c", "cgroup"),
+    ]
+
+
+JOINED = {"role": "worker", "ca_hash": "sha256:aa", "server": "https://10.0.0.1:6443", "kubelet_version": "1.36.3"}
+CLUSTER = Wants("1.36.3", "sha256:aa", [{"name": "worker-1", "machine_id": "0a", "product_uuid": "1a"}])
+
+
+def test_a_node_of_this_cluster_passes_with_its_ports_and_its_name_taken() -> None:
+    assert check({"kubernetes": JOINED, "listening": [10250], "disk_free_mib": 10}, wants=CLUSTER) == []
+
+
+def test_a_node_of_another_cluster_is_refused() -> None:
+    other = {**JOINED, "ca_hash": "sha256:bb", "server": "https://10.9.9.9:6443"}
+    assert "another cluster (https://10.9.9.9:6443)" in check({"kubernetes": other}, wants=CLUSTER)[0].fact
+
+
+def test_a_control_plane_is_no_worker() -> None:
+    assert [finding.check for finding in check({"kubernetes": {**JOINED, "role": "control_plane"}}, wants=CLUSTER)] == [
+        "cluster"
+    ]
+
+
+def test_an_interrupted_join_is_the_same_machine() -> None:
+    assert check({}, wants=CLUSTER) == []
+
+
+def test_a_stranger_with_a_nodes_name_is_refused() -> None:
+    found = check({"machine_id": "9", "product_uuid": "9"}, wants=CLUSTER)
+    assert [finding.check for finding in found] == ["hostname"]
+    assert "node worker-1" in found[0].fact
+
+
+def test_copied_disks_are_found() -> None:
+    twins = [
+        Candidate(name, Role.WORKER, facts(hostname=name, product_uuid=name, machine_id="same")) for name in ("a", "b")
+    ]
+    assert [(finding.machine, finding.check) for finding in judge(twins, WANTS)] == [
+        ("a", "machine_id"),
+        ("b", "machine_id"),
+    ]
