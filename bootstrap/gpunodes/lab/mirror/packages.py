@@ -1,0 +1,194 @@
+"""Which Debian packages the mirror makes, laid out as their publishers lay them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpunodes.lab.mirror.deb import Package
+from gpunodes.lab.mirror.tree import Entry
+
+REVISION = "1.1"
+"""pkgs.k8s.io numbers the first build of a release so."""
+
+KUBERNETES = "Kubernetes Authors <dev@kubernetes.io>"
+
+KUBELET_SERVICE = """\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+Documentation=https://kubernetes.io/docs/
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+StartLimitInterval=0
+RestartSec=10
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+# kubeadm writes kubeadm-flags.env; /etc/default/kubelet is the administrator's.
+KUBEADM_DROP_IN = """\
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+--kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+
+CONTAINERD_SERVICE = """\
+[Unit]
+Description=containerd container runtime
+Documentation=https://containerd.io
+After=network.target dbus.service
+
+[Service]
+ExecStartPre=-/sbin/modprobe overlay
+ExecStart=/usr/bin/containerd
+Type=notify
+Delegate=yes
+KillMode=process
+Restart=always
+RestartSec=5
+LimitNPROC=infinity
+LimitCORE=infinity
+TasksMax=infinity
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+# Docker's package switches the Kubernetes interface off: its own engine does not need it.
+CONTAINERD_CONFIG = 'disabled_plugins = ["cri"]\n'
+
+_POSTINST = """\
+#!/bin/sh
+set -e
+if [ "$1" = configure ] && [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    {then}
+fi
+"""
+_PRERM = """\
+#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now {unit}
+fi
+"""
+_POSTRM = """\
+#!/bin/sh
+set -e
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+fi
+"""
+
+
+def _scripts(unit: str, then: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("postinst", _POSTINST.format(then=then)),
+        ("prerm", _PRERM.format(unit=unit)),
+        ("postrm", _POSTRM),
+    )
+
+
+def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Package, list[Entry]]]:
+    """kubelet, kubeadm and kubectl; their dependencies are those that 1.32 and later declare."""
+
+    def package(name: str, description: str, **fields: str) -> Package:
+        return Package(name, f"{version}-{REVISION}", architecture, KUBERNETES, description, **fields)
+
+    kubelet = Package(
+        "kubelet",
+        f"{version}-{REVISION}",
+        architecture,
+        KUBERNETES,
+        "Node agent for Kubernetes clusters",
+        section="net",
+        depends="kubernetes-cni (>= 1.2.0), mount, util-linux",
+        recommends="iptables (>= 1.8.4)",
+        conffiles=("/etc/default/kubelet",),
+        scripts=_scripts("kubelet.service", ":"),
+    )
+    return [
+        (
+            kubelet,
+            [
+                Entry("/usr/bin/kubelet", binaries / "kubelet", 0o755),
+                Entry("/usr/lib/systemd/system/kubelet.service", KUBELET_SERVICE.encode(), 0o600),
+                Entry("/etc/default/kubelet", b"KUBELET_EXTRA_ARGS=\n"),
+                Entry("/etc/kubernetes/manifests/.kubelet-keep", b""),
+                Entry("/var/lib/kubelet/.kubelet-keep", b""),
+            ],
+        ),
+        (
+            package("kubeadm", "Command-line utility for administering a Kubernetes cluster"),
+            [
+                Entry("/usr/bin/kubeadm", binaries / "kubeadm", 0o755),
+                Entry("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROP_IN.encode()),
+            ],
+        ),
+        (
+            package("kubectl", "Command-line utility for interacting with a Kubernetes cluster"),
+            [Entry("/usr/bin/kubectl", binaries / "kubectl", 0o755)],
+        ),
+    ]
+
+
+def cri_tools(version: str, architecture: str, binaries: Path) -> tuple[Package, list[Entry]]:
+    """crictl."""
+    package = Package(
+        "cri-tools",
+        f"{version}-{REVISION}",
+        architecture,
+        KUBERNETES,
+        "Command-line utility for interacting with a container runtime",
+    )
+    return package, [Entry("/usr/bin/crictl", binaries / "crictl", 0o755)]
+
+
+def kubernetes_cni(version: str, architecture: str, binaries: Path) -> tuple[Package, list[Entry]]:
+    """The CNI plugins, in /opt/cni/bin."""
+    package = Package(
+        "kubernetes-cni",
+        f"{version}-{REVISION}",
+        architecture,
+        KUBERNETES,
+        "Binaries required to provision kubernetes container networking",
+        section="net",
+    )
+    return package, [Entry(f"/opt/cni/bin/{file.name}", file, 0o755) for file in sorted(binaries.iterdir())]
+
+
+def containerd_io(
+    version: str, debian: tuple[str, int], architecture: str, containerd: Path, runc: Path
+) -> tuple[Package, list[Entry]]:
+    """Docker's containerd.io for the Debian release ``debian`` (code name, number): containerd with a runc of its own."""
+    codename, number = debian
+    package = Package(
+        "containerd.io",
+        f"{version}-1~debian.{number}~{codename}",
+        architecture,
+        "Containerd team <help@containerd.io>",
+        "An open and reliable container runtime",
+        section="devel",
+        provides="containerd, runc",
+        conflicts="containerd, runc",
+        replaces="containerd, runc",
+        conffiles=("/etc/containerd/config.toml",),
+        scripts=_scripts("containerd.service", "systemctl enable --now containerd.service"),
+    )
+    programs = [Entry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(containerd.iterdir())]
+    return package, [
+        *programs,
+        Entry("/usr/bin/runc", runc / "runc", 0o755),
+        Entry("/usr/lib/systemd/system/containerd.service", CONTAINERD_SERVICE.encode()),
+        Entry("/etc/containerd/config.toml", CONTAINERD_CONFIG.encode()),
+    ]

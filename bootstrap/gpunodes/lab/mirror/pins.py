@@ -1,0 +1,105 @@
+"""The pinned versions of pins.toml, typed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Component:
+    """One Go module tree in go/NAME/ and how its programs are built."""
+
+    name: str
+    version: str
+    cgo: bool = False
+    tags: tuple[str, ...] = ()
+    ldflags: tuple[str, ...] = ()
+
+    @property
+    def modules(self) -> tuple[Path, Path]:
+        """Its go.mod and go.sum."""
+        return HERE / "go" / self.name / "go.mod", HERE / "go" / self.name / "go.sum"
+
+
+@dataclass(frozen=True)
+class Minor:
+    """A Kubernetes minor: its components, and the image tags that its kubeadm asks for."""
+
+    minor: str
+    kubernetes: Component
+    etcd: Component
+    etcd_tag: str
+    coredns: Component
+    coredns_tag: str
+    pause_tag: str
+
+
+@dataclass(frozen=True)
+class Pins:
+    """All of pins.toml."""
+
+    go_minimum: str
+    go_wheel: str
+    suites: Mapping[str, int]
+    components: Mapping[str, Component]
+    minors: Mapping[str, Minor]
+    pause_tags: tuple[str, ...]
+    flannel_tag: str
+    flannel_cni_plugin_tag: str
+    busybox_tag: str
+    node_packages: tuple[str, ...]
+    image_packages: tuple[str, ...]
+    busybox_package: str
+
+    @property
+    def image_suite(self) -> str:
+        """The Debian suite that the container images' programs come from."""
+        return next(iter(self.suites))
+
+
+@cache
+def load() -> Pins:
+    """Read pins.toml; a wrong file is a fault of the package and raises what it raises."""
+    raw = tomllib.loads((HERE / "pins.toml").read_text())
+    components = {
+        name: Component(
+            name,
+            entry["version"],
+            entry.get("cgo", False),
+            tuple(entry.get("tags", ())),
+            tuple(entry.get("ldflags", ())),
+        )
+        for name, entry in raw["components"].items()
+    }
+    minors = {
+        minor: Minor(
+            minor,
+            components[entry["kubernetes"]],
+            components[entry["etcd"]],
+            entry["etcd_tag"],
+            components[entry["coredns"]],
+            entry["coredns_tag"],
+            entry["pause_tag"],
+        )
+        for minor, entry in raw["minors"].items()
+    }
+    return Pins(
+        go_minimum=raw["toolchain"]["minimum"],
+        go_wheel=raw["toolchain"]["wheel"],
+        suites=raw["suites"],
+        components=components,
+        minors=minors,
+        pause_tags=tuple(raw["images"]["pause_tags"]),
+        flannel_tag=raw["images"]["flannel_tag"],
+        flannel_cni_plugin_tag=raw["images"]["flannel_cni_plugin_tag"],
+        busybox_tag=raw["images"]["busybox_tag"],
+        node_packages=tuple(raw["debian"]["packages"]),
+        image_packages=tuple(raw["debian"]["image_packages"]),
+        busybox_package=raw["debian"]["busybox_package"],
+    )

@@ -1,0 +1,76 @@
+"""Run the programs that the mirror is built with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+
+REQUIRED_PACKAGES: Mapping[str, str] = {
+    "apt-get": "apt",
+    "dpkg-deb": "dpkg",
+    "gcc": "gcc",
+    "gpg": "gpg",
+    "gpgv": "gpgv",
+    "nice": "coreutils",
+    "pkg-config": "pkg-config",
+}
+"""Programs that a build starts, and the Debian package that has each."""
+
+REQUIRED_FILES: Mapping[str, str] = {
+    "/usr/include/seccomp.h": "libseccomp-dev",
+    "/usr/include/stdlib.h": "libc6-dev",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+}
+"""Files that a build reads, and the Debian package that has each."""
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that this machine lacks for a build, in order of name."""
+    missing = {package for program, package in REQUIRED_PACKAGES.items() if shutil.which(program) is None}
+    missing |= {package for path, package in REQUIRED_FILES.items() if not Path(path).exists()}
+    return sorted(missing)
+
+
+def require() -> None:
+    """Raise one error that names every missing Debian package."""
+    if missing := missing_packages():
+        raise GpunodesError(
+            f"the lab's mirror cannot be built here: missing {', '.join(missing)}",
+            remedy=f"apt-get install {' '.join(missing)}",
+        )
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    limit_s: int = 300,
+) -> str:
+    """Standard output of a program; GpunodesError with its last lines when it fails or runs longer than ``limit_s``."""
+    command = [str(word) for word in argv]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
+            input=stdin,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise GpunodesError(f"{command[0]} did not end within {limit_s} s", remedy=f"try: {' '.join(command)}") from late
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
+        raise GpunodesError(
+            f"{' '.join(command[:3])} failed with status {done.returncode}: " + "\n".join(said),
+            remedy=f"try it by hand: {' '.join(command)}",
+        )
+    return done.stdout.decode()

@@ -1,0 +1,96 @@
+"""Serve the mirror's tree over HTTP: apt repositories and the pull side of the registry interface.
+
+Only the standard library, because the lab starts it as a process of its own inside its network namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote, urlsplit
+
+MANIFEST = re.compile(r"/v2/.+/manifests/[^/]+")
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+
+
+def locate(root: Path, target: str) -> Path | None:
+    """The file below ``root`` that a request's target names, or None; what leads outside names nothing."""
+    path = unquote(urlsplit(target).path)
+    if "\0" in path:
+        return None
+    file = (root / path.lstrip("/")).resolve()
+    return file if file.is_relative_to(root) and file.is_file() else None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "gpunodes-mirror"
+    timeout: ClassVar[int] = 120
+    """Seconds that a kept connection may be silent."""
+
+    def __init__(self, root: Path, *rest: object) -> None:
+        self._root = root
+        super().__init__(*rest)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """Send a file."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """Send a file's headers."""
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if path in ("/v2", "/v2/"):
+            self._start(2, "application/json", None)
+            if body:
+                self.wfile.write(b"{}")
+            return
+        file = locate(self._root, self.path)
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        manifest = MANIFEST.fullmatch(path) is not None
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if manifest else None
+        with file.open("rb") as stream:
+            size = file.stat().st_size
+            self._start(size, MANIFEST_TYPE if manifest else "application/octet-stream", digest)
+            if body:
+                self.wfile.flush()
+                self.connection.sendfile(stream, count=size) if size else None
+
+    def _start(self, size: int, media_type: str, digest: str | None) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(size))
+        if digest:
+            self.send_header("Docker-Content-Digest", f"sha256:{digest}")
+        self.end_headers()
+
+
+def server(root: Path, address: str, port: int) -> ThreadingHTTPServer:
+    """A server of ``root``, bound and not yet running."""
+    return ThreadingHTTPServer((address, port), partial(Handler, root.resolve(strict=True)))
+
+
+def main() -> None:
+    """Serve until ended by a signal; requests are logged to standard error."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, required=True, help="the tree that build() made")
+    parser.add_argument("--listen", required=True, metavar="ADDRESS:PORT")
+    given = parser.parse_args()
+    address, _, port = given.listen.rpartition(":")
+    server(given.root, address, int(port)).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
