@@ -14,10 +14,10 @@ from gpunodes import __version__
 COMMANDS = {
     "init-master": "Make a machine the control plane of a new cluster.",
     "join": "Join machines to the cluster as workers.",
-    "up": "Bring the whole inventory up: control plane and workers.",
+    "up": "Bring the whole inventory up: control plane and workers, prepared side by side.",
     "status": "Show the cluster's machines and how they are.",
     "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
-    "remove": "Empty a node, delete it and reset its machine.",
+    "remove": "Empty a node, delete it from the cluster and reset its machine.",
     "reset": "Bring machines back to what they were before us.",
     "preflight": "Say what would stop a join; nothing is touched.",
     "lab": "Virtual machines to try gpunodes on.",
@@ -66,6 +66,10 @@ def main() -> None:
         sys.exit(ExitCode.WRONG_INPUT)
     except GpunodesError as error:
         click.echo(f"gpunodes: {error}", err=True)
+        if "--json" in sys.argv:
+            from gpunodes.views import document
+
+            click.echo(document.error(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of a pipe (`gpunodes status | head`) went away: nothing is wrong with us.

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gpunodes.errors import GpunodesError
 from gpunodes.model import RunResult
 
 
@@ -26,6 +27,19 @@ def run(result: RunResult) -> str:
         "log": result.log,
     }
     return dump(document)
+
+
+def error(problem: GpunodesError) -> str:
+    """``gpunodes.error/1``: why a command did nothing, or stopped."""
+    return dump(
+        {
+            "schema": "gpunodes.error/1",
+            "exit_code": int(problem.exit_code),
+            "found": problem.found,
+            "wanted": problem.wanted,
+            "remedy": problem.remedy,
+        }
+    )
 
 
 def dump(document: Mapping[str, Any]) -> str:

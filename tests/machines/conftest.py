@@ -1,0 +1,168 @@
+"""Machines for the end-to-end tests: a lab of virtual machines, and the command as it was installed from the wheel.
+
+The tests of a module share one lab and run in the order in which they stand: each goes on from the state that the one
+before it left, as an operator's day does. A failure therefore stops the module (``-x`` in the Makefile).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GPUNODES = os.environ.get("GPUNODES", "gpunodes")
+# Emulated machines under load are slow; these bounds only end what hangs.
+LONG = 1500.0
+"""Seconds that a run of the command may take."""
+SHORT = 240.0
+"""Seconds that a single command on a machine may take."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """Somebody at a shell in a folder: types `gpunodes ...`, and ssh to the lab's machines."""
+
+    folder: Path
+    environment: dict[str, str]
+    said: list[str] = field(default_factory=list)
+    """Everything that the commands printed; the search for secrets reads it."""
+
+    def gpunodes(self, *words: str, code: int | None = 0, limit_s: float = LONG) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; asserts its exit code unless ``code`` is None."""
+        done = subprocess.run(
+            [GPUNODES, *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        self.said += [done.stdout, done.stderr]
+        print(f"$ gpunodes {' '.join(words)} -> {done.returncode}\n{done.stdout}{done.stderr}")
+        if code is not None:
+            assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def document(self, *words: str, code: int | None = 0) -> dict[str, Any]:
+        """Run a command with --json; returns its document, which must be all of standard output."""
+        document: dict[str, Any] = json.loads(self.gpunodes(*words, "--json", code=code).stdout)
+        return document
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command; its progress comes on standard error."""
+        return subprocess.Popen(
+            [GPUNODES, *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, process: subprocess.Popen[str], words: str, limit_s: float = LONG) -> None:
+        """Read a started command's progress until a line holds ``words``."""
+        deadline = time.monotonic() + limit_s
+        assert process.stderr
+        for line in process.stderr:
+            self.said.append(line)
+            print(line, end="")
+            if words in line:
+                return
+            assert time.monotonic() < deadline, f"{words!r} did not come"
+        pytest.fail(f"the command ended before {words!r}")
+
+    def ssh(self, machine: str, command: str, code: int | None = 0) -> str:
+        """Run a shell command on a machine as root; returns what it printed."""
+        done = self.gpunodes_lab("ssh", machine, "sudo", "sh", "-c", command)
+        if code is not None:
+            assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def gpunodes_lab(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the lab; its output is not of interest to the search for secrets."""
+        return subprocess.run(
+            [GPUNODES, "lab", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SHORT,
+            check=False,
+        )
+
+    def kubectl(self, *words: str, code: int | None = 0) -> str:
+        """kubectl on the control plane."""
+        quoted = " ".join(f"'{word}'" for word in words)
+        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {quoted}", code)
+
+    def tokens(self) -> list[str]:
+        """The bootstrap tokens that the cluster holds now."""
+        return self.kubectl("-n", "kube-system", "get", "secrets", "-o", "name").count("bootstrap-token-") * ["token"]
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """kill -9 of the command itself, as the kernel's memory killer would; what it started is left to itself."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which lab a module's tests want."""
+
+    system: str = "debian13"
+    workers: int = 2
+
+
+@pytest.fixture(scope="module")
+def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator with a lab of bare machines as the module's LAB says; all of it is gone afterwards."""
+    kind: Kind = getattr(request.module, "LAB", Kind())
+    folder = tmp_path_factory.mktemp("operator")
+    state = tmp_path_factory.mktemp("state")
+    operator = Operator(folder, {**os.environ, "XDG_STATE_HOME": str(state), "KUBECONFIG": str(folder / "kube/config")})
+    operator.gpunodes("lab", "up", "--workers", str(kind.workers), "--os", kind.system, limit_s=3600)
+    try:
+        yield operator
+    finally:
+        operator.gpunodes("lab", "down", code=None)
+
+
+# What a second run must leave as it is: packages, holds, every file's time, size and mode, and when services started.
+STATE = r"""
+dpkg-query -W -f '${Package} ${Version} ${Status}\n'; apt-mark showhold
+find /etc /opt /usr/local /var/lib/gpunodes /var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env \
+  -xdev -type f ! -path /etc/resolv.conf -printf '%p %m %s %T@\n' 2>/dev/null | sort
+systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
+"""
+
+# What a reset must bring back: the same without times, with interfaces, mounts, rules and settings.
+BARE = r"""
+dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
+find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
+  ! -path '/var/lib/systemd/*' ! -path /etc/resolv.conf ! -path /etc/ld.so.cache ! -path '/var/lib/dhcp/*' \
+  ! -path '/var/lib/private*' -printf '%y %p %m\n' | sort
+cd /etc && find . -xdev -type f ! -name 'ld.so.cache' ! -name 'resolv.conf' -exec sha256sum {} + | sort -k2
+ip -o link | cut -d' ' -f2; ip route
+iptables-save 2>/dev/null | grep '^-A'; nft list tables 2>/dev/null | grep -v 'ip6\? \(filter\|nat\|mangle\)$'
+findmnt -rn -o TARGET | grep -v -e ^/proc -e ^/sys -e ^/run -e ^/dev | sort
+sysctl -n net.ipv4.ip_forward; cat /proc/swaps; ls /run | grep -e gpunodes -e flannel
+"""
+
+
+def lines(text: str) -> Sequence[str]:
+    """The lines of a state, for a readable difference."""
+    return [line for line in text.splitlines() if line.strip()]

@@ -1,0 +1,133 @@
+"""The command line: help, wrong input, JSON errors, views."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from gpunodes import cli
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role, RunResult, Severity
+from gpunodes.operations import phases
+from gpunodes.views import document, text
+
+
+def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "lab"])
+def test_each_command_has_the_help_that_the_list_shows(name: str) -> None:
+    command = cli.root.get_command(click.Context(cli.root), name)
+    assert command is not None
+    assert command.get_short_help_str(200) == cli.COMMANDS[name]
+    assert all(isinstance(option, click.Argument) or getattr(option, "help", None) for option in command.params)
+
+
+def test_the_help_of_a_run_lists_its_phases(tmp_path: Path) -> None:
+    shown = gpunodes(tmp_path, "join", "--help").stdout
+    for phase in (phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY):
+        assert phase.name in shown
+        assert phase.purpose in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("join", "worker-*"),
+        ("init-master", "10.0.0.999"),
+        ("init-master", "10.0.0.1", "--key", "none"),
+        ("init-master", "10.0.0.1", "--user", "a;b"),
+        ("init-master", "10.0.0.1", "--port", "99999"),
+        ("join", "a;b"),
+        ("up", "extra"),
+        ("frobnicate",),
+        ("join", "x", "--skip-phase", "none"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = gpunodes(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_a_document_too(tmp_path: Path) -> None:
+    done = gpunodes(tmp_path, "status", "--json")
+    assert done.returncode == 2
+    said = json.loads(done.stdout)
+    assert said["schema"] == "gpunodes.error/1"
+    assert said["exit_code"] == 2
+    assert said["remedy"]
+
+
+RESULT = RunResult(
+    "join",
+    [
+        MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",)),
+        MachineResult("b", Outcome.FAILED, 2.0, "node", "no\x1b[2J"),
+    ],
+    [Finding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
+    "/run.log",
+)
+
+
+def test_the_document_of_a_run() -> None:
+    said = json.loads(document.run(RESULT))
+    assert said["schema"] == "gpunodes.run/1"
+    assert said["exit_code"] == 3
+    assert said["machines"][0] == {
+        "name": "a",
+        "outcome": "changed",
+        "seconds": 65.2,
+        "phase": "",
+        "cause": "",
+        "changes": ["Join"],
+    }
+    assert said["findings"][0]["severity"] == "warning"
+
+
+def test_a_summary_has_every_machine_and_no_escapes() -> None:
+    said = text.summary(RESULT)
+    assert "a  changed  1 min 05 s" in said
+    assert "b  FAILED  2 s  node: no" in said
+    assert "\x1b" not in said
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    view = text.progress(stream)
+    view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
+    view.phase("a", phases.NODE)
+    view.findings(RESULT.findings)
+    view.ended(RESULT.machines[1])
+    view.close()
+    assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
+        "join: a",
+        "a: Prepare the machine",
+        "b: swap (warning): on; wanted: off. nothing to do.",
+        "b: FAILED: no [2J",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_live_lines_are_drawn_in_place() -> None:
+    stream = Terminal()
+    view = text.progress(stream)
+    view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)])
+    view.phase("a", phases.NODE)
+    view.ended(MachineResult("a", Outcome.UNCHANGED))
+    view.close()
+    drawn = stream.getvalue()
+    assert "\x1b[2A\x1b[J" in drawn
+    assert drawn.endswith("a  ok\nb  waiting  0 s\n")
