@@ -128,7 +128,7 @@ def test_a_second_join_changes_nothing(operator: Operator) -> None:
 
 
 def test_a_workload_runs_on_the_workers_and_its_service_answers(operator: Operator) -> None:
-    image = "registry.k8s.io/e2e-test-images/busybox:1.36.1-1"
+    image = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
     manifest = (Path(__file__).parent / "workload.yml").read_text().replace("IMAGE", image)
     operator.ssh("control-1", f"cat >/run/workload.yml <<'END'\n{manifest}\nEND")
     operator.kubectl("apply", "-f", "/run/workload.yml")

@@ -1,0 +1,176 @@
+"""What a run costs, as ratios within one run on one machine, so that a slow or a busy machine does not change them.
+
+`make bench` runs this with the installed command; it needs the lab, takes about half an hour without KVM, and prints
+a table in Markdown. Nothing here is a test: a ratio above its goal is reported, not failed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+GPUNODES = os.environ.get("GPUNODES", "gpunodes")
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table."""
+
+    what: str
+    figure: str
+    goal: str
+    how: str
+
+
+class Bench:
+    """A lab in a folder of its own, and a clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+
+    def run(self, *words: str, stdin: str | None = None) -> str:
+        """Run a command to its end; what it prints on standard output. Raises CalledProcessError when it fails."""
+        print("$", *words, file=sys.stderr, flush=True)
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment,
+            input=stdin or "",
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=3600,
+        )
+        return done.stdout
+
+    def seconds(self, action: Callable[[], object]) -> float:
+        """How long ``action`` takes."""
+        begun = time.monotonic()
+        action()
+        took = time.monotonic() - begun
+        print(f"  {took:.1f} s", file=sys.stderr, flush=True)
+        return took
+
+    def gpunodes(self, *words: str) -> str:
+        return self.run(GPUNODES, *words)
+
+    def join(self) -> float:
+        return self.seconds(lambda: self.gpunodes("join", "worker-1"))
+
+    def bare_join(self) -> float:
+        """The shell script on worker-1, with the steps that a person does by hand around it."""
+
+        def act() -> None:
+            admin = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
+            line = self.on("control-1", "kubeadm token create --ttl 15m --print-join-command").split()
+            words = f"{line[2]} {line[4]} {line[6]}\n"
+            script = (HERE / "bare_join.sh").read_text()
+            self.run(GPUNODES, "lab", "ssh", "worker-1", "sudo", "sh", "-c", "cat >/run/bare.sh", stdin=script)
+            self.run(
+                GPUNODES,
+                "lab",
+                "ssh",
+                "worker-1",
+                "sudo",
+                "sh",
+                "/run/bare.sh",
+                "http://mirror.lab",
+                "1.36",
+                stdin=words,
+            )
+            self.on("control-1", f"{admin} wait --for=condition=Ready node/worker-1 --timeout=300s")
+            probe = (HERE / "probe.yml").read_text()
+            self.run(
+                GPUNODES, "lab", "ssh", "control-1", "sudo", "sh", "-c", f"{admin} apply -f - >/dev/null", stdin=probe
+            )
+            self.on("control-1", f"{admin} wait --for=jsonpath={{.status.phase}}=Succeeded pod/probe --timeout=300s")
+
+        return self.seconds(act)
+
+    def on(self, machine: str, command: str) -> str:
+        return self.run(GPUNODES, "lab", "ssh", machine, "sudo", "sh", "-c", command)
+
+
+def tasks_of(state: Path) -> int:
+    """How many tasks the newest run's playbooks had, as Ansible printed them."""
+    newest = max((state / "gpunodes/runs").iterdir())
+    return sum(log.read_text().count("\nTASK [") for log in newest.rglob("stdout"))
+
+
+def hosts_of(state: Path) -> int:
+    """How many machines the newest run's playbooks worked on, delegated tasks included."""
+    newest = max((state / "gpunodes/runs").iterdir())
+    named: set[str] = set()
+    for log in newest.rglob("stdout"):
+        for line in log.read_text().splitlines():
+            if line.startswith(("ok: [", "changed: [")):
+                # `ok: [worker-1 -> control-1(10.0.0.1)]`: the second one did the work.
+                name = line.split("[", 1)[1].split("]")[0]
+                named.add(name.split(" -> ")[-1].split("(")[0])
+    named.discard("localhost")
+    return len(named)
+
+
+def measure(bench: Bench) -> list[Row]:
+    """All rows of the table."""
+    help_s = statistics.median(bench.seconds(lambda: bench.gpunodes("--help")) for _ in range(9))
+    bench.gpunodes("lab", "up", "--workers", "2")
+    bench.gpunodes("lab", "snapshot", "bare")
+    init_s = bench.seconds(lambda: bench.gpunodes("init-master", "control-1"))
+    bench.gpunodes("lab", "snapshot", "cluster")
+    bare_s = bench.bare_join()
+    bench.gpunodes("lab", "restore", "cluster")
+    join_s = bench.join()
+    hosts, tasks = hosts_of(bench.folder / "state"), tasks_of(bench.folder / "state")
+    again_s = bench.join()
+    second_s = bench.seconds(lambda: bench.gpunodes("join", "worker-2"))
+    bench.gpunodes("lab", "restore", "bare")
+    up_s = bench.seconds(lambda: bench.gpunodes("up"))
+    return [
+        Row(
+            "join against a bare shell script",
+            f"{join_s / bare_s:.2f}",
+            "1.25",
+            f"{join_s:.0f} s against {bare_s:.0f} s",
+        ),
+        Row(
+            "second join against the first",
+            f"{again_s / join_s:.2f}",
+            "0.10",
+            f"{again_s:.0f} s against {join_s:.0f} s",
+        ),
+        Row("machines contacted by a join of one", f"{hosts}", "2", "the one that joins and the control plane"),
+        Row("tasks of a join", f"{tasks}", "-", "as Ansible counts them, those on our own side included"),
+        Row(
+            "up against its steps in sequence",
+            f"{up_s / (init_s + join_s + second_s):.2f}",
+            "0.70",
+            f"{up_s:.0f} s against {init_s:.0f} + {join_s:.0f} + {second_s:.0f} s",
+        ),
+        Row("gpunodes --help", f"{help_s:.2f} s", "0.15 s", "median of 9"),
+    ]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
+        bench = Bench(Path(folder))
+        try:
+            rows = measure(bench)
+        finally:
+            subprocess.run([GPUNODES, "lab", "down"], cwd=folder, env=bench.environment, check=False)
+    print("| what | figure | goal | how |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.figure} | {row.goal} | {row.how} |")
+
+
+if __name__ == "__main__":
+    main()
