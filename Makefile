@@ -90,6 +90,21 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirement
 test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
+# The lab makes network namespaces and virtual machines: that part runs as root, the rest as whoever calls make.
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME,XDG_CACHE_HOME env PATH=$$PATH)
+
+.PHONY: test-machines
+test-machines: $(INSTALLED)/.installed ## End to end on virtual machines, by the command out of the wheel
+	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider tests/machines
+
+.PHONY: demo
+demo: setup ## A cluster on virtual machines of this machine's own, left for you to try
+	bash bootstrap/demo.sh
+
+.PHONY: bench
+bench: $(INSTALLED)/.installed ## Measure on machines of the lab; prints a table of ratios
+	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/python -m tests.bench
+
 .PHONY: docs
 docs: $(VENV)/.installed ## Generate the command and settings reference
 	python docs/generate.py

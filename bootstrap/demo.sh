@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# The demonstration that `make demo` runs: a lab of virtual machines, a cluster on it by the product's own commands, a
+# workload on the cluster. Each command is shown before it runs; all of them can be typed by hand in the folder demo/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+gpunodes=$PWD/.venv/bin/gpunodes
+mkdir -p demo
+cd demo
+
+# The lab makes network namespaces and virtual machines, so it needs root; nothing else here does.
+as_root=()
+((EUID == 0)) || as_root=(sudo)
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+show() { say "\$ gpunodes $*"; }
+product() { show "$@"; "$gpunodes" "$@"; }
+lab() { show lab "$@"; "${as_root[@]}" "$gpunodes" lab "$@"; }
+kubectl() { "${as_root[@]}" "$gpunodes" lab ssh control-1 sudo kubectl --kubeconfig /etc/kubernetes/admin.conf "$@"; }
+
+began=$SECONDS
+lab up --workers 2
+product init-master control-1
+product join 'worker-*'
+product status
+
+say "A web server on both workers, and a Service before them:"
+image=$(sed -n 's/^gpunodes_ready_image: *//p' ../roles/settings/defaults/main.yml)
+sed "s|IMAGE|$image|" ../tests/machines/workload.yml | kubectl apply -f -
+kubectl rollout status deployment/hello --timeout=240s
+kubectl get pods -l app=hello -o wide
+address=$(kubectl get service hello -o 'jsonpath={.spec.clusterIP}')
+say "The Service at $address, asked from the control plane four times:"
+for _ in 1 2 3 4; do
+    "${as_root[@]}" "$gpunodes" lab ssh control-1 curl --silent --show-error --fail --max-time 20 "http://$address/"
+done
+
+root=${as_root[*]:+${as_root[*]} }
+cat <<END
+
+Done in $(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s. The cluster is yours to try:
+
+    cd demo
+    export PATH=$(dirname "$gpunodes"):\$PATH
+    gpunodes status
+    gpunodes join 'worker-*'                    # again: changes nothing
+    gpunodes remove worker-2                    # and: gpunodes join worker-2
+    ${root}gpunodes lab status
+    ${root}gpunodes lab ssh control-1           # then: sudo kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes
+    ${root}gpunodes lab power worker-1 cycle
+
+It ends, and leaves nothing behind, with:
+
+    ${root}gpunodes lab down
+END
