@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpunodes.lab.mirror.tree import MTIME, Entry, write_tar
+from gpunodes.lab.mirror.tree import MTIME, Entry, write_compressed_tar, write_tar
+
+AR_HEADER_BYTES = 60
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,7 @@ def _bytes(content: bytes | Path) -> bytes:
 
 
 def write(package: Package, entries: Sequence[Entry], target: Path) -> None:
-    """Write the package to ``target``.
-
-    The data is not compressed: nodes are emulated and their disks are memory, so that reading more costs less than
-    inflating.
-    """
+    """Write the package to ``target``; dpkg reads its zstd from Debian 12 on."""
     files = [(entry.path, _bytes(entry.content)) for entry in entries if entry.content is not None]
     sums = "".join(f"{hashlib.md5(data, usedforsecurity=False).hexdigest()}  {path[1:]}\n" for path, data in files)
     installed_kib = sum(-(-len(data) // 1024) for _, data in files)
@@ -78,14 +75,15 @@ def write(package: Package, entries: Sequence[Entry], target: Path) -> None:
     write_tar(meta, parts, "./")
     with target.open("wb") as out:
         out.write(b"!<arch>\n")
-        for name, data in (("debian-binary", b"2.0\n"), ("control.tar.gz", gzip.compress(meta.getvalue(), mtime=MTIME))):
+        for name, data in (("debian-binary", b"2.0\n"), ("control.tar", meta.getvalue())):
             out.write(_ar_header(name, len(data)) + data + b"\n" * (len(data) % 2))
-        header = out.tell()
-        out.write(_ar_header("data.tar", 0))
-        write_tar(out, entries, "./")
-        size = out.tell() - header - 60
-        out.seek(header)
-        out.write(_ar_header("data.tar", size))
+        start = out.tell()
+        out.write(_ar_header("data.tar.zst", 0))
+        write_compressed_tar(out, entries, "./")
+        size = out.tell() - start - AR_HEADER_BYTES
+        out.write(b"\n" * (size % 2))
+        out.seek(start)
+        out.write(_ar_header("data.tar.zst", size))
 
 
 def _ar_header(name: str, size: int) -> bytes:

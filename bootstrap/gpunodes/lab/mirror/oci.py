@@ -7,26 +7,27 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpunodes.lab.mirror.tree import Entry, write_tar
+from gpunodes.lab.mirror.tree import Entry, write_compressed_tar
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
-"""Not compressed: an emulated node reads faster than it inflates."""
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
 
 CREATED = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A stored blob as manifests refer to it; for our layers, which are plain tar, the digest is also the diff id."""
+    """A stored blob as manifests refer to it."""
 
     digest: str
     size: int
+    diff_id: str = ""
+    """A layer's sum before compression."""
 
     def descriptor(self, media_type: str) -> dict[str, Any]:
         """Its entry in a manifest."""
@@ -53,7 +54,7 @@ def config(image: Image, architecture: str) -> bytes:
             "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin"],
             **({"Entrypoint": list(image.entrypoint)} if image.entrypoint else {}),
         },
-        "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]},
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in image.layers]},
         "history": [{"created": CREATED} for _ in image.layers],
     })  # fmt: skip
 
@@ -84,8 +85,8 @@ class Registry:
     def layer(self, entries: Sequence[Entry]) -> Blob:
         """Store a layer of ``entries``."""
         with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
-            write_tar(stream, entries)
-        return self._store(Path(stream.name))
+            inflated = write_compressed_tar(stream, entries)
+        return replace(self._store(Path(stream.name)), diff_id=f"sha256:{inflated}")
 
     def _blob(self, data: bytes) -> Blob:
         with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:

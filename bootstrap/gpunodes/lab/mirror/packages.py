@@ -102,8 +102,12 @@ def _scripts(unit: str, then: str) -> tuple[tuple[str, str], ...]:
 def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Package, list[Entry]]]:
     """kubelet, kubeadm and kubectl; their dependencies are those that 1.32 and later declare."""
 
-    def package(name: str, description: str, **fields: str) -> Package:
-        return Package(name, f"{version}-{REVISION}", architecture, KUBERNETES, description, **fields)
+    def tool(name: str, description: str) -> tuple[Package, list[Entry]]:
+        package = Package(name, f"{version}-{REVISION}", architecture, KUBERNETES, description)
+        return package, [Entry(f"/usr/bin/{name}", binaries / name, 0o755)]
+
+    drop_in = Entry("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROP_IN.encode())
+    kubeadm, kubeadm_files = tool("kubeadm", "Command-line utility for administering a Kubernetes cluster")
 
     kubelet = Package(
         "kubelet",
@@ -128,17 +132,8 @@ def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Pa
                 Entry("/var/lib/kubelet/.kubelet-keep", b""),
             ],
         ),
-        (
-            package("kubeadm", "Command-line utility for administering a Kubernetes cluster"),
-            [
-                Entry("/usr/bin/kubeadm", binaries / "kubeadm", 0o755),
-                Entry("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROP_IN.encode()),
-            ],
-        ),
-        (
-            package("kubectl", "Command-line utility for interacting with a Kubernetes cluster"),
-            [Entry("/usr/bin/kubectl", binaries / "kubectl", 0o755)],
-        ),
+        (kubeadm, [*kubeadm_files, drop_in]),
+        tool("kubectl", "Command-line utility for interacting with a Kubernetes cluster"),
     ]
 
 
@@ -170,7 +165,7 @@ def kubernetes_cni(version: str, architecture: str, binaries: Path) -> tuple[Pac
 def containerd_io(
     version: str, debian: tuple[str, int], architecture: str, containerd: Path, runc: Path
 ) -> tuple[Package, list[Entry]]:
-    """Docker's containerd.io for the Debian release ``debian`` (code name, number): containerd with a runc of its own."""
+    """Docker's containerd.io for the Debian release ``debian`` (code name, number): containerd and runc."""
     codename, number = debian
     package = Package(
         "containerd.io",

@@ -18,6 +18,7 @@ REQUIRED_PACKAGES: Mapping[str, str] = {
     "gpgv": "gpgv",
     "nice": "coreutils",
     "pkg-config": "pkg-config",
+    "zstd": "zstd",
 }
 """Programs that a build starts, and the Debian package that has each."""
 
@@ -66,7 +67,7 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        raise GpunodesError(f"{command[0]} did not end within {limit_s} s", remedy=f"try: {' '.join(command)}") from late
+        raise GpunodesError(f"{command[0]} did not end within {limit_s} s", remedy=" ".join(command)) from late
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
         raise GpunodesError(

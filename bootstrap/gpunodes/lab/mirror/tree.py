@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import subprocess
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+from gpunodes.errors import GpunodesError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MTIME = 1767225600
 """Seconds since the epoch that every file of the mirror carries (2026-01-01), so that equal inputs give equal bytes."""
@@ -27,10 +34,41 @@ class Entry:
     link: str | None = None
 
 
-def write_tar(stream: IO[bytes], entries: Iterable[Entry], prefix: str = "") -> None:
+class _Hashed(io.RawIOBase):
+    """Passes on what is written and remembers its sum."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
+        self.sum = hashlib.sha256()
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self.sum.update(data)
+        return self._sink.write(data)
+
+
+def write_compressed_tar(out: IO[bytes], entries: Iterable[Entry], prefix: str = "") -> str:
+    """Write a tar archive, compressed by zstd, to the file ``out``; returns the SHA-256 of what was compressed.
+
+    zstd at a low level: an emulated node inflates it twice as fast as gzip and in less time than it needs for reading
+    and hashing the plain bytes.
+    """
+    out.flush()
+    with subprocess.Popen(["zstd", "--quiet", "-3", "-T0"], stdin=subprocess.PIPE, stdout=out) as zstd:
+        if zstd.stdin is None:
+            raise GpunodesError("zstd has no input")
+        hashed = _Hashed(zstd.stdin)
+        write_tar(hashed, entries, prefix)
+        zstd.stdin.close()
+        if zstd.wait():
+            raise GpunodesError(f"zstd failed with status {zstd.returncode}")
+    out.seek(0, io.SEEK_END)
+    return hashed.sum.hexdigest()
+
+
+def write_tar(sink: IO[bytes] | io.RawIOBase, entries: Iterable[Entry], prefix: str = "") -> None:
     """Write ``entries`` and the directories above them as a tar archive; ``prefix`` is "./" in Debian packages."""
     known: set[str] = set()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT) as tar:
         for entry in entries:
             for parent in reversed(PurePosixPath(entry.path).parents):
                 _directory(tar, prefix, str(parent), 0o755, known)
