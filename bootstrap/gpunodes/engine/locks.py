@@ -33,7 +33,7 @@ ANSWER = 60.0
 _HOLDER = """
 import fcntl, json, os, select, sys
 who, patience = sys.argv[1], float(sys.argv[2])
-path = '/run/gpunodes.lock'
+path = '/run/gpunodes-cluster.lock'
 while True:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
