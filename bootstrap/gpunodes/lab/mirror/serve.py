@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
-MANIFEST = re.compile(r"/v2/.+/manifests/[^/]+")
-MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+from gpunodes.lab.mirror.oci import MANIFEST_TYPE
+
+_MANIFEST = re.compile(r"/v2/.+/manifests/[^/]+")
+_PING = ("/v2", "/v2/")
+"""Registry clients ask here whether this is a registry."""
 
 
 def locate(root: Path, target: str) -> Path | None:
     """The file below ``root`` that a request's target names, or None; what leads outside names nothing."""
     path = unquote(urlsplit(target).path)
-    if "\0" in path:
+    try:
+        file = (root / path.lstrip("/")).resolve()
+        return file if file.is_relative_to(root) and file.is_file() else None
+    except (OSError, ValueError):  # a name too long, or with a null byte
         return None
-    file = (root / path.lstrip("/")).resolve()
-    return file if file.is_relative_to(root) and file.is_file() else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -50,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path in ("/v2", "/v2/"):
+        if path in _PING:
             self._start(2, "application/json", None)
             if body:
                 self.wfile.write(b"{}")
@@ -59,14 +63,14 @@ class Handler(BaseHTTPRequestHandler):
         if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        manifest = MANIFEST.fullmatch(path) is not None
+        manifest = _MANIFEST.fullmatch(path) is not None
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if manifest else None
         with file.open("rb") as stream:
             size = file.stat().st_size
             self._start(size, MANIFEST_TYPE if manifest else "application/octet-stream", digest)
-            if body:
+            if body and size:
                 self.wfile.flush()
-                self.connection.sendfile(stream, count=size) if size else None
+                self.connection.sendfile(stream, count=size)
 
     def _start(self, size: int, media_type: str, digest: str | None) -> None:
         self.send_response(HTTPStatus.OK)
@@ -77,9 +81,16 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def server(root: Path, address: str, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """A thread for each connection."""
+
+    request_queue_size = 128
+    """A container runtime opens a connection for each layer, all machines at once."""
+
+
+def server(root: Path, address: str, port: int) -> Server:
     """A server of ``root``, bound and not yet running."""
-    return ThreadingHTTPServer((address, port), partial(Handler, root.resolve(strict=True)))
+    return Server((address, port), partial(Handler, root.resolve(strict=True)))
 
 
 def main() -> None:

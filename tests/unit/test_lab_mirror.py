@@ -1,0 +1,238 @@
+"""The lab's mirror: packages, repositories, images and pins, without a build."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.lab import mirror
+from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, oci, packages, pins, programs, store
+from gpunodes.lab.mirror.construct import ABOUT
+from gpunodes.lab.mirror.tree import MTIME, Entry, write_tar
+
+needs = pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
+
+PACKAGE = deb.Package(
+    "example",
+    "1.0-1",
+    "amd64",
+    "Somebody <somebody@example.org>",
+    "Example",
+    depends="libc6",
+    conffiles=("/etc/example",),
+    scripts=(("postinst", "#!/bin/sh\n"),),
+)
+ENTRIES = [Entry("/usr/bin/example", b"#!/bin/sh\n", 0o755), Entry("/etc/example", b"odd")]
+
+
+def names(archive: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return tar.getnames()
+
+
+def test_tar_has_parents_once_and_nothing_of_this_machine() -> None:
+    out = io.BytesIO()
+    write_tar(out, [Entry("/a/b/file", b"x"), Entry("/a/b/link", link="file"), Entry("/a/dir", mode=0o700)])
+    assert names(out.getvalue()) == ["a", "a/b", "a/b/file", "a/b/link", "a/dir"]
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
+        assert {(member.uid, member.gid, member.mtime) for member in tar} == {(0, 0, MTIME)}
+        assert [tar.getmember("a/dir").mode, tar.getmember("a/b/link").linkname] == [0o700, "file"]
+
+
+def test_control_leaves_out_empty_fields() -> None:
+    text = deb.control(PACKAGE, 12)
+    assert "Installed-Size: 12\nDepends: libc6\nSection: admin\n" in text
+    assert "Conflicts" not in text
+
+
+@needs
+def test_package_is_read_by_dpkg(tmp_path: Path) -> None:
+    file = tmp_path / PACKAGE.file_name
+    deb.write(PACKAGE, ENTRIES, file)
+    assert programs.run(["dpkg-deb", "--field", file, "Version", "Depends"]) == "Version: 1.0-1\nDepends: libc6\n"
+    listing = programs.run(["dpkg-deb", "--contents", file])
+    assert re.search(r"^-rwxr-xr-x root/root .* \./usr/bin/example$", listing, re.MULTILINE)
+    programs.run(["dpkg-deb", "--raw-extract", file, tmp_path / "out"])
+    assert (tmp_path / "out" / "etc" / "example").read_bytes() == b"odd"
+    assert (tmp_path / "out" / "DEBIAN" / "conffiles").read_text() == "/etc/example\n"
+
+
+@needs
+def test_package_is_the_same_every_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        deb.write(PACKAGE, ENTRIES, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_stanza_follows_the_control_text() -> None:
+    assert aptrepo.stanza("Package: a\nVersion: 1\n\n", "pool/a.deb", 7, "ff") == (
+        "Package: a\nVersion: 1\nFilename: pool/a.deb\nSize: 7\nSHA256: ff\n"
+    )
+
+
+def test_release_sums_its_indexes() -> None:
+    text = aptrepo.release({"Origin": "Example", "Suite": "trixie"}, {"main/Packages": b"abc"})
+    assert text.startswith("Origin: Example\nSuite: trixie\nDate: Thu, 01 Jan 2026 00:00:00 GMT\nSHA256:\n ")
+    assert text.endswith(f" {hashlib.sha256(b'abc').hexdigest()} 3 main/Packages\n")
+
+
+@needs
+def test_repository_is_signed(tmp_path: Path) -> None:
+    key = aptrepo.signing_key(tmp_path / "cache")
+    assert aptrepo.signing_key(tmp_path / "cache") == key
+    assert key.home.stat().st_mode & 0o777 == 0o700
+    aptrepo.publish(tmp_path, {"Suite": "/"}, {"Packages": b""}, key)
+    ring = tmp_path / "ring.gpg"
+    programs.run(["gpg", "--batch", "--yes", "--output", ring, "--dearmor"], stdin=key.armoured.encode())
+    programs.run(["gpgv", "--keyring", ring, tmp_path / "InRelease"])
+    programs.run(["gpgv", "--keyring", ring, tmp_path / "Release.gpg", tmp_path / "Release"])
+    signed = (tmp_path / "InRelease").read_text().replace("Suite: /", "Suite: x")
+    (tmp_path / "InRelease").write_text(signed)
+    with pytest.raises(GpunodesError, match="BAD signature"):
+        programs.run(["gpgv", "--keyring", ring, tmp_path / "InRelease"])
+
+
+def test_archive_is_found_among_apt_sources() -> None:
+    listing = "\n".join(
+        [
+            "Example|https://example.org/apt|stable",
+            "Debian|http://archive.example/debian|bookworm-updates",
+            "Debian|http://archive.example/debian|bookworm",
+            "Debian|http://archive.example/security|bookworm-security",
+        ]
+    )
+    archive = debian.parse_targets(listing)
+    assert archive == debian.Archive("http://archive.example/debian", "http://archive.example/security")
+    assert [line.split("] ")[1] for line in archive.sources("trixie")] == [
+        "http://archive.example/debian trixie main",
+        "http://archive.example/debian trixie-updates main",
+        "http://archive.example/security trixie-security main",
+    ]
+    assert debian.parse_targets("Example|https://example.org/apt|stable") is None
+
+
+@needs
+def test_image_is_what_a_registry_serves(tmp_path: Path) -> None:
+    registry = oci.Registry(tmp_path, "amd64")
+    layer = registry.layer(ENTRIES)
+    assert layer == registry.layer(ENTRIES)
+    registry.add(oci.Image("some/image", ("v1", "v2"), (layer,), ("/run",)))
+    registry.add(oci.Image("other", ("v1",), (layer,)))
+    folder = tmp_path / "v2" / "some" / "image"
+    data = (folder / "manifests" / "v1").read_bytes()
+    assert (folder / "manifests" / "v2").read_bytes() == data
+    assert (folder / "manifests" / f"sha256:{hashlib.sha256(data).hexdigest()}").read_bytes() == data
+    manifest = json.loads(data)
+    for part in (manifest["config"], *manifest["layers"]):
+        blob = (folder / "blobs" / part["digest"]).read_bytes()
+        assert (len(blob), f"sha256:{hashlib.sha256(blob).hexdigest()}") == (part["size"], part["digest"])
+    config = json.loads((folder / "blobs" / manifest["config"]["digest"]).read_bytes())
+    assert config["config"]["Entrypoint"] == ["/run"]
+    plain = subprocess.run(["zstd", "-dc", folder / "blobs" / layer.digest], check=True, capture_output=True).stdout
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(plain).hexdigest()}"]
+    assert names(plain) == ["usr", "usr/bin", "usr/bin/example", "etc", "etc/example"]
+
+
+def test_packages_are_laid_out_as_published(tmp_path: Path) -> None:
+    for name in ("kubelet", "kubeadm", "kubectl", "containerd"):
+        (tmp_path / name).write_bytes(b"")
+    made = {package.name: (package, files) for package, files in packages.kubernetes("1.36.3", "amd64", tmp_path)}
+    assert made["kubelet"][0].file_name == "kubelet_1.36.3-1.1_amd64.deb"
+    assert {entry.path for entry in made["kubeadm"][1]} == {
+        "/usr/bin/kubeadm",
+        "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf",
+    }
+    package, files = packages.containerd_io("2.2.9", ("trixie", 13), "amd64", tmp_path, tmp_path)
+    assert package.version == "2.2.9-1~debian.13~trixie"
+    assert "containerd" in package.conflicts
+    assert Entry("/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n') in files
+
+
+@pytest.mark.parametrize("component", pins.load().components.values(), ids=lambda component: component.name)
+def test_component_builds_the_version_that_is_pinned(component: pins.Component) -> None:
+    modules, sums = component.modules
+    required = re.search(r"^require (\S+) v(\S+)$", modules.read_text(), re.MULTILINE)
+    assert required is not None
+    assert required[2] == component.version
+    assert re.search(r"^tool ", modules.read_text(), re.MULTILINE)
+    assert f"{required[1]} v{component.version} h1:" in sums.read_text()
+
+
+def test_every_program_that_names_its_version_names_the_pinned_one() -> None:
+    for component in pins.load().components.values():
+        for flag in component.ldflags:
+            if re.search(r"[vV]ersion=", flag):
+                assert flag.rpartition("=")[2].removeprefix("v") == component.version
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"), [("go1.26.8\n", True), ("go1.27rc1", True), ("go1.25.9", False), ("go2.0", True)]
+)
+def test_old_go_is_not_used(version: str, enough: bool) -> None:
+    assert gobuild.is_at_least(version, "1.26") is enough
+
+
+def test_crash_leaves_nothing_half(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.keep(tmp_path / "target", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / ".target.abcd1234").mkdir()
+    with store.locked(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_kept_folder_is_not_made_again(tmp_path: Path) -> None:
+    store.keep(tmp_path / "target", lambda folder: (folder / "file").touch())
+    kept = store.keep(tmp_path / "target", lambda _: pytest.fail("made again"))
+    assert (kept / "file").exists()
+
+
+def test_missing_programs_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("gpg", "zstd") else f"/usr/bin/{name}")
+    monkeypatch.setattr(programs, "REQUIRED_FILES", {"/nowhere/seccomp.h": "libseccomp-dev"})
+    with pytest.raises(GpunodesError, match="gpg, libseccomp-dev, zstd") as caught:
+        programs.require()
+    assert caught.value.remedy == "apt-get install gpg libseccomp-dev zstd"
+
+
+@pytest.mark.parametrize(("minors", "suites"), [(["1.99"], ["trixie"]), (["1.36"], ["sid"])])
+def test_unknown_wishes_touch_nothing(tmp_path: Path, minors: list[str], suites: list[str]) -> None:
+    with pytest.raises(WrongInput, match="known:"):
+        mirror.build(tmp_path, minors=minors, suites=suites, progress=pytest.fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_point_at_the_mirror(tmp_path: Path) -> None:
+    (tmp_path / ABOUT).write_text('{"fingerprint": "ABCD"}')
+    key = tmp_path / "docker" / "linux" / "debian" / "gpg"
+    key.parent.mkdir(parents=True)
+    key.write_text("armoured")
+    assert mirror.settings("http://mirror.lab/", tmp_path) == {
+        "gpunodes_kubernetes_packages_url": "http://mirror.lab/kubernetes/core:/stable:/v{minor}/{format}/",
+        "gpunodes_kubernetes_packages_key": "armoured",
+        "gpunodes_kubernetes_packages_fingerprint": "ABCD",
+        "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/debian",
+        "gpunodes_docker_packages_key": "armoured",
+        "gpunodes_docker_packages_fingerprint": "ABCD",
+        "gpunodes_image_mirrors": {
+            "docker.io": "http://mirror.lab",
+            "ghcr.io": "http://mirror.lab",
+            "registry.k8s.io": "http://mirror.lab",
+        },
+    }
