@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import mirror
-from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, oci, packages, pins, programs, store
+from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, oci, packages, pin, pins, programs, store
 from gpunodes.lab.mirror.construct import ABOUT
 from gpunodes.lab.mirror.tree import MTIME, Entry, write_tar
 
@@ -156,6 +156,24 @@ def test_packages_are_laid_out_as_published(tmp_path: Path) -> None:
     assert Entry("/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n') in files
 
 
+def test_new_pin_carries_the_replacements_of_its_module() -> None:
+    old = {
+        "Module": {"Path": "lab/kubernetes"},
+        "Require": [{"Path": "k8s.io/kubernetes", "Version": "v1.36.2"}],
+        "Tool": [{"Path": "k8s.io/kubernetes/cmd/kubelet"}],
+    }
+    replaced = [
+        {"Old": {"Path": "k8s.io/api"}, "New": {"Path": "./staging/src/k8s.io/api"}},
+        {"Old": {"Path": "example.org/a", "Version": "v1.0.0"}, "New": {"Path": "example.org/b", "Version": "v1.1.0"}},
+        {"Old": {"Path": "example.org/part"}, "New": {"Path": "../part"}},
+    ]
+    assert pin.go_mod(pins.Component("kubernetes", "1.36.3"), old, {"Go": "1.26.0", "Replace": replaced}) == (
+        "module lab/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\n"
+        "replace (\n\tk8s.io/api => k8s.io/api v0.36.3\n\texample.org/a v1.0.0 => example.org/b v1.1.0\n)\n\n"
+        "tool k8s.io/kubernetes/cmd/kubelet\n"
+    )
+
+
 @pytest.mark.parametrize("component", pins.load().components.values(), ids=lambda component: component.name)
 def test_component_builds_the_version_that_is_pinned(component: pins.Component) -> None:
     modules, sums = component.modules
@@ -192,7 +210,7 @@ def test_crash_leaves_nothing_half(tmp_path: Path) -> None:
 
 def test_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     (tmp_path / ".target.abcd1234").mkdir()
-    with store.locked(tmp_path):
+    with store.locked(tmp_path, pytest.fail):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 

@@ -20,6 +20,9 @@ from gpunodes.lab.mirror.pins import HERE, Minor, Pins, load
 ABOUT = "mirror.json"
 """A file at the tree's top: the key's fingerprint and what the tree holds."""
 
+_NOT_INPUTS = ("pin.py", "serve.py")
+"""Files of this package that do not decide what is in the tree."""
+
 KUBERNETES_KEY = "Release.key"
 REGISTRIES = ("docker.io", "ghcr.io", "registry.k8s.io")
 
@@ -37,7 +40,7 @@ def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress
                 raise WrongInput(f"the lab's mirror has no {name}", f"known: {', '.join(known)}")
     programs.require()
     home = cache / "mirror"
-    with store.locked(home):
+    with store.locked(home, progress):
         key = aptrepo.signing_key(home)
         target = home / f"tree-{_fingerprint(minors, suites, key.fingerprint)}"
         return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, key, progress))
@@ -47,7 +50,7 @@ def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str) -> str:
     """A hash of all that decides the tree: pins, module files and the code that lays it out."""
     inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key]).encode())
     for path in sorted(HERE.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
+        if path.is_file() and path.suffix != ".pyc" and path.name not in _NOT_INPUTS:
             inputs.update(f"{path.relative_to(HERE)}\n".encode() + path.read_bytes())
     return inputs.hexdigest()[:16]
 

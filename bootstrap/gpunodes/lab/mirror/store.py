@@ -28,12 +28,16 @@ def keep(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def locked(cache: Path) -> Iterator[None]:
+def locked(cache: Path, progress: Callable[[str], None]) -> Iterator[None]:
     """Only one build at a time in ``cache``; the lock goes with its process, whatever ends it."""
     cache.mkdir(parents=True, exist_ok=True)
     handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another build of the mirror")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         # What a killed build left; nobody else works here while we hold the lock.
         for left in cache.glob(".*.????????"):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,76 @@
+"""Bring a component's go.mod and go.sum to the version that pins.toml names.
+
+    python -m gpunodes.lab.mirror.pin kubernetes-1.36
+
+For whoever maintains the pins: change the version in pins.toml, run this, commit both. The module and its programs are
+read from the go.mod that is there; for a new component, copy the folder of one like it and change those two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes.lab.mirror.pins import Component, load
+from gpunodes.lab.mirror.programs import run
+
+
+def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
+    """A go.mod that requires the component's version, with the replacements that its own go.mod makes.
+
+    Go heeds those of the main module only. Kubernetes replaces its staging modules by folders beside it; they are
+    published as v0.MINOR.PATCH. Other projects' folders stand for modules that are published under their own versions.
+    """
+    staged = f"v0.{component.version.partition('.')[2]}"
+    replacements = []
+    for each in upstream.get("Replace") or ():
+        before, after = each["Old"], each["New"]
+        left = " ".join(filter(None, (before["Path"], before.get("Version"))))
+        if not after["Path"].startswith("."):
+            replacements.append(f"{left} => {after['Path']} {after['Version']}")
+        elif after["Path"].startswith("./staging/"):
+            replacements.append(f"{left} => {before['Path']} {staged}")
+    module = old["Require"][0]["Path"]
+    return "\n".join(
+        [
+            f"module {old['Module']['Path']}\n",
+            f"go {upstream['Go']}\n",
+            f"require {module} v{component.version}\n",
+            _block("replace", replacements),
+            _block("tool", [tool["Path"] for tool in old["Tool"]]),
+        ]
+    )
+
+
+def _block(word: str, lines: Sequence[str]) -> str:
+    """The lines of one directive as Go's own formatter writes them."""
+    if len(lines) < 2:  # noqa: PLR2004 - a block is for more than one
+        return "".join(f"{word} {line}\n" for line in lines)
+    return f"{word} (\n" + "".join(f"\t{line}\n" for line in lines) + ")\n"
+
+
+def pin(component: Component) -> None:
+    """Write the component's go.mod and go.sum anew; Go fills in what is required indirectly."""
+    modules, sums = component.modules
+    folder = modules.parent
+    old = json.loads(run(["go", "mod", "edit", "-json", modules]))
+    wanted = f"{old['Require'][0]['Path']}@v{component.version}"
+    about = json.loads(run(["go", "mod", "download", "-json", wanted], cwd=Path("/")))
+    upstream = json.loads(run(["go", "mod", "edit", "-json", about["GoMod"]]))
+    modules.write_text(go_mod(component, old, upstream))
+    sums.unlink(missing_ok=True)
+    environment = {"GOFLAGS": "-mod=mod", "CGO_ENABLED": "1" if component.cgo else "0"}
+    run(["go", "list", "-deps", "-tags", ",".join(component.tags), "tool"], cwd=folder, env=environment, limit_s=900)
+
+
+def main(names: Sequence[str]) -> None:
+    """Pin the components of these names."""
+    for name in names:
+        pin(load().components[name])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
