@@ -61,6 +61,7 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	mypy
+	mypy docs tests
 
 unit: $(VENV)/.installed
 	pytest tests/unit
