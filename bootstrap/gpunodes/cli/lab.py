@@ -1,0 +1,242 @@
+"""``gpunodes lab``: virtual machines to try gpunodes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunodes.errors import ExitCode, WrongInput
+
+if TYPE_CHECKING:
+    from gpunodes.lab.lab import Status
+    from gpunodes.lab.layout import Layout
+
+_SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+
+
+@click.group(name="lab")
+@click.option(
+    "--name", default="lab", envvar="GPUNODES_LAB", show_default=True, help="Which lab; several may be up side by side."
+)
+@click.pass_context
+def command(context: click.Context, name: str) -> None:
+    """Virtual machines to try gpunodes on.
+
+    Real kernels and BMCs, by libvirt and QEMU, in a network namespace of their own. Needs root.
+    """
+    from gpunodes.lab.layout import Layout, cache_dir
+
+    context.obj = Layout(name, cache_dir())
+
+
+@command.command()
+@click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Machines beside control-1.")
+@click.option(
+    "--os", "system", type=click.Choice(["debian12", "debian13"]), default="debian13", show_default=True,
+    help="What the machines run.",
+)  # fmt: skip
+@click.option(
+    "--kubernetes-version", "minors", multiple=True, default=("1.36",), show_default=True, metavar="MINOR",
+    help="A Kubernetes minor that the mirror offers; may be given again.",
+)  # fmt: skip
+@click.option("--no-mirror", is_flag=True, help="Machines only: nothing can be installed on them.")
+@as_json
+@click.pass_obj
+def up(layout: Layout, workers: int, system: str, minors: tuple[str, ...], no_mirror: bool, as_json: bool) -> None:
+    """Bring the lab up, or repair it, and leave ./inventory for it."""
+    from gpunodes.lab import lab
+    from gpunodes.lab.layout import System
+
+    wish = lab.Wish(workers, System(system), Path.cwd() / "inventory", () if no_mirror else minors)
+    state = lab.up(layout, wish, _say)
+    _show(_status_data(state), as_json, lambda: _print_status(state))
+
+
+@command.command()
+@as_json
+@click.pass_obj
+def down(layout: Layout, as_json: bool) -> None:
+    """Take the lab away, and all that it made but the cache."""
+    from gpunodes.lab import lab
+
+    kept = lab.down(layout, _say)
+    _show({"lab": layout.name, "up": False, "kept": [str(path) for path in kept]}, as_json, lambda: None)
+
+
+@command.command()
+@as_json
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Show the lab's machines, daemons and snapshots; fails when something needs repair."""
+    from gpunodes.lab import lab
+
+    state = lab.status(context.obj)
+    _show(_status_data(state), as_json, lambda: _print_status(state))
+    if not state.healthy:
+        context.exit(ExitCode.FAILED)
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.argument("machine")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]...")
+@click.pass_obj
+def ssh(layout: Layout, machine: str, words: tuple[str, ...]) -> None:
+    """Open a shell on MACHINE, or run COMMAND there."""
+    from gpunodes.lab import lab
+    from gpunodes.lab import ssh as client
+
+    line = client.command(layout, lab.load(layout).machine(machine), words)
+    os.execvp(line[0], line)  # noqa: S606 - the program takes our place
+
+
+@command.command()
+@click.argument("machine")
+@click.pass_obj
+def console(layout: Layout, machine: str) -> None:
+    """Attach to MACHINE's serial console; Ctrl-] leaves it."""
+    from gpunodes.lab import lab
+
+    name = lab.load(layout).machine(machine).name
+    os.execvp("virsh", ["virsh", "--connect", layout.libvirt_uri, "console", "--force", name])  # noqa: S606
+
+
+@command.command()
+@click.argument("machine")
+@click.argument("action", type=click.Choice(["on", "off", "cycle"]))
+@as_json
+@click.pass_obj
+def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
+    """Switch MACHINE's power by its BMC (Redfish). Off is what pulling the plug is."""
+    from gpunodes.lab import bmc, lab
+
+    lab.power(layout, machine, bmc.Power(action))
+    _show({"machine": machine, "action": action}, as_json, lambda: click.echo(f"{machine}: power {action}"))
+
+
+@command.command()
+@click.argument("name")
+@as_json
+@click.pass_obj
+def snapshot(layout: Layout, name: str, as_json: bool) -> None:
+    """Save memory and disk of all machines as NAME."""
+    from gpunodes.lab import lab
+
+    seconds = lab.snapshot(layout, _snapshot_name(name))
+    data = {"snapshot": name, "seconds": round(seconds, 1)}
+    _show(data, as_json, lambda: click.echo(f"snapshot {name} taken in {seconds:.1f} s"))
+
+
+@command.command()
+@click.argument("name")
+@as_json
+@click.pass_obj
+def restore(layout: Layout, name: str, as_json: bool) -> None:
+    """Bring memory and disk of all machines back to snapshot NAME, and set their clocks."""
+    from gpunodes.lab import lab
+
+    seconds = lab.restore(layout, _snapshot_name(name))
+    data = {"snapshot": name, "seconds": round(seconds, 1)}
+    _show(data, as_json, lambda: click.echo(f"snapshot {name} restored in {seconds:.1f} s"))
+
+
+@command.command()
+@as_json
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Say what this machine lacks for a lab, and how to install it."""
+    from gpunodes.lab import host
+
+    found = host.checks()
+    data = {"checks": [{"name": c.name, "ok": c.ok, "found": c.found, "remedy": c.remedy} for c in found]}
+
+    def lines() -> None:
+        for check in found:
+            click.echo(f"{'ok     ' if check.ok else 'MISSING'} {check.name}: {check.found}")
+            if not check.ok:
+                click.echo(f"        {check.remedy}")
+
+    _show(data, as_json, lines)
+    if not all(check.ok for check in found):
+        context.exit(ExitCode.FAILED)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _show(data: dict[str, Any], as_json: bool, render: Callable[[], None]) -> None:
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+    else:
+        render()
+
+
+def _snapshot_name(name: str) -> str:
+    if not _SNAPSHOT_NAME.fullmatch(name):
+        raise WrongInput(
+            f"the snapshot's name is {name!r}", "letters, digits, dots, dashes and underscores, 63 at most"
+        )
+    return name
+
+
+def _status_data(state: Status) -> dict[str, Any]:
+    from gpunodes.lab import bmc
+
+    record = state.record
+    machines = [
+        {
+            "name": each.machine.name,
+            "role": each.machine.role.value,
+            "address": each.machine.address,
+            "uuid": each.machine.uuid,
+            "memory_mib": each.machine.memory_mib,
+            "cpus": each.machine.cpus,
+            "power": each.power,
+            "ssh": each.ssh,
+            "bmc": bmc.url(record, each.machine),
+        }
+        for each in state.machines
+    ]
+    return {
+        "lab": record.name,
+        "up": True,
+        "healthy": state.healthy,
+        "os": record.system.value,
+        "accelerator": record.accelerator,
+        "subnet": record.subnet,
+        "inventory": record.inventory,
+        "mirror": record.mirror is not None,
+        "machines": machines,
+        "daemons": state.daemons,
+        "snapshots": list(state.snapshots),
+    }
+
+
+def _print_status(state: Status) -> None:
+    from gpunodes.lab import bmc
+
+    record = state.record
+    click.echo(f"lab {record.name}: {record.system.value}, {record.accelerator}, {record.subnet}")
+    for each in state.machines:
+        reach = "ssh ok" if each.ssh else "no ssh"
+        size = f"{each.machine.cpus} CPUs, {each.machine.memory_mib} MiB"
+        click.echo(
+            f"  {each.machine.name:<12} {each.machine.address:<15} power {each.power:<7} {reach}  {size}  "
+            f"BMC {bmc.url(record, each.machine)}"
+        )
+    stopped = [name for name, runs in state.daemons.items() if not runs]
+    if stopped:
+        click.echo(f"  not running: {', '.join(stopped)}; `gpunodes lab up` repairs it")
+    if record.mirror is None:
+        click.echo("  no mirror: nothing can be installed on the machines")
+    if state.snapshots:
+        click.echo(f"  snapshots: {', '.join(state.snapshots)}")
+    click.echo(f"  inventory: {record.inventory}")

@@ -1,0 +1,109 @@
+"""The machines' BMCs: one Redfish emulator (sushy-tools) each, and the few requests that the lab itself makes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from enum import StrEnum
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.layout import Layout, Machine, Record
+
+USER = "admin"
+_PATIENCE = 60
+"""Seconds that an emulator gets to start."""
+
+
+class Power(StrEnum):
+    """What can be asked of a machine's power."""
+
+    ON = "on"
+    OFF = "off"
+    CYCLE = "cycle"
+
+
+# ResetType values of Redfish's ComputerSystem.Reset (DMTF DSP0268). A cycle is a real loss of power, not a reset.
+_RESETS = {Power.ON: ("On",), Power.OFF: ("ForceOff",), Power.CYCLE: ("ForceOff", "On")}
+
+
+def url(record: Record, machine: Machine) -> str:
+    """Where the machine's BMC answers."""
+    return f"http://{record.gateway}:{machine.bmc_port}"
+
+
+def configure(layout: Layout, record: Record, machine: Machine) -> tuple[Path, Path]:
+    """Write one emulator's settings; return its configuration file and its scratch folder.
+
+    It sees the one machine only, as a BMC does (https://docs.openstack.org/sushy-tools, configuration file).
+    """
+    import bcrypt
+
+    folder = layout.state / "bmc" / machine.name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    password = bcrypt.hashpw(machine.bmc_password.encode(), bcrypt.gensalt(rounds=4)).decode()
+    users = folder / "htpasswd"
+    users.write_text(f"{USER}:{password}\n")
+    config = folder / "config.py"
+    settings = {
+        "SUSHY_EMULATOR_LISTEN_IP": record.gateway,
+        "SUSHY_EMULATOR_LISTEN_PORT": machine.bmc_port,
+        "SUSHY_EMULATOR_AUTH_FILE": str(users),
+        "SUSHY_EMULATOR_LIBVIRT_URI": layout.libvirt_uri,
+        "SUSHY_EMULATOR_ALLOWED_INSTANCES": [machine.uuid],
+        "SUSHY_EMULATOR_STATE_DIR": str(folder),
+        # The machines' kernels are given to QEMU by the lab; a request to boot from elsewhere must not undo that.
+        "SUSHY_EMULATOR_IGNORE_BOOT_DEVICE": True,
+    }
+    config.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+    return config, folder
+
+
+def power(record: Record, machine: Machine, wanted: Power) -> None:
+    """Ask the machine's BMC for a power action.
+
+    Raises:
+        GpunodesError: the BMC does not answer, or refuses.
+    """
+    for reset in _RESETS[wanted]:
+        path = f"/redfish/v1/Systems/{machine.uuid}/Actions/ComputerSystem.Reset"
+        _request(record, machine, path, {"ResetType": reset})
+
+
+def is_on(record: Record, machine: Machine) -> bool:
+    """The machine's power state as its BMC tells it.
+
+    Raises:
+        GpunodesError: the BMC does not answer.
+    """
+    return bool(_request(record, machine, f"/redfish/v1/Systems/{machine.uuid}").get("PowerState") == "On")
+
+
+def _request(record: Record, machine: Machine, path: str, body: dict[str, str] | None = None) -> dict[str, object]:
+    address = url(record, machine) + path
+    token = base64.b64encode(f"{USER}:{machine.bmc_password}".encode()).decode()
+    request = urllib.request.Request(  # noqa: S310 - the lab's own address
+        address,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Basic {token}", "Content-Type": "application/json"},
+    )
+    # The lab is never behind the user's proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            with opener.open(request, timeout=_PATIENCE) as answer:
+                text = answer.read()
+                return dict(json.loads(text)) if text else {}
+        except urllib.error.HTTPError as error:
+            raise GpunodesError(f"the BMC of {machine.name} refused ({error.code}): {error.read(300)!r}") from error
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise GpunodesError(
+                    f"the BMC of {machine.name} does not answer at {address}: {error}",
+                    remedy="`gpunodes lab up` repairs it",
+                ) from error
+            time.sleep(0.5)

@@ -1,0 +1,103 @@
+"""The machines' disks: a copy of the image that knows who it is, and an overlay on it that the machine writes to.
+
+What differs between machines (name, keys, identity) goes into the copy by debugfs(8): no mount, no loop device.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.host import run
+from gpunodes.lab.images import Image
+from gpunodes.lab.layout import USER, Layout, Machine, Record
+
+
+@dataclass(frozen=True)
+class GuestFile:
+    """A file to put on a machine's disk; root's."""
+
+    path: str
+    content: str
+    mode: int = 0o644
+
+
+def overlay(layout: Layout, machine: str) -> Path:
+    """The disk that QEMU opens."""
+    return layout.disks / f"{machine}.qcow2"
+
+
+def make(layout: Layout, image: Image, machine: str, files: list[GuestFile]) -> None:
+    """Make a machine's disk.
+
+    Raises:
+        GpunodesError: a tool failed; nothing is left.
+    """
+    layout.disks.mkdir(parents=True, exist_ok=True)
+    base = layout.disks / f"{machine}.raw"
+    run(["cp", "--sparse=always", image.disk, base])
+    _write(base, files)
+    scratch = layout.disks / f"{machine}.new"
+    run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", scratch])
+    scratch.rename(overlay(layout, machine))
+
+
+def _write(disk: Path, files: list[GuestFile]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
+    try:
+        commands = []
+        for number, file in enumerate(files):
+            source = folder / str(number)
+            # debugfs takes the mode of the source; owner and group become 0.
+            source.touch(mode=0o600)
+            source.write_text(file.content)
+            source.chmod(file.mode)
+            commands += [f"rm {file.path}", f"write {source} {file.path}"]
+        script = folder / "commands"
+        script.write_text("\n".join(commands) + "\n")
+        run(["debugfs", "-w", "-f", script, disk])
+        _verify(disk, files)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _verify(disk: Path, files: list[GuestFile]) -> None:
+    """debugfs ends well whatever happened, so look."""
+    for file in files:
+        if run(["debugfs", "-R", f"cat {file.path}", disk]) != file.content:
+            raise GpunodesError(f"debugfs did not write {file.path} to {disk}")
+
+
+def guest_files(record: Record, machine: Machine, authorized_key: str, host_key: Path) -> list[GuestFile]:
+    """What a machine's disk has beyond the image: its name, identity and keys, as a hoster's first start sets them."""
+    return [
+        GuestFile("/etc/hostname", f"{machine.name}\n"),
+        GuestFile("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n::1 localhost ip6-localhost\n"),
+        GuestFile("/etc/machine-id", f"{uuid.uuid5(uuid.UUID(machine.uuid), 'machine-id').hex}\n"),
+        GuestFile("/etc/resolv.conf", f"search lab\nnameserver {record.gateway}\n"),
+        GuestFile(f"/home/{USER}/.ssh/authorized_keys", f"{authorized_key.strip()}\n"),
+        GuestFile("/etc/ssh/ssh_host_ed25519_key", host_key.read_text(), 0o600),
+        GuestFile("/etc/ssh/ssh_host_ed25519_key.pub", host_key.with_suffix(".pub").read_text()),
+    ]
+
+
+def make_key(path: Path, comment: str) -> None:
+    """An SSH key pair at ``path`` and ``path.pub``, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
+
+
+def host_key(layout: Layout, machine: Machine) -> Path:
+    """The machine's SSH host key, made if need be.
+
+    It belongs to the address and stays in the cache: the next lab's machine at this address has the same, so nobody's
+    known_hosts complains that it has changed.
+    """
+    key = layout.cache / "host-keys" / machine.address / "ssh_host_ed25519_key"
+    make_key(key, f"root@{machine.name}")
+    return key

@@ -1,0 +1,226 @@
+"""The lab's own libvirt: its daemon's settings, the machines' definitions, power and snapshots.
+
+The one file that imports libvirt. libvirtd of a root user knows only the system's folders, so ours gets its own
+mounted over them, in the mount namespace that ``ip netns exec`` makes for it: the host's libvirt never meets the lab's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.disks import overlay
+from gpunodes.lab.host import which
+from gpunodes.lab.images import Image
+from gpunodes.lab.layout import BRIDGE, Layout, Machine
+
+_FOLDERS = {
+    "/etc/libvirt": "libvirt-etc",
+    "/var/lib/libvirt": "libvirt-lib",
+    "/var/cache/libvirt": "libvirt-cache",
+    "/var/log/libvirt": "libvirt-log",
+    "/run/libvirt": "libvirt-run",
+}
+_DAEMON = """unix_sock_dir = "{sockets}"
+unix_sock_rw_perms = "0700"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+log_level = 3
+log_outputs = "3:stderr"
+"""
+# The lab's QEMU runs in the lab's namespaces as root: libvirt's further confinement would need the host's cgroups,
+# security modules and a log daemon.
+_QEMU = """user = "root"
+group = "root"
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+stdio_handler = "file"
+dynamic_ownership = 0
+remember_owner = 0
+"""
+# CPU features that emulated machines go without. cx16: QEMU 7.2 leaves rubbish in the flags after CMPXCHG16B, and when
+# an interrupt comes right then the kernel's allocator dies of a double fault (seen in about one start of three).
+# la57, smap: a fifth level of page tables and a switch around each access to user memory only cost time.
+_UNEMULATED = ("cx16", "la57", "smap")
+_KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off"
+
+
+def prepare(layout: Layout) -> list[str]:
+    """Write the daemon's settings; return the command that starts it inside the namespace."""
+    for folder in _FOLDERS.values():
+        (layout.state / folder).mkdir(exist_ok=True)
+    sockets = layout.state / "libvirt"
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    (layout.state / "console").mkdir(exist_ok=True)
+    config = layout.state / "libvirtd.conf"
+    config.write_text(_DAEMON.format(sockets=sockets))
+    (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
+    mounts = [f"mount --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()]
+    daemon = f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid"
+    return ["sh", "-c", " && ".join([*mounts, daemon])]
+
+
+def make_mount_points() -> list[Path]:
+    """Make the system's libvirt folders that are missing on this host, to mount over; return those made."""
+    made = [Path(path) for path in _FOLDERS if not Path(path).is_dir()]
+    for path in made:
+        path.mkdir(parents=True)
+    return made
+
+
+def domain_xml(layout: Layout, image: Image, machine: Machine, accelerator: str) -> str:
+    """libvirt's definition of a machine (https://libvirt.org/formatdomain.html)."""
+    domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
+
+    def add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
+        child = SubElement(parent, tag, attributes)
+        child.text = text or None
+        return child
+
+    add(domain, "name", machine.name)
+    add(domain, "uuid", machine.uuid)
+    add(domain, "memory", str(machine.memory_mib), unit="MiB")
+    add(domain, "vcpu", str(machine.cpus))
+    system = add(domain, "os")
+    add(system, "type", "hvm", arch="x86_64", machine="q35")
+    add(system, "kernel", str(image.kernel))
+    add(system, "initrd", str(image.initrd))
+    add(system, "cmdline", _KERNEL_OPTIONS)
+    features = add(domain, "features")
+    add(features, "acpi")
+    add(features, "apic")
+    if accelerator == "kvm":
+        add(domain, "cpu", mode="host-passthrough")
+    else:
+        processor = add(domain, "cpu", mode="maximum")
+        for feature in _UNEMULATED:
+            add(processor, "feature", policy="disable", name=feature)
+    add(domain, "clock", offset="utc")
+    add(domain, "on_poweroff", "destroy")
+    add(domain, "on_reboot", "restart")
+    add(domain, "on_crash", "restart")
+    devices = add(domain, "devices")
+    disk = add(devices, "disk", type="file", device="disk")
+    # The disks die with the lab: nothing is gained by waiting for the host's.
+    add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
+    add(disk, "source", file=str(overlay(layout, machine.name)))
+    add(disk, "target", dev="vda", bus="virtio")
+    link = add(devices, "interface", type="bridge")
+    add(link, "mac", address=machine.mac)
+    add(link, "source", bridge=BRIDGE)
+    add(link, "target", dev=f"tap-{machine.name}"[:15])
+    add(link, "model", type="virtio")
+    serial = add(devices, "serial", type="pty")
+    add(serial, "log", file=str(layout.console_log(machine.name)), append="on")
+    add(serial, "target", port="0")
+    rng = add(devices, "rng", model="virtio")
+    add(rng, "backend", "/dev/urandom", model="random")
+    add(devices, "controller", type="usb", model="none")
+    add(devices, "memballoon", model="none")
+    return tostring(domain, encoding="unicode")
+
+
+class Hypervisor:
+    """The machines as the lab's libvirt sees them."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def define(self, xml: str) -> None:
+        """Add or replace a machine's definition."""
+        self._connection.defineXML(xml)
+
+    def names(self) -> set[str]:
+        """The machines defined."""
+        return {domain.name() for domain in self._connection.listAllDomains()}
+
+    def running(self, name: str) -> bool:
+        """Whether the machine is powered."""
+        return bool(self._connection.lookupByName(name).isActive())
+
+    def start(self, name: str) -> None:
+        """Power a machine that is off."""
+        self._connection.lookupByName(name).create()
+
+    def destroy(self, name: str) -> None:
+        """Take a running machine's power."""
+        self._connection.lookupByName(name).destroy()
+
+    def snapshots(self, name: str) -> dict[str, float]:
+        """A machine's snapshots: name, and when each was taken in seconds since the epoch."""
+        found = self._connection.lookupByName(name).listAllSnapshots()
+        return {snapshot.getName(): _creation_time(snapshot.getXMLDesc()) for snapshot in found}
+
+    def take_snapshots(self, machines: list[str], snapshot: str) -> None:
+        """Save memory and disk of all machines at one instant; one of the same name is replaced."""
+        with self._paused(machines):
+            for name in machines:
+                domain = self._connection.lookupByName(name)
+                if snapshot in self.snapshots(name):
+                    domain.snapshotLookupByName(snapshot).delete()
+                domain.snapshotCreateXML(f"<domainsnapshot><name>{snapshot}</name></domainsnapshot>")
+
+    def restore_snapshots(self, machines: list[str], snapshot: str) -> None:
+        """Bring memory and disk of all machines back; none goes on before all are back."""
+        import libvirt
+
+        for name in machines:
+            domain = self._connection.lookupByName(name)
+            flags = libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED | libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_FORCE
+            domain.revertToSnapshot(domain.snapshotLookupByName(snapshot), flags)
+        for name in machines:
+            self._connection.lookupByName(name).resume()
+
+    @contextmanager
+    def _paused(self, machines: list[str]) -> Iterator[None]:
+        domains = [self._connection.lookupByName(name) for name in machines]
+        for domain in domains:
+            domain.suspend()
+        try:
+            yield
+        finally:
+            for domain in domains:
+                domain.resume()
+
+
+def _creation_time(xml: str) -> float:
+    text = xml.partition("<creationTime>")[2].partition("<")[0]
+    return float(text or 0)
+
+
+@contextmanager
+def connect(layout: Layout, patience: float = 0) -> Iterator[Hypervisor]:
+    """A connection to the lab's libvirt; a daemon that was just started gets ``patience`` seconds.
+
+    Raises:
+        GpunodesError: libvirt does not answer, or refuses what is asked within.
+    """
+    import libvirt
+
+    # libvirt's own habit is to print errors to standard error as well.
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    deadline = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                connection = libvirt.open(layout.libvirt_uri)
+                break
+            except libvirt.libvirtError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+        try:
+            yield Hypervisor(connection)
+        finally:
+            connection.close()
+    except libvirt.libvirtError as error:
+        raise GpunodesError(
+            f"the lab's libvirt says: {error}",
+            remedy=f"`gpunodes lab up` repairs it; its log: {layout.state}/log/libvirtd.log",
+        ) from error

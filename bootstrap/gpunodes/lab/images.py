@@ -1,0 +1,180 @@
+"""Node images: what a hoster gives, made from Debian's packages and kept by the hash of their recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.lab import initrd
+from gpunodes.lab.host import Say, run, which
+from gpunodes.lab.layout import USER, System
+
+DISK_SIZE = "20G"
+"""Of the machines' disks; sparse files on the host."""
+
+_PACKAGES = (
+    # starts, logs in, gets an address
+    "systemd", "systemd-sysv", "dbus", "udev", "openssh-server", "sudo", "login", "passwd", "linux-image-cloud-amd64",
+    # what hosters' images have and Kubernetes' packages or Ansible expect
+    "python3", "python3-apt", "ca-certificates", "curl", "gpgv", "kmod", "procps", "iproute2", "iputils-ping",
+    "netbase", "less", "zstd",
+)  # fmt: skip
+
+_NETWORK = """[Match]
+Name=en* eth*
+
+[Network]
+DHCP=ipv4
+IPv6AcceptRA=no
+
+[DHCPv4]
+UseHostname=no
+UseDNS=no
+"""
+
+# Runs in the finished tree. Units that only cost time on an emulated machine are masked: nobody upgrades it overnight.
+_CUSTOMISE = f"""set -eu
+cd "$1"
+chroot . useradd --create-home --shell /bin/bash --groups sudo {USER}
+echo '{USER} ALL=(ALL) NOPASSWD: ALL' > etc/sudoers.d/{USER}
+chmod 0440 etc/sudoers.d/{USER}
+install -d -m 0700 -o 1000 -g 1000 home/{USER}/.ssh
+cat > etc/systemd/network/10-ethernet.network <<'END'
+{_NETWORK}END
+echo '/dev/vda / ext4 rw,noatime,discard 0 0' > etc/fstab
+chroot . systemctl --quiet enable systemd-networkd.service
+chroot . systemctl --quiet disable systemd-networkd-wait-online.service
+for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \\
+    fstrim.timer getty@tty1.service systemd-pstore.service sshd-keygen.service; do
+    ln -sf /dev/null "etc/systemd/system/$unit"
+done
+rm -f etc/ssh/ssh_host_* etc/machine-id var/lib/dbus/machine-id etc/hostname etc/resolv.conf etc/hosts
+rm -f etc/apt/sources.list etc/apt/sources.list.d/* boot/initrd.img-*
+"""
+
+_MKFS = ("-q", "-F", "-L", "root", "-N", "400000", "-m", "0", "-E", "lazy_itable_init=0,assume_storage_prezeroed=1")
+
+
+@dataclass(frozen=True)
+class Image:
+    """A node image in the cache."""
+
+    folder: Path
+
+    @property
+    def disk(self) -> Path:
+        """The root file system, raw, without partitions."""
+        return self.folder / "disk.raw"
+
+    @property
+    def kernel(self) -> Path:
+        """Debian's kernel, as it lies in the image."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """Our ramdisk for that kernel."""
+        return self.folder / "initrd.img"
+
+
+def recipe_hash(system: System) -> str:
+    """Names an image: equal recipes make equal images, up to Debian's own point releases."""
+    recipe = [system.suite, _PACKAGES, _CUSTOMISE, _MKFS, DISK_SIZE, Path(initrd.__file__).read_text()]
+    return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
+
+
+def get(cache: Path, system: System, say: Say) -> Image:
+    """The image of ``system``, made if the cache has none.
+
+    Raises:
+        GpunodesError: a tool failed, or no source of Debian packages is configured on this machine.
+    """
+    folder = cache / "images" / f"{system}-{recipe_hash(system)}"
+    if not folder.is_dir():
+        say(f"making the {system} image (once; about 2 minutes)")
+        with _fresh_folder(folder) as scratch:
+            _make(system, scratch)
+    return Image(folder)
+
+
+@contextmanager
+def _fresh_folder(target: Path) -> Iterator[Path]:
+    """A scratch folder that becomes ``target`` in one step when all went well, and vanishes otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        if not target.is_dir():
+            scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _make(system: System, folder: Path) -> None:
+    tree = folder / "tree"
+    customise = folder / "customise"
+    customise.write_text(_CUSTOMISE)
+    options = [word for option in apt_options() for word in ("--aptopt", option)]
+    for path in ("doc", "man", "info", "locale", "lintian"):
+        options += ["--dpkgopt", f"path-exclude=/usr/share/{path}/*"]
+    run(
+        ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, "--include", ",".join(_PACKAGES),
+         "--customize-hook", f'sh {customise} "$1"', system.suite, tree, debian_archive()],
+        timeout=1800,
+    )  # fmt: skip
+    kernel = next((tree / "boot").glob("vmlinuz-*"))
+    modules = tree / "usr/lib/modules" / kernel.name.removeprefix("vmlinuz-")
+    busybox = which("busybox")
+    if busybox is None:
+        raise GpunodesError("busybox is missing", remedy="apt-get install busybox-static")
+    image = Image(folder)
+    image.initrd.write_bytes(initrd.build(modules, Path(busybox)))
+    shutil.copy(kernel, image.kernel)
+    run(["mkfs.ext4", *_MKFS, "-d", tree, image.disk, DISK_SIZE], timeout=600)
+    shutil.rmtree(tree)
+    customise.unlink()
+
+
+def debian_archive() -> str:
+    """Where this machine gets Debian's packages from: its own apt sources, or GPUNODES_DEBIAN_ARCHIVE.
+
+    Raises:
+        WrongInput: its apt has no source of a Debian release.
+    """
+    given = os.environ.get("GPUNODES_DEBIAN_ARCHIVE")
+    if given:
+        return given
+    listed = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"])
+    uri = pick_archive(listed)
+    if uri is None:
+        raise WrongInput(
+            "apt on this machine has no source of a Debian release",
+            "one like `deb URI bookworm main`",
+            "set GPUNODES_DEBIAN_ARCHIVE to the URI of a Debian archive",
+        )
+    return uri
+
+
+def pick_archive(listed: str) -> str | None:
+    """The URI of Debian's main archive among ``apt-get indextargets`` lines of URI, release and component."""
+    releases = {system.suite for system in System} | {"stable", "testing", "oldstable", "sid", "unstable", "forky"}
+    for line in listed.splitlines():
+        uri, release, component = line.split()
+        if release in releases and component == "main":
+            return uri
+    return None
+
+
+def apt_options() -> list[str]:
+    """How this machine's apt reaches its sources (proxies, certificates), as options for another apt."""
+    lines = run(["apt-config", "dump", "Acquire"]).splitlines()
+    return [line.rstrip(";") for line in lines if "Proxy" in line or "CaInfo" in line or "Verify-Peer" in line]

@@ -1,0 +1,91 @@
+"""The ordinary Ansible inventory that a lab leaves in the current folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpunodes.errors import WrongInput
+from gpunodes.lab.host import Owner
+from gpunodes.lab.layout import USER, Layout, Record, Role
+
+_MARK = "# Made by `gpunodes lab up`"
+
+# Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
+_TIMEOUTS = {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"}
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder whose inventory is not a lab's.
+
+    Raises:
+        WrongInput: names the file.
+    """
+    for path in (folder / "hosts.yml", folder / "group_vars" / "all.yml"):
+        if path.exists() and not path.read_text().startswith(_MARK):
+            raise WrongInput(
+                f"{path} is there and no lab made it", "a folder without an inventory", "change to another folder"
+            )
+
+
+def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The inventory's files, by path below its folder."""
+    mark = f"{_MARK} (lab {record.name}); `gpunodes lab down` removes it as long as nobody has changed it.\n"
+    groups = {
+        role.value: {
+            "hosts": {each.name: {"ansible_host": each.address} for each in record.machines if each.role is role}
+        }
+        for role in Role
+    }
+    connection = {
+        "ansible_user": USER,
+        "ansible_ssh_private_key_file": str(layout.ssh_key),
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    hosts = {"all": {"children": groups, "vars": connection}}
+    variables = {**settings, **({} if record.accelerator == "kvm" else {"gpunodes_kubeadm_timeouts": _TIMEOUTS})}
+    return {
+        "hosts.yml": mark + yaml.safe_dump(hosts, sort_keys=False),
+        "group_vars/all.yml": mark + yaml.safe_dump(variables, sort_keys=False),
+    }
+
+
+def write(folder: Path, files: Mapping[str, str], owner: Owner) -> dict[str, str]:
+    """Write the files as ``owner``'s; return each path and the hash of its content, for :func:`remove`."""
+    written = {}
+    for name, text in files.items():
+        path = folder / name
+        for parent in reversed(path.relative_to(folder.parent).parents):
+            directory = folder.parent / parent
+            if not directory.is_dir():
+                directory.mkdir()
+                owner.give(directory)
+        path.write_text(text)
+        owner.give(path)
+        written[str(path)] = _hash(text)
+    return written
+
+
+def remove(written: Mapping[str, str]) -> list[Path]:
+    """Remove what :func:`write` made; return the files that stay because somebody has changed them."""
+    kept = []
+    for name, known in written.items():
+        path = Path(name)
+        if not path.exists():
+            continue
+        if _hash(path.read_text()) != known:
+            kept.append(path)
+            continue
+        path.unlink()
+    for folder in sorted({Path(name).parent for name in written}, key=lambda path: -len(path.parts)):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    return kept
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

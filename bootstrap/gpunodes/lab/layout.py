@@ -1,0 +1,217 @@
+"""What a lab consists of: its names, paths, addresses and machines. Pure data; nothing here touches the host."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+from gpunodes.errors import WrongInput
+
+BRIDGE = "lab0"
+USER = "admin"
+"""The unprivileged user of every machine, as a hoster's images have one."""
+SUBNETS = tuple(IPv4Network(f"10.213.{third}.0/24") for third in range(16))
+"""Where a lab may live; the first that the host does not use is taken."""
+
+_NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
+_FIRST_BMC_PORT = 8001
+
+
+class Role(StrEnum):
+    """What a machine is meant to become."""
+
+    CONTROL_PLANE = "control_plane"
+    WORKER = "workers"
+
+
+class System(StrEnum):
+    """Operating systems that a lab can give its machines."""
+
+    DEBIAN12 = "debian12"
+    DEBIAN13 = "debian13"
+
+    @property
+    def suite(self) -> str:
+        """The name that Debian's archive knows it by."""
+        return {"debian12": "bookworm", "debian13": "trixie"}[self.value]
+
+
+def cache_dir() -> Path:
+    """The folder for what is expensive to make and may be kept (XDG base directory specification)."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "gpunodes"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and paths of the lab called ``name``; all of them are distinct between labs."""
+
+    name: str
+    cache: Path
+    run: Path = Path("/run")
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            # 10 characters, since the kernel limits a link's name to 15.
+            raise WrongInput(
+                f"the lab's name is {self.name!r}",
+                "a lower-case letter, then at most 9 lower-case letters and digits",
+                "choose another --name",
+            )
+
+    @property
+    def namespace(self) -> str:
+        """The network namespace."""
+        return f"gpunodes-{self.name}"
+
+    @property
+    def link(self) -> str:
+        """The host's end of the pair of links that joins host and namespace."""
+        return f"gpn-{self.name}"
+
+    @property
+    def state(self) -> Path:
+        """Configuration, sockets, logs and keys of the running lab."""
+        return self.run / self.namespace
+
+    @property
+    def disks(self) -> Path:
+        """The machines' disks: too large for /run, which may be memory."""
+        return self.cache / "run" / self.name
+
+    @property
+    def libvirt_uri(self) -> str:
+        """The lab's own libvirt daemon."""
+        return f"qemu+unix:///system?socket={self.state}/libvirt/libvirt-sock"
+
+    @property
+    def ssh_key(self) -> Path:
+        """The private key that opens every machine."""
+        return self.state / "ssh" / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The machines' host keys, known before their first start."""
+        return self.state / "ssh" / "known_hosts"
+
+    def console_log(self, machine: str) -> Path:
+        """All that a machine has written to its serial console."""
+        return self.state / "console" / f"{machine}.log"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One virtual machine and its BMC."""
+
+    name: str
+    role: Role
+    address: str
+    mac: str
+    uuid: str
+    memory_mib: int
+    cpus: int
+    bmc_port: int
+    bmc_password: str
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Machine:
+        """The reverse of :func:`dataclasses.asdict`."""
+        return cls(**{**data, "role": Role(data["role"])})
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a running lab was made from; kept in its state folder so that any later command finds it."""
+
+    name: str
+    system: System
+    subnet: str
+    accelerator: str
+    machines: tuple[Machine, ...]
+    inventory: str
+    """The inventory folder that ``up`` wrote."""
+    mirror: str | None
+    """The folder that the mirror serves; none when the lab has no mirror."""
+
+    @property
+    def gateway(self) -> str:
+        """The bridge: the machines' gateway, name server and mirror."""
+        return str(IPv4Network(self.subnet)[1])
+
+    def machine(self, name: str) -> Machine:
+        """The machine called ``name``.
+
+        Raises:
+            WrongInput: there is none.
+        """
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        names = ", ".join(each.name for each in self.machines)
+        raise WrongInput(f"the lab has no machine {name!r}", f"one of {names}")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        """The reverse of :meth:`to_json`."""
+        machines = tuple(Machine.from_json(each) for each in data["machines"])
+        return cls(**{**data, "system": System(data["system"]), "machines": machines})
+
+
+def free_subnet(used: Sequence[IPv4Network]) -> IPv4Network:
+    """The first subnet that overlaps none of those ``used`` on the host.
+
+    Raises:
+        WrongInput: all are in use.
+    """
+    for subnet in SUBNETS:
+        if not any(subnet.overlaps(each) for each in used):
+            return subnet
+    raise WrongInput(
+        f"the host has routes into all of {SUBNETS[0]} to {SUBNETS[-1]}", "one of them free", "take down another lab"
+    )
+
+
+def host_address(subnet: IPv4Network) -> IPv4Address:
+    """The host's own address in the lab's subnet."""
+    return subnet[254]
+
+
+def plan_machines(
+    subnet: IPv4Network,
+    workers: int,
+    control_plane_mib: int,
+    worker_mib: int,
+    cpus: int,
+    identities: Sequence[tuple[str, str]],
+) -> tuple[Machine, ...]:
+    """One control-plane machine and ``workers`` workers with fixed addresses.
+
+    ``identities`` gives each machine its UUID and its BMC's password, in order.
+    """
+    plan = [("control-1", Role.CONTROL_PLANE, 11, control_plane_mib)]
+    plan += [(f"worker-{number}", Role.WORKER, 20 + number, worker_mib) for number in range(1, workers + 1)]
+    return tuple(
+        Machine(
+            name=name,
+            role=role,
+            address=str(subnet[host]),
+            # 52:54:00 is QEMU's own prefix.
+            mac=f"52:54:00:{subnet.network_address.packed[1]:02x}:{subnet.network_address.packed[2]:02x}:{host:02x}",
+            uuid=identity[0],
+            memory_mib=memory,
+            cpus=cpus,
+            bmc_port=_FIRST_BMC_PORT + index,
+            bmc_password=identity[1],
+        )
+        for index, ((name, role, host, memory), identity) in enumerate(zip(plan, identities, strict=True))
+    )

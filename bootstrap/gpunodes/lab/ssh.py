@@ -1,0 +1,80 @@
+"""Reaching the machines as any user does: by the ssh program."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.layout import USER, Layout, Machine
+
+START_LIMIT = 300
+"""Seconds that a machine gets from power to SSH; 15 were seen on an idle host without KVM."""
+
+
+def command(layout: Layout, machine: Machine, words: Sequence[str] = ()) -> list[str]:
+    """The ssh command line that opens ``machine``."""
+    options = {
+        "UserKnownHostsFile": str(layout.known_hosts),
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+        "ConnectTimeout": "10",
+        "LogLevel": "ERROR",
+    }
+    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", "-F", "none", "-i", str(layout.ssh_key), *flags, f"{USER}@{machine.address}", *words]
+
+
+def answers(machine: Machine, timeout: float = 3) -> bool:
+    """Whether the machine's SSH server greets within ``timeout`` seconds."""
+    try:
+        with socket.create_connection((machine.address, 22), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def wait(layout: Layout, machine: Machine, deadline: float) -> None:
+    """Wait until a login works.
+
+    Raises:
+        GpunodesError: it does not by ``deadline`` (of ``time.monotonic``); carries the console's last lines.
+    """
+    error = "no SSH server"
+    while time.monotonic() < deadline:
+        if answers(machine):
+            words = command(layout, machine, ["true"])
+            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+            if done.returncode == 0:
+                return
+            error = done.stderr.strip()
+        time.sleep(0.5)
+    raise GpunodesError(
+        f"{machine.name} does not let us in: {error}; its console's last lines: {console_tail(layout, machine)}",
+        remedy=f"look at `gpunodes lab console {machine.name}`",
+    )
+
+
+def console_tail(layout: Layout, machine: Machine, lines: int = 5) -> str:
+    """The last lines of the machine's console, on one line."""
+    try:
+        text = layout.console_log(machine.name).read_text(errors="replace")
+    except OSError:
+        return "(none)"
+    return " / ".join([line.strip() for line in text.splitlines() if line.strip()][-lines:]) or "(none)"
+
+
+def set_clock(layout: Layout, machine: Machine) -> None:
+    """Give the machine the host's time: a restored one still has the time of its snapshot.
+
+    Raises:
+        GpunodesError: it did not answer.
+    """
+    words = command(layout, machine, ["sudo", "date", "--utc", "--set", f"@{time.time():.3f}"])
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    if done.returncode:
+        raise GpunodesError(f"setting the clock of {machine.name} failed: {done.stderr.strip()}")

@@ -1,0 +1,46 @@
+"""Whether KVM works here, by a trial: a device node that opens may still be unable to run a stock kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from gpunodes.lab import initrd
+from gpunodes.lab.images import Image
+
+_LIMIT = 20
+"""Seconds; with a working KVM the trial takes about one."""
+
+
+def accelerator(cache: Path, image: Image) -> str:
+    """``kvm`` when a trial boot of the image's kernel succeeds, else ``tcg`` (emulation).
+
+    The verdict is kept until this machine starts again, or the image or QEMU changes.
+    """
+    version = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    asked = {"boot": boot, "image": image.folder.name, "qemu": version.splitlines()[0]}
+    kept = cache / "accelerator.json"
+    try:
+        known = json.loads(kept.read_text())
+        if known["asked"] == asked:
+            return str(known["verdict"])
+    except (OSError, ValueError, KeyError):
+        pass
+    verdict = "kvm" if Path("/dev/kvm").exists() and _boots(image) else "tcg"
+    kept.write_text(json.dumps({"asked": asked, "verdict": verdict}))
+    return verdict
+
+
+def _boots(image: Image) -> bool:
+    command = [
+        "qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults", "-nographic", "-no-reboot",
+        "-serial", "stdio", "-kernel", str(image.kernel), "-initrd", str(image.initrd),
+        "-append", f"console=ttyS0 quiet panic=-1 {initrd.TRIAL}",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return initrd.TRIAL_PASSED in done.stdout
