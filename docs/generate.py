@@ -164,7 +164,7 @@ def option_text(option: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     if option.get("required"):
         facts.append("required")
     if "choices" in option:
-        facts.append("one of " + ", ".join(f"`{choice}`" for choice in option["choices"]))
+        facts.append("one of " + ", ".join(literal(choice) for choice in option["choices"]))
     if "default" in option:
         facts.append(f"default {literal(option['default'])}")
     yield f"{prefix}*{facts[0]}*" + "".join(f", {fact}" for fact in facts[1:])
