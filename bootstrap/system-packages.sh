@@ -36,5 +36,4 @@ if ((EUID != 0)); then
 fi
 echo "setup: installing Debian packages: ${missing[*]}"
 "${as_root[@]}" apt-get update -q
-# Nothing is started by their installation: the lab starts its own daemons, in its own network namespace.
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
