@@ -245,7 +245,7 @@ def test_settings_point_at_the_mirror(tmp_path: Path) -> None:
         "gpunodes_kubernetes_packages_url": "http://mirror.lab/kubernetes/core:/stable:/v{minor}/{format}/",
         "gpunodes_kubernetes_packages_key": "armoured",
         "gpunodes_kubernetes_packages_fingerprint": "ABCD",
-        "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/debian",
+        "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",
         "gpunodes_docker_packages_key": "armoured",
         "gpunodes_docker_packages_fingerprint": "ABCD",
         "gpunodes_image_mirrors": {

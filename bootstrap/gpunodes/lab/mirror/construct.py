@@ -195,7 +195,7 @@ def settings(base_url: str, tree: Path) -> dict[str, Any]:
         "gpunodes_kubernetes_packages_url": f"{base}/kubernetes/core:/stable:/v{{minor}}/{{format}}/",
         "gpunodes_kubernetes_packages_key": key,
         "gpunodes_kubernetes_packages_fingerprint": about["fingerprint"],
-        "gpunodes_docker_packages_url": f"{base}/docker/linux/debian",
+        "gpunodes_docker_packages_url": f"{base}/docker/linux/{{system}}",
         "gpunodes_docker_packages_key": key,
         "gpunodes_docker_packages_fingerprint": about["fingerprint"],
         "gpunodes_image_mirrors": dict.fromkeys(REGISTRIES, base),
