@@ -1,0 +1,1 @@
+"""Code that modules share; Ansible finds the package ``gpunodes`` in it."""

@@ -1,0 +1,445 @@
+"""The cluster as its API shows it: its nodes, join tokens, objects, and whether a node is really ready."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import kube_api, kubeadm, kubeconfig
+from .kube_api import ApiError, Client
+from .problem import MachineProblem
+from .process import run
+
+READY_BOOT = "gpunodes.dev/ready-boot"
+"""Node annotation: the boot id of the machine when it was proven ready."""
+_SYSTEM = "/api/v1/namespaces/kube-system"
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+_POLL_S = 1.0
+NETWORK_LABEL = "gpunodes.dev/network"
+"""Label of the network add-on's pods."""
+
+
+def info(required: bool) -> dict[str, Any] | None:
+    """The cluster of this control-plane machine; None where there is none, unless it is ``required``."""
+    config = kubeconfig.load(kubeconfig.ADMIN)
+    if config is None:
+        if required:
+            kube_api.admin()
+        return None
+    client = Client(config)
+    try:
+        version = client.get("/version")["gitVersion"]
+        nodes = client.get("/api/v1/nodes")["items"]
+        pods = client.get(f"{_SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
+        pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    except ApiError:
+        if required:
+            raise
+        return None
+    return {
+        "version": version,
+        "endpoint": config.server.partition("://")[2],
+        "ca_hash": config.ca_hash,
+        "nodes": [describe(node, pods) for node in nodes],
+    }
+
+
+def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A node in the words of this project. ``proven``: it was proven ready in its present boot, and still looks so."""
+    about = node["status"]["nodeInfo"]
+    name = node["metadata"]["name"]
+    annotations = node["metadata"].get("annotations") or {}
+    labels = node["metadata"].get("labels") or {}
+    addresses = {entry["type"]: entry["address"] for entry in node["status"].get("addresses", ())}
+    why = not_ready(node)
+    waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
+    return {
+        "name": name,
+        "role": "control_plane" if _CONTROL_PLANE in labels else "worker",
+        "address": addresses.get("InternalIP", ""),
+        "version": about["kubeletVersion"],
+        "ready": not why,
+        "reason": why or (waiting[0] if waiting else ""),
+        "schedulable": not node.get("spec", {}).get("unschedulable", False),
+        "machine_id": about["machineID"],
+        "product_uuid": about["systemUUID"].lower(),
+        "boot_id": about["bootID"],
+        "proven": not why and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+    }
+
+
+def not_ready(node: Mapping[str, Any]) -> str:
+    """Why the node is not Ready, in its kubelet's words; "" when it is."""
+    for condition in node["status"].get("conditions", ()):
+        if condition["type"] == "Ready":
+            if condition["status"] == "True":
+                return ""
+            return str(condition.get("message") or condition.get("reason") or "not Ready")
+    return "its kubelet has not reported yet"
+
+
+def on_node(pods: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    return [pod for pod in pods if pod["spec"].get("nodeName") == name]
+
+
+def pod_problem(pod: Mapping[str, Any]) -> str:
+    """What a pod waits for, in the first words that say it; "" when it runs and is ready."""
+    status = pod["status"]
+    name = pod["metadata"]["name"]
+    for container in [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]:
+        waiting = container["state"].get("waiting", {})
+        last = container.get("lastState", {}).get("terminated", {})
+        if waiting and waiting.get("reason") not in {"PodInitializing", "ContainerCreating"}:
+            cause = last.get("message") or waiting.get("message") or ""
+            return f"pod {name}: {waiting.get('reason')}: {cause.strip()}".rstrip(": ")
+        ended = container["state"].get("terminated", {})
+        if ended and ended.get("exitCode"):
+            return f"pod {name}: ended with {ended['exitCode']}: {ended.get('message') or ended.get('reason')}"
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    if conditions.get("Ready", {}).get("status") == "True":
+        return ""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"pod {name}: {scheduled.get('message')}"
+    return f"pod {name} is {status.get('phase', 'unknown').lower()}"
+
+
+# Tokens
+
+
+def make_token(ttl_s: int, limit_s: float) -> str:
+    """A bootstrap token that dies by itself after ``ttl_s``; returned when joins can use it."""
+    client = kube_api.admin()
+    token = kubeadm.new_token()
+    name, _, secret = token.partition(".")
+    ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=ttl_s)
+    client.call(
+        "POST",
+        f"{_SYSTEM}/secrets",
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "bootstrap.kubernetes.io/token",
+            "metadata": {"name": f"bootstrap-token-{name}"},
+            "stringData": {
+                "description": "gpunodes join",
+                "token-id": name,
+                "token-secret": secret,
+                "expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "usage-bootstrap-authentication": "true",
+                "usage-bootstrap-signing": "true",
+                "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token",
+            },
+        },
+    )
+    deadline = time.monotonic() + limit_s
+    while True:
+        # The controller manager signs cluster-info with every token; a join that comes earlier waits much longer.
+        signed = client.get("/api/v1/namespaces/kube-public/configmaps/cluster-info")["data"]
+        if f"jws-kubeconfig-{name}" in signed:
+            return token
+        if time.monotonic() > deadline:
+            client.delete(f"{_SYSTEM}/secrets/bootstrap-token-{name}")
+            raise MachineProblem(
+                f"the join token was not taken up within {limit_s:.0f} s",
+                "a controller manager that works",
+                "see `kubectl -n kube-system get pods` on the control plane",
+            )
+        time.sleep(0.3)
+
+
+def delete_tokens() -> list[str]:
+    """Delete every token of ours, those of earlier interrupted joins included; their names."""
+    client = kube_api.admin()
+    found = client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
+    ours = [item["metadata"]["name"] for item in found if (item.get("data") or {}).get("description") == _OURS]
+    return [name for name in ours if client.delete(f"{_SYSTEM}/secrets/{name}")]
+
+
+_OURS = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
+
+
+# Objects
+
+
+def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[dict[str, str]]]:
+    """Server-side apply; the objects that changed, and what changed in them."""
+    client = kube_api.admin()
+    paths = _Paths(client)
+    changed, diffs = [], []
+    for wanted in objects:
+        title = f"{wanted['kind']} {wanted['metadata']['name']}"
+        path = paths.of(wanted)
+        before = client.find(path)
+        query = {"fieldManager": kube_api.MANAGER, "force": "true"}
+        if check:
+            query["dryRun"] = "All"
+        try:
+            after = client.call("PATCH", path, wanted, query, "application/apply-patch+yaml")
+        except ApiError as error:
+            # In check mode the namespace that the objects are in may not be there yet.
+            if not (check and error.status == 404 and before is None):  # noqa: PLR2004 - not found
+                raise
+            after = wanted
+        old, new = _essence(before), _essence(after)
+        if old != new:
+            changed.append(title)
+            diffs.append({"before": _text(old), "after": _text(new), "before_header": title, "after_header": title})
+    return changed, diffs
+
+
+def _essence(thing: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An object without what the cluster itself writes into it."""
+    if thing is None:
+        return None
+    noise = {"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"}
+    metadata = {key: value for key, value in thing["metadata"].items() if key not in noise}
+    annotations = dict(metadata.get("annotations") or {})
+    annotations.pop("deprecated.daemonset.template.generation", None)
+    return {
+        **{key: value for key, value in thing.items() if key != "status"},
+        "metadata": {**metadata, "annotations": annotations},
+    }
+
+
+def _text(thing: Mapping[str, Any] | None) -> str:
+    import json
+
+    return "" if thing is None else json.dumps(thing, indent=1, sort_keys=True) + "\n"
+
+
+@dataclass
+class _Paths:
+    """Finds the path of an object's kind by asking the API."""
+
+    client: Client
+    known: dict[str, dict[str, tuple[str, bool]]] = field(default_factory=dict)
+
+    def of(self, thing: Mapping[str, Any]) -> str:
+        version = str(thing["apiVersion"])
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        if version not in self.known:
+            listed = self.client.get(base)["resources"]
+            self.known[version] = {r["kind"]: (r["name"], r["namespaced"]) for r in listed if "/" not in r["name"]}
+        if thing["kind"] not in self.known[version]:
+            raise MachineProblem(f"the cluster knows no {thing['kind']} of {version}", "a kind that it knows", "")
+        name, namespaced = self.known[version][thing["kind"]]
+        folder = f"namespaces/{thing['metadata'].get('namespace', 'default')}/" if namespaced else ""
+        return f"{base}/{folder}{name}/{thing['metadata']['name']}"
+
+
+# Readiness
+
+
+@dataclass
+class _Watch:
+    """How far one node has come to being proven."""
+
+    name: str
+    why: str = "it is not a node of the cluster"
+    probe: str = ""
+    boot_id: str = ""
+    done: bool = False
+
+
+def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
+    """Wait until each node is ready in truth; by node why it is not, "" when it is.
+
+    Ready in truth: Node Ready, kube-proxy and the network add-on run there, and a pod there resolves and reaches the
+    API service. A node may be Ready before its network is.
+    """
+    client = kube_api.admin()
+    watches = [_Watch(name) for name in names]
+    deadline = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < deadline:
+            try:
+                _look(client, watches, image)
+            except ApiError as error:
+                for watch in watches:
+                    if not watch.done:
+                        watch.why = str(error)
+            if all(watch.done for watch in watches):
+                break
+            time.sleep(_POLL_S)
+    finally:
+        _clean(client, watches)
+    return {watch.name: "" if watch.done else watch.why for watch in watches}
+
+
+def _look(client: Client, watches: Sequence[_Watch], image: str) -> None:
+    nodes = {node["metadata"]["name"]: node for node in client.get("/api/v1/nodes")["items"]}
+    pods = client.get(f"{_SYSTEM}/pods")["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    for watch in watches:
+        if not watch.done and watch.name in nodes:
+            _advance(client, watch, nodes[watch.name], pods, image)
+
+
+def _advance(
+    client: Client, watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], image: str
+) -> None:
+    """Take one node as far as it goes now, and note what it waits for."""
+    watch.boot_id = node["status"]["nodeInfo"]["bootID"]
+    here = on_node(pods, watch.name)
+    networks = [pod for pod in here if NETWORK_LABEL in (pod["metadata"].get("labels") or {})]
+    proxies = [pod for pod in here if (pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-proxy"]
+    for title, found in (("kube-proxy", proxies), ("network add-on", networks)):
+        if not found:
+            watch.why = f"no pod of the {title} is on it yet"
+            return
+        problems = [problem for problem in map(pod_problem, found) if problem]
+        if problems:
+            watch.why = problems[0]
+            return
+    if why := not_ready(node):
+        watch.why = f"its kubelet says: {why}"
+        return
+    _probe(client, watch, image, pods)
+
+
+def _probe(client: Client, watch: _Watch, image: str, pods: Sequence[Mapping[str, Any]]) -> None:
+    if not watch.probe:
+        watch.probe = f"gpunodes-ready-{kubeadm.new_token()[:6]}"
+        client.call("POST", f"{_SYSTEM}/pods", probe_pod(watch.probe, watch.name, image))
+        watch.why = "the probe pod was not started yet"
+        return
+    pod = client.find(f"{_SYSTEM}/pods/{watch.probe}")
+    if pod is None:
+        watch.probe = ""
+    elif pod["status"].get("phase") == "Succeeded":
+        client.call(
+            "PATCH",
+            f"/api/v1/nodes/{watch.name}",
+            {"metadata": {"annotations": {READY_BOOT: watch.boot_id}}},
+            {"fieldManager": kube_api.MANAGER},
+            "application/merge-patch+json",
+        )
+        watch.done = True
+    elif pod["status"].get("phase") == "Failed":
+        watch.why = _first_cause(pod, pods)
+        client.delete(f"{_SYSTEM}/pods/{watch.probe}", gracePeriodSeconds="0")
+        watch.probe = ""
+    else:
+        watch.why = _event(client, watch.probe) or pod_problem(pod)
+
+
+def _first_cause(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
+    """Why the probe failed: what it said, or the cluster's DNS, when that is what does not run."""
+    ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
+    said = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
+    dns = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"]
+    troubles = [problem for problem in map(pod_problem, dns) if problem]
+    if dns and len(troubles) == len(dns):
+        return f"a pod there cannot resolve names: {troubles[0]}"
+    return f"a pod there does not reach the API service: {said or 'its program failed'}"
+
+
+def _event(client: Client, pod: str) -> str:
+    """The last warning about a pod: image pulls and networks that fail are only told there."""
+    found = client.get(f"{_SYSTEM}/events", fieldSelector=f"involvedObject.name={pod},type=Warning")["items"]
+    found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return f"{found[-1]['reason']}: {found[-1]['message']}" if found else ""
+
+
+_SERVICE = "kubernetes.default.svc.cluster.local"
+# Two words for the two things that can be wrong; the API server closes a connection that says nothing.
+_SCRIPT = (
+    f"busybox nslookup {_SERVICE} >/tmp/out 2>&1 || {{ tail -n 1 /tmp/out >/dev/termination-log; exit 1; }}; "
+    f"busybox nc -w 10 {_SERVICE} 443 </dev/null >/tmp/out 2>&1 || {{ cat /tmp/out >/dev/termination-log; exit 1; }}"
+)
+
+
+def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:
+    """A pod for one node that ends well when it can resolve and reach the API service."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "gpunodes"}},
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "activeDeadlineSeconds": 600,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": "probe",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["busybox", "sh", "-c", _SCRIPT],
+                    "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+                }
+            ],
+        },
+    }
+
+
+def _clean(client: Client, watches: Sequence[_Watch]) -> None:
+    """Delete our probes, those of interrupted runs included."""
+    try:
+        for pod in client.get(f"{_SYSTEM}/pods", labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]:
+            name = pod["metadata"]["name"]
+            if name.startswith("gpunodes-ready-") and (
+                pod["status"].get("phase") in {"Succeeded", "Failed"} or name in {watch.probe for watch in watches}
+            ):
+                client.delete(f"{_SYSTEM}/pods/{name}", gracePeriodSeconds="0")
+    except ApiError:
+        return  # what stays ends by its own deadline
+
+
+# Removal
+
+
+def remove(name: str, drain_limit_s: float, force: bool, check: bool) -> list[str]:
+    """Cordon, drain and delete a node; the actions taken, none when it is no node."""
+    client = kube_api.admin()
+    node = client.find(f"/api/v1/nodes/{name}")
+    if node is None:
+        return []
+    if _CONTROL_PLANE in (node["metadata"].get("labels") or {}):
+        raise MachineProblem(f"{name} is the control plane", "a worker", "gpunodes reset destroys the whole cluster")
+    actions = [f"drain {name}", f"delete node {name}"]
+    if check:
+        return actions
+    done = run(
+        [
+            "kubectl",
+            f"--kubeconfig={kubeconfig.ADMIN}",
+            "drain",
+            name,
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            "--force",
+            f"--timeout={drain_limit_s:.0f}s",
+            # The kubelet of a machine that is gone never confirms an eviction.
+            *(
+                ["--disable-eviction", "--grace-period=0", "--skip-wait-for-delete-timeout=1"]
+                if not_ready(node)
+                else []
+            ),
+        ],
+        drain_limit_s + 60,
+    )
+    if not done.ok and not force:
+        errors = [line.strip() for line in done.err.splitlines() if line.startswith(("error", "There are pending"))]
+        first = (errors or done.err.splitlines()[-1:] or [""])[0]
+        raise MachineProblem(
+            f"{name} cannot be drained within {drain_limit_s:.0f} s: {first}",
+            "all its pods moved; it stays cordoned",
+            "see `kubectl get pods -A --field-selector spec.nodeName=" + name + "` and pod disruption budgets",
+        )
+    client.delete(f"/api/v1/nodes/{name}")
+    return actions
+
+
+def node_name(nodes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The node that one of ``names`` (inventory name, address, host name) stands for, "" when none does."""
+    for node in nodes:
+        if node["name"] in {name.lower() for name in names} or node["address"] in names:
+            return str(node["name"])
+    return ""

@@ -1,0 +1,50 @@
+"""Files written so that a power cut leaves either the old content or the new, never half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+
+def read(path: str) -> str | None:
+    """The content of a text file, or None when it is not there."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write(path: str, content: str, mode: int, uid: int = 0, gid: int = 0) -> None:
+    """Write ``content`` in one step: a temporary file beside it, flushed to the disk, then renamed."""
+    folder = os.path.dirname(path)
+    descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(file.fileno(), mode)
+            if os.geteuid() == 0:
+                os.fchown(file.fileno(), uid, gid)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        remove(partial)
+        raise
+    _sync_folder(folder)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename in ``folder`` outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

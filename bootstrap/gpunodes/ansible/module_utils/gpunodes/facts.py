@@ -1,0 +1,237 @@
+"""Reads all that preflight needs to know of a machine, in one go. Nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import disk, host, kubeconfig, ledger, packages
+from .problem import MachineProblem
+from .process import run
+
+PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
+MODULES = ("overlay", "br_netfilter")
+_LISTENING = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+_ANSWER_LIMIT_S = 20
+_UNAUTHORIZED = 401
+
+
+def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The facts; ``sources`` are asked meanwhile."""
+    system = parse_os_release(disk.read("/etc/os-release") or "")
+    checks = [SourceCheck(filled(source, system)) for source in sources if concerns(source, system)]
+    for check in checks:
+        check.start()
+    facts = _machine()
+    for check in checks:
+        check.join()
+    facts["sources"] = [check.result for check in checks]
+    return facts
+
+
+def _machine() -> dict[str, Any]:
+    kernel = platform.release()
+    manager: packages.Manager | None = None
+    with contextlib.suppress(MachineProblem):
+        manager = packages.detect()
+    installed = manager.installed(PACKAGES) if manager else {}
+    return {
+        "os": parse_os_release(disk.read("/etc/os-release") or ""),
+        "arch": platform.machine(),
+        "kernel": kernel,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_mib": parse_memory(disk.read("/proc/meminfo") or ""),
+        "disk_free_mib": _free_mib("/var/lib"),
+        "cgroup": 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else 1,
+        "swap": host.active_swaps(disk.read("/proc/swaps") or ""),
+        "hostname": socket.gethostname(),
+        "machine_id": _line("/etc/machine-id"),
+        "product_uuid": _line("/sys/class/dmi/id/product_uuid"),
+        "boot_id": _line("/proc/sys/kernel/random/boot_id"),
+        "time": time.time(),
+        "default_address": _default_address(),
+        "listening": parse_listening((disk.read("/proc/net/tcp") or "") + (disk.read("/proc/net/tcp6") or "")),
+        "modules": {name: _module(name, kernel) for name in MODULES},
+        "package_manager": None if manager is None else "apt" if isinstance(manager, packages.Apt) else "dnf",
+        "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
+        "kubernetes": kubernetes(),
+        "ledger": os.path.exists(ledger.PATH),
+    }
+
+
+def kubernetes() -> dict[str, Any]:
+    """What this machine is in a cluster. Only a finished join counts: ``role`` is None while one is half done."""
+    kubelet = kubeconfig.load(kubeconfig.KUBELET)
+    admin = kubeconfig.load(kubeconfig.ADMIN)
+    # The CA's file is there before kubelet.conf is: a join that stopped half way still says whose it was.
+    ca = disk.read(kubeconfig.CA)
+    ca_hash = None
+    with contextlib.suppress(MachineProblem):
+        ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
+    role = None
+    if admin is not None or os.path.exists("/etc/kubernetes/manifests/kube-apiserver.yaml"):
+        role = "control_plane"
+    elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
+        role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
+    return {
+        "role": role,
+        "ca_hash": ca_hash,
+        "server": kubelet.server if kubelet else None,
+        "kubelet_version": _kubelet_version() if role else None,
+    }
+
+
+BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
+CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+
+
+def _kubelet_version() -> str | None:
+    found = re.search(r"v\d+\.\d+\.\d+\S*", run(["kubelet", "--version"]).out)
+    return found.group(0) if found else None
+
+
+def parse_os_release(text: str) -> dict[str, str | None]:
+    """os-release(5)."""
+    values = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign and not name.startswith("#"):
+            with contextlib.suppress(ValueError):
+                values[name.strip()] = "".join(shlex.split(value))
+    return {
+        "id": values.get("ID"),
+        "version": values.get("VERSION_ID"),
+        "codename": values.get("VERSION_CODENAME"),
+        "name": _pretty(text),
+    }
+
+
+def _pretty(text: str) -> str | None:
+    found = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def parse_memory(text: str) -> int:
+    """MemTotal of /proc/meminfo, in MiB."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found.group(1)) // 1024 if found else 0
+
+
+def parse_listening(text: str) -> list[int]:
+    """The ports in state LISTEN of /proc/net/tcp and tcp6."""
+    ports = set()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3] == _LISTENING:  # noqa: PLR2004 - number, local, remote, state
+            ports.add(int(words[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+def _module(name: str, kernel: str) -> str:
+    if os.path.exists(f"/sys/module/{name}"):
+        return "loaded"
+    for file in ("modules.dep", "modules.builtin"):
+        if re.search(rf"/{name}\.ko", disk.read(f"/lib/modules/{kernel}/{file}") or ""):
+            return "available"
+    return "missing"
+
+
+def _free_mib(path: str) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize // (1 << 20)
+
+
+def _line(path: str) -> str | None:
+    try:
+        return (disk.read(path) or "").strip() or None
+    except OSError:
+        return None
+
+
+def _default_address() -> str | None:
+    """The source address of the default route: where a packet to the outside would come from. None is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def concerns(source: Mapping[str, Any], system: Mapping[str, str | None]) -> bool:
+    """Whether a machine of this system takes anything from the source."""
+    major = (system["version"] or "").partition(".")[0]
+    return not source.get("systems") or f"{system['id']} {major}" in source["systems"]
+
+
+def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[str, Any]:
+    """``source`` with what depends on the system, and the address of its index."""
+    apt = system["id"] in {"debian", "ubuntu"}
+    words = {
+        "{system}": str(system["id"]) if apt else "rhel",
+        "{format}": "deb" if apt else "rpm",
+        "{codename}": system["codename"] or "",
+    }
+    result = dict(source)
+    for field in ("url", "key", "suite"):
+        for word, value in words.items():
+            result[field] = (result.get(field) or "").replace(word, value)
+    if source.get("kind") != "registry":
+        base = result["url"].rstrip("/")
+        if not apt:
+            result["url"] = f"{base}/repodata/repomd.xml"
+        else:
+            result["url"] = (
+                f"{base}/InRelease" if result["suite"] == "/" else f"{base}/dists/{result['suite']}/InRelease"
+            )
+    return result
+
+
+class SourceCheck(threading.Thread):
+    """Asks one outside source whether it answers, and holds its key against the fingerprint."""
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self.result: dict[str, Any] = {"name": source["name"], "url": source["url"], "ok": True, "error": None}
+
+    def run(self) -> None:
+        try:
+            ask(self._source)
+        except MachineProblem as problem:
+            self.result.update(ok=False, error=str(problem))
+        except Exception as error:
+            self.result.update(ok=False, error=f"{type(error).__name__}: {error}")
+
+
+def ask(source: Mapping[str, Any]) -> None:
+    """Raise MachineProblem unless the source answers and its key is right."""
+    import urllib.error
+    import urllib.request
+
+    url = str(source["url"])
+    if not url.startswith(("http://", "https://")):
+        raise MachineProblem("it is no http or https address", "", "correct the setting")
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_LIMIT_S) as answer:  # noqa: S310 - the scheme is checked above
+            answer.read(1)
+    except urllib.error.HTTPError as error:
+        # A registry asks for a token before anything else: it is there.
+        if not (error.code == _UNAUTHORIZED and source.get("kind") == "registry"):
+            raise MachineProblem(f"it answers {error.code} {error.reason}") from error
+    except OSError as error:
+        raise MachineProblem(f"it does not answer: {getattr(error, 'reason', None) or error}") from error
+    if key := source.get("key"):
+        repository = host.Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
+        host.check_key(host.fetch(repository.key) if "://" in repository.key else repository.key, repository)

@@ -1,0 +1,488 @@
+"""Brings one concern of a machine into its wanted state, noting in the ledger what it changes before it does."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import disk, ledger, openpgp, packages
+from .problem import MachineProblem
+from .process import must, run
+
+MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
+SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
+FSTAB_MARK = "# off for Kubernetes (gpunodes): "
+OUR_KEYS = "/etc/apt/keyrings"
+_KEY_LIMIT_S = 30
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A package source. ``suite`` is "/" for a flat one; ``key`` is an armoured key or the URL of one."""
+
+    name: str
+    url: str
+    key: str
+    fingerprint: str = ""
+    suite: str = "/"
+    components: str = ""
+
+
+@dataclass(frozen=True)
+class File:
+    """A whole file that is ours. ``contents`` chooses by the version of ``package``: {"1.*": ..., "2.*": ...}."""
+
+    path: str
+    content: str = ""
+    mode: str = "0644"
+    owner: str = "root"
+    package: str = ""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    validate: Sequence[str] = ()
+    """A command that accepts the file; ``%s`` stands for its path."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A systemd service: enabled always; started, and restarted after changes, unless ``started`` is false.
+
+    With ``when_exists`` it is started only where that file exists.
+    """
+
+    name: str
+    started: bool = True
+    when_exists: str = ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one concern wants."""
+
+    repositories: Sequence[Repository] = ()
+    packages: Sequence[packages.Wanted] = ()
+    files: Sequence[File] = ()
+    directories: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    swap_off: bool = False
+    services: Sequence[Service] = ()
+
+
+@dataclass
+class Outcome:
+    """What was changed, or in check mode would be."""
+
+    actions: list[str] = field(default_factory=list)
+    diffs: list[dict[str, str]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def spec_from(parameters: Mapping[str, Any]) -> Spec:
+    """The specification in a module's parameters."""
+
+    def each(kind: Callable[..., Any], key: str) -> tuple[Any, ...]:
+        return tuple(
+            kind(**{name: value for name, value in row.items() if value is not None})
+            for row in parameters.get(key) or ()
+        )
+
+    return Spec(
+        repositories=each(Repository, "repositories"),
+        packages=each(packages.Wanted, "packages"),
+        files=each(File, "files"),
+        directories=tuple(parameters.get("directories") or ()),
+        modules=tuple(parameters.get("modules") or ()),
+        sysctls={name: str(value) for name, value in (parameters.get("sysctls") or {}).items()},
+        swap_off=bool(parameters.get("swap_off")),
+        services=each(Service, "services"),
+    )
+
+
+class Converger:
+    """One run over a specification. ``check`` changes nothing."""
+
+    def __init__(self, spec: Spec, check: bool = False) -> None:
+        self.spec = spec
+        self.check = check
+        self.outcome = Outcome()
+        self.ledger = ledger.load()
+        self._manager: packages.Manager | None = None
+
+    def run(self) -> Outcome:
+        """Converge; raises MachineProblem at the first thing that cannot be done."""
+        missing = [path for path in self.spec.directories if not os.path.lexists(path)]
+        if missing and not self.check:
+            self.ledger.note_directories(missing)
+        self._kernel_modules()
+        self._sysctls()
+        if self.spec.swap_off:
+            self._swap()
+        for repository in self.spec.repositories:
+            self._repository(repository)
+        self._packages_and_files()
+        if self.spec.services:
+            self._services()
+        if not self.check:
+            self.ledger.save()
+        return self.outcome
+
+    def _step(self, action: str) -> bool:
+        """Note an action; whether to do it. The ledger is on the disk before it is done."""
+        self.outcome.actions.append(action)
+        if not self.check:
+            self.ledger.save()
+        return not self.check
+
+    # The kernel
+
+    def _kernel_modules(self) -> None:
+        if not self.spec.modules:
+            return
+        absent = [name for name in self.spec.modules if not os.path.exists(f"/sys/module/{name.replace('-', '_')}")]
+        if absent:
+            self.ledger.note_modules(absent)
+            if self._step(f"load kernel modules {', '.join(absent)}"):
+                for name in absent:
+                    must(["modprobe", name])
+        self._file(File(MODULES_FILE, "".join(f"{name}\n" for name in self.spec.modules)))
+
+    def _sysctls(self) -> None:
+        if not self.spec.sysctls:
+            return
+        lines = "".join(f"{name} = {value}\n" for name, value in sorted(self.spec.sysctls.items()))
+        self._file(File(SYSCTL_FILE, lines))
+        for name, value in self.spec.sysctls.items():
+            path = f"/proc/sys/{name.replace('.', '/')}"
+            before = disk.read(path)
+            if before is not None and before.split() == value.split():
+                continue
+            if before is not None:
+                self.ledger.note_sysctl(name, before.strip())
+            if self._step(f"set {name} to {value}"):
+                try:
+                    with open(path, "w", encoding="ascii") as file:
+                        file.write(value)
+                except OSError as error:
+                    raise MachineProblem(f"{name} cannot be set to {value}: {error.strerror}") from error
+
+    def _swap(self) -> None:
+        active = active_swaps(disk.read("/proc/swaps") or "")
+        fstab = disk.read("/etc/fstab") or ""
+        quiet = without_swap(fstab)
+        if active:
+            self.ledger.note_swaps(active)
+            if self._step(f"turn swap off ({', '.join(active)})"):
+                for device in active:
+                    must(["swapoff", device])
+        if quiet != fstab:
+            self._diff("/etc/fstab", fstab, quiet)
+            if self._step("comment swap out in /etc/fstab"):
+                disk.write("/etc/fstab", quiet, stat.S_IMODE(os.stat("/etc/fstab").st_mode))
+                must(["systemctl", "daemon-reload"])
+
+    # Packages and files
+
+    def _repository(self, repository: Repository) -> None:
+        apt = isinstance(self._packages(), packages.Apt)
+        key_path, source_path = repository_paths(repository.name, apt)
+        self._file(File(key_path, self._key(repository, key_path)))
+        self._file(File(source_path, render_repository(repository, key_path, apt)))
+
+    def _key(self, repository: Repository, path: str) -> str:
+        """The repository's key, checked against its fingerprint; what is on the machine is good if it fits."""
+        if "://" not in repository.key:
+            text = repository.key.strip() + "\n"
+            check_key(text, repository)
+            return text
+        existing = disk.read(path)
+        if (
+            existing
+            and repository.fingerprint
+            and openpgp.plain(repository.fingerprint) in openpgp.fingerprints(existing)
+        ):
+            return existing
+        text = fetch(repository.key)
+        check_key(text, repository)
+        return text
+
+    def _packages_and_files(self) -> None:
+        wanted = {package.name: package for package in self.spec.packages}
+        there = self._packages().installed(list(wanted)) if wanted else {}
+        for name, installed in there.items():
+            if not packages.fits(wanted[name], installed.version):
+                raise MachineProblem(
+                    f"{name} {installed.version} is installed",
+                    f"{wanted[name].version}: nothing is upgraded or downgraded here",
+                    "remove the package, or choose the version that is there",
+                )
+        missing = [package for name, package in wanted.items() if name not in there]
+        versions = {name: installed.version for name, installed in there.items()}
+        chosen = self._choose(missing) if missing else {}
+        versions.update(chosen)
+        # Files first: a package that starts its service at installation then starts it as configured.
+        changed = any(self._file(variant(file, versions)) for file in self.spec.files)
+        if chosen:
+            self._install(chosen)
+        self.outcome.versions = versions
+        held = {name for name, installed in there.items() if installed.held}
+        unheld = [package.name for package in self.spec.packages if package.hold and package.name not in held]
+        if unheld:
+            self.ledger.note_holds(unheld)
+            if self._step(f"hold {', '.join(unheld)}"):
+                self._packages().hold(unheld, held=True)
+        if (changed or chosen) and not self.check:
+            self.ledger.save()
+
+    def _choose(self, missing: Sequence[packages.Wanted]) -> dict[str, str]:
+        """The exact version of each missing package."""
+        if self.check:
+            # Without the source in place nobody knows which versions it has.
+            return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
+        manager = self._packages()
+        if manager.mend():
+            self.outcome.actions.append("finish what an interrupted package installation left")
+        names = [package.name for package in missing]
+        available = manager.available(names)
+        stale = any(action.startswith(("write /etc/apt", "write /etc/yum")) for action in self.outcome.actions)
+        if stale or not all(
+            any(packages.fits(package, v) for v in available.get(package.name, ())) for package in missing
+        ):
+            manager.refresh()
+            available = manager.available(names)
+        return {package.name: packages.choose(package, available.get(package.name, ())) for package in missing}
+
+    def _install(self, chosen: Mapping[str, str]) -> None:
+        said = ", ".join(f"{name} {version}" for name, version in chosen.items())
+        if self.check:
+            self._step(f"install {said}")
+            return
+        manager = self._packages()
+        effects = manager.effects(chosen)
+        if effects.removes:
+            raise MachineProblem(
+                f"installing {', '.join(chosen)} would remove {', '.join(effects.removes)}",
+                "nothing of what is there is removed",
+                "remove it yourself if it is not needed, or choose another source of the package",
+            )
+        self.ledger.note_packages(effects.installs)
+        for service in self.spec.services:
+            self._note_service(service.name)
+        self._step(f"install {said}")
+        try:
+            manager.install(chosen)
+        except MachineProblem as problem:
+            # Lists older than their archive name files that are gone.
+            if "404" not in str(problem) and "Unable to fetch" not in str(problem):
+                raise
+            manager.refresh()
+            manager.install(chosen)
+
+    def _file(self, file: File) -> bool:
+        """Bring a file into its state; whether that was a change."""
+        mode = int(file.mode, 8)
+        owner = pwd.getpwnam(file.owner)
+        try:
+            found = os.lstat(file.path)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found and not stat.S_ISREG(found.st_mode):
+            raise MachineProblem(f"{file.path} is no regular file", "a file, or nothing", "move it away")
+        before = disk.read(file.path)
+        same = found is not None and (stat.S_IMODE(found.st_mode), found.st_uid) == (mode, owner.pw_uid)
+        if before == file.content and same:
+            return False
+        old = (
+            ledger.OldFile(before, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+            if found
+            else ledger.OldFile(None)
+        )
+        self.ledger.note_file(file.path, old)
+        self.ledger.note_directories(missing_parents(file.path))
+        for service in self.spec.services:
+            self.ledger.note_restart(service.name)
+        if before != file.content:
+            self._diff(file.path, before or "", file.content)
+        if self._step(f"write {file.path}"):
+            os.makedirs(os.path.dirname(file.path), mode=0o755, exist_ok=True)
+            if file.validate:
+                self._validate(file)
+            disk.write(file.path, file.content, mode, owner.pw_uid, owner.pw_gid)
+        return True
+
+    @staticmethod
+    def _validate(file: File) -> None:
+        trial = f"{file.path}.gpunodes-trial"
+        disk.write(trial, file.content, 0o600)
+        try:
+            done = run([word.replace("%s", trial) for word in file.validate])
+        finally:
+            os.unlink(trial)
+        if not done.ok:
+            raise MachineProblem(f"`{file.validate[0]}` refuses the new {file.path}: {done.text.strip()}")
+
+    def _diff(self, path: str, before: str, after: str) -> None:
+        self.outcome.diffs.append({"before": before, "after": after, "before_header": path, "after_header": path})
+
+    def _packages(self) -> packages.Manager:
+        if self._manager is None:
+            self._manager = packages.detect()
+        return self._manager
+
+    # Services
+
+    def _note_service(self, name: str) -> None:
+        if name not in self.ledger.services:
+            self.ledger.note_service(name, service_states([name]).get(name, {"enabled": False, "active": False}))
+
+    def _services(self) -> None:
+        states = service_states([service.name for service in self.spec.services])
+        for service in self.spec.services:
+            state = states.get(service.name, {"enabled": False, "active": False})
+            wanted = service.started and (not service.when_exists or os.path.exists(service.when_exists))
+            self.ledger.note_service(service.name, state)
+            restart = service.name in self.ledger.restarts
+            if restart and not self.check:
+                run(["systemctl", "daemon-reload"])
+            if not state["enabled"] and self._step(f"enable {service.name}"):
+                must(["systemctl", "enable", service.name])
+            if wanted and not state["active"]:
+                if self._step(f"start {service.name}"):
+                    start(service.name, "start")
+            elif wanted and restart and self._step(f"restart {service.name}"):
+                start(service.name, "restart")
+            self.ledger.restarted(service.name)
+
+
+def start(name: str, verb: str) -> None:
+    """Start or restart a service; raises MachineProblem with the last line of its journal when it fails."""
+    run(["systemctl", "reset-failed", name])
+    done = run(["systemctl", verb, name], 300)
+    if not done.ok:
+        said = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
+        raise MachineProblem(f"{name} does not start: {said or done.text.strip()}", "", f"see `journalctl -u {name}`")
+
+
+def service_states(names: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Whether each of the services is enabled and active; one that does not exist is neither."""
+    properties = "Id,UnitFileState,ActiveState"
+    return parse_services(
+        run(["systemctl", "show", f"--property={properties}", "--", *(f"{n}.service" for n in names)]).out
+    )
+
+
+def parse_services(listing: str) -> dict[str, dict[str, bool]]:
+    """``systemctl show``: blocks of NAME=VALUE with an empty line between."""
+    found = {}
+    for block in listing.strip().split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in values:
+            found[values["Id"].rpartition(".service")[0]] = {
+                "enabled": values.get("UnitFileState", "").startswith("enabled"),
+                "active": values.get("ActiveState") in {"active", "activating", "reloading"},
+            }
+    return found
+
+
+def active_swaps(listing: str) -> list[str]:
+    """The devices and files in /proc/swaps."""
+    return [line.split()[0] for line in listing.splitlines()[1:] if line.split()]
+
+
+def without_swap(fstab: str) -> str:
+    """``fstab`` with its swap lines commented out, so that they can be found again."""
+    lines = []
+    for line in fstab.splitlines(keepends=True):
+        words = line.split()
+        swap = len(words) > 2 and words[2] == "swap" and not words[0].startswith("#")  # noqa: PLR2004
+        lines.append(f"{FSTAB_MARK}{line}" if swap else line)
+    return "".join(lines)
+
+
+def with_swap(fstab: str) -> str:
+    """``without_swap`` taken back."""
+    return "".join(
+        line[len(FSTAB_MARK) :] if line.startswith(FSTAB_MARK) else line for line in fstab.splitlines(keepends=True)
+    )
+
+
+def variant(file: File, versions: Mapping[str, str]) -> File:
+    """``file`` with the content that fits the version of its package; raises MachineProblem when none fits."""
+    if not file.package:
+        return file
+    version = versions.get(file.package, "")
+    for pattern, content in file.contents.items():
+        if packages.fits(packages.Wanted(file.package, pattern), version) or version == "newest":
+            return File(file.path, content, file.mode, file.owner, validate=file.validate)
+    raise MachineProblem(
+        f"{file.package} is {version}", f"one of {', '.join(file.contents)}", "use a source that has such a version"
+    )
+
+
+def missing_parents(path: str) -> list[str]:
+    """The folders above ``path`` that do not exist, outermost first."""
+    missing: list[str] = []
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        missing.insert(0, folder)
+        folder = os.path.dirname(folder)
+    return missing
+
+
+def repository_paths(name: str, apt: bool) -> tuple[str, str]:
+    """Where a repository's key and its source file lie."""
+    if apt:
+        return f"{OUR_KEYS}/gpunodes-{name}.asc", f"/etc/apt/sources.list.d/gpunodes-{name}.sources"
+    return f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunodes-{name}", f"/etc/yum.repos.d/gpunodes-{name}.repo"
+
+
+def render_repository(repository: Repository, key_path: str, apt: bool) -> str:
+    """The source file: deb822 for apt (sources.list(5)), an ini section for dnf."""
+    if apt:
+        components = f"Components: {repository.components}\n" if repository.components else ""
+        return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}Signed-By: {key_path}\n"
+    # Upgrades come by our own hand only: pkgs.k8s.io's own instructions exclude these packages too.
+    return (
+        f"[gpunodes-{repository.name}]\nname={repository.name}\nbaseurl={repository.url}\nenabled=1\ngpgcheck=1\n"
+        f"gpgkey=file://{key_path}\nexclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
+    )
+
+
+def check_key(text: str, repository: Repository) -> None:
+    """Raise MachineProblem unless ``text`` is the key that is wanted."""
+    found = openpgp.fingerprints(text)
+    if not found:
+        raise MachineProblem(
+            f"what is given as key of the package source {repository.name} is no OpenPGP key",
+            "an armoured public key",
+            f"check gpunodes_{repository.name}_packages_key",
+        )
+    if repository.fingerprint and openpgp.plain(repository.fingerprint) not in found:
+        raise MachineProblem(
+            f"the key of the package source {repository.name} has the fingerprint {found[0]}",
+            openpgp.plain(repository.fingerprint),
+            f"if the source is right, set gpunodes_{repository.name}_packages_fingerprint",
+        )
+    if not repository.fingerprint and repository.key.startswith("http://"):
+        raise MachineProblem(
+            f"the key of the package source {repository.name} comes over plain HTTP",
+            "a fingerprint to check it by, or the key itself",
+            f"set gpunodes_{repository.name}_packages_fingerprint",
+        )
+
+
+def fetch(url: str) -> str:
+    """The text at ``url`` (http or https); raises MachineProblem when it cannot be had."""
+    if not url.startswith(("http://", "https://")):
+        raise MachineProblem(f"{url} is no http or https address", "the address of a key", "correct the setting")
+    try:
+        with urllib.request.urlopen(url, timeout=_KEY_LIMIT_S) as answer:  # noqa: S310 - the scheme is checked above
+            data: bytes = answer.read(1 << 20)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise MachineProblem(f"{url} cannot be had: {reason}", "", "check the network and the setting") from error
+    return data.decode("ascii", errors="replace")

@@ -1,0 +1,346 @@
+"""kubeadm init, join and reset, so that each may be interrupted at any point and run again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import string
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger
+from .kube_api import ApiError, Client
+from .problem import MachineProblem
+from .process import Done, run
+
+SOCKET = "unix:///run/containerd/containerd.sock"
+PRIVATE = "/run/gpunodes"
+_ETCD = "/var/lib/etcd/member"
+_MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+_POLL_S = 1.0
+_SYSTEM = "/api/v1/namespaces/kube-system"
+_APPS = "/apis/apps/v1/namespaces/kube-system"
+_KUBELET_SYSCTLS = (
+    # What the kubelet and kube-proxy set for themselves (pkg/kubelet/cm, pkg/proxy: 1.36).
+    "vm.overcommit_memory",
+    "vm.panic_on_oom",
+    "kernel.panic",
+    "kernel.panic_on_oops",
+    "kernel.keys.root_maxkeys",
+    "kernel.keys.root_maxbytes",
+    "net.ipv4.conf.all.route_localnet",
+    "net.netfilter.nf_conntrack_max",
+    "net.netfilter.nf_conntrack_tcp_timeout_established",
+    "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+)
+
+
+# init
+
+
+def init(documents: Sequence[Mapping[str, Any]], limit_s: float, check: bool) -> list[str]:
+    """Make this machine a control plane, or see that it is one; the actions taken.
+
+    A cluster that ever became usable is never touched: one whose API does not answer is waited for, then reported.
+    An init that we started and that never finished is reset and started over.
+    """
+    book = ledger.load()
+    actions: list[str] = []
+    if any(map(os.path.exists, (_MANIFEST, kubeconfig.ADMIN, _ETCD))):
+        if _stands(book, limit_s):
+            if book.kubeadm == "init started" and not check:
+                book.kubeadm = "init done"
+                book.save()
+            return []
+        actions.append("reset what an interrupted kubeadm init left")
+    elif os.path.exists(kubeconfig.KUBELET):
+        raise MachineProblem(
+            "this machine is a worker of a cluster",
+            "a machine that is in none",
+            "gpunodes reset makes it free",
+        )
+    actions.append("kubeadm init")
+    if check:
+        return actions
+    _begin(book, "init started")
+    if len(actions) > 1 or _leftovers():
+        reset()
+    token = new_token()
+    _kubeadm("init", [_with_token(document, token) for document in documents], limit_s, ("--skip-token-print",))
+    # kubeadm needs a token to set up bootstrapping; joins make their own.
+    kube_api.admin().delete(f"{_SYSTEM}/secrets/bootstrap-token-{token.partition('.')[0]}")
+    book.kubeadm = "init done"
+    book.save()
+    return actions
+
+
+def _stands(book: ledger.Ledger, limit_s: float) -> bool:
+    """Whether the control plane that left files here works; False when it never came to work and may be reset.
+
+    Raises MachineProblem when it may have worked, or is not ours to judge.
+    """
+    ours_unfinished = book.kubeadm == "init started"
+    client = kube_api.admin() if kubeconfig.load(kubeconfig.ADMIN) else None
+    whole = client is not None and os.path.exists(_MANIFEST)
+    # What is running now may only just have been started: the machine may have booted a moment ago.
+    if whole and client and _answers(client, limit_s if not ours_unfinished or _finalised() else min(limit_s, 60)):
+        missing = missing_parts(client)
+        if not missing:
+            return True
+        if ours_unfinished and not _in_use(client):
+            return False
+        raise MachineProblem(
+            f"the cluster on this machine lacks {missing[0]}",
+            "what kubeadm init makes",
+            "finish its init by hand (`kubeadm init phase ...`), or gpunodes reset, which destroys the cluster",
+        )
+    if ours_unfinished and not _finalised():
+        return False
+    cause = kubelet_error() or "its API server does not answer"
+    raise MachineProblem(
+        f"there is a control plane on this machine that does not work: {cause}",
+        "one that answers, or none",
+        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys it and makes the machine free",
+    )
+
+
+def _finalised() -> bool:
+    """kubeadm init's second last phase makes the kubelet use a certificate from the API, which thus had worked."""
+    return "kubelet-client-current.pem" in (disk.read(kubeconfig.KUBELET) or "")
+
+
+def _answers(client: Client, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    if not host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
+        run(["systemctl", "start", "kubelet"])
+    while True:
+        with contextlib.suppress(ApiError):
+            client.get("/readyz")
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+
+
+def missing_parts(client: Client) -> list[str]:
+    """What a finished kubeadm init has made and is not there."""
+    parts = {
+        f"{_SYSTEM}/configmaps/kubeadm-config": "its own configuration (ConfigMap kubeadm-config)",
+        "/api/v1/namespaces/kube-public/configmaps/cluster-info": "what joins need (ConfigMap cluster-info)",
+        f"{_APPS}/deployments/coredns": "its DNS (Deployment coredns)",
+        f"{_APPS}/daemonsets/kube-proxy": "kube-proxy (DaemonSet kube-proxy)",
+    }
+    return [title for path, title in parts.items() if client.find(path) is None]
+
+
+def _in_use(client: Client) -> bool:
+    """Whether anybody has come to use the cluster: a second node, or pods outside kube-system."""
+    nodes = client.get("/api/v1/nodes")["items"]
+    pods = client.get("/api/v1/pods")["items"]
+    return len(nodes) > 1 or any(pod["metadata"]["namespace"] != "kube-system" for pod in pods)
+
+
+def _with_token(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
+    if document["kind"] != "InitConfiguration":
+        return document
+    return {**document, "bootstrapTokens": [{"token": token, "ttl": "1h0m0s", "description": "kubeadm init"}]}
+
+
+# join
+
+
+def joined(ca_hash: str) -> bool:
+    """Whether this machine is a worker of the cluster with this CA, as far as the machine itself can know."""
+    state = facts.kubernetes()
+    if state["ca_hash"] and state["ca_hash"] != ca_hash and os.path.exists(kubeconfig.KUBELET):
+        raise MachineProblem(
+            f"this machine belongs to another cluster ({state['server']})",
+            "a machine that is in none, or in this one",
+            "if that cluster is gone: gpunodes reset",
+        )
+    if state["role"] == "control_plane":
+        raise MachineProblem("this machine is a control plane", "one that can be a worker", "choose another machine")
+    return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash)
+
+
+def join(
+    endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
+) -> list[str]:
+    """Make this machine a worker; the actions taken, none when it is one and the cluster has it ``registered``."""
+    if joined(ca_hash) and registered:
+        return []
+    actions = ["kubeadm join"]
+    dirty = _leftovers()
+    if dirty:
+        actions.insert(0, "reset what an earlier join left")
+    if check:
+        return actions
+    if not token:
+        raise MachineProblem(
+            "there is no token to join with", "a fresh one", "run the whole playbook, not a part of it"
+        )
+    book = ledger.load()
+    _begin(book, "join started")
+    if dirty:
+        reset()
+    document = {
+        "apiVersion": "kubeadm.k8s.io/v1beta4",
+        "kind": "JoinConfiguration",
+        "discovery": {
+            "bootstrapToken": {"token": token, "apiServerEndpoint": endpoint, "caCertHashes": [ca_hash]},
+        },
+        **settings,
+    }
+    _kubeadm("join", [document], limit_s)
+    book.kubeadm = "join done"
+    book.save()
+    return actions
+
+
+def _leftovers() -> list[str]:
+    """Files that kubeadm's own preflight would stumble over."""
+    paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, _MANIFEST, _ETCD)
+    return [path for path in paths if os.path.exists(path)]
+
+
+# what both share
+
+
+def _begin(book: ledger.Ledger, stage: str) -> None:
+    """Note in the ledger what kubeadm and the kubelet are about to change."""
+    for name in _KUBELET_SYSCTLS:
+        value = disk.read(f"/proc/sys/{name.replace('.', '/')}")
+        if value is not None:
+            book.note_sysctl(name, value.strip())
+    if book.firewall_tables is None:
+        book.firewall_tables = firewall.tables()
+    book.kubeadm = stage
+    book.save()
+
+
+def _kubeadm(verb: str, documents: Sequence[Mapping[str, Any]], limit_s: float, flags: Sequence[str] = ()) -> None:
+    """Run kubeadm with a configuration file that only root can read, removed afterwards."""
+    shutil.rmtree(PRIVATE, ignore_errors=True)
+    os.mkdir(PRIVATE, 0o700)
+    path = f"{PRIVATE}/kubeadm.yaml"
+    began = time.time()
+    try:
+        # JSON is YAML, and needs no library to write.
+        disk.write(path, "\n---\n".join(json.dumps(document, indent=1) for document in documents) + "\n", 0o600)
+        done = run(["kubeadm", verb, f"--config={path}", *flags], limit_s)
+    finally:
+        shutil.rmtree(PRIVATE, ignore_errors=True)
+    if not done.ok:
+        raise MachineProblem(f"kubeadm {verb}: {failure(done, kubelet_error(began))}")
+
+
+def failure(done: Done, kubelet: str) -> str:
+    """Why kubeadm failed; the kubelet's own word is added where kubeadm only says that it waited in vain."""
+    said = kubeadm_error(done.text)
+    waited = done.code == 124 or re.search(r"kubelet|timed out|deadline|wait|connect", said)  # noqa: PLR2004 - our code
+    return f"{said}; the kubelet says: {kubelet}" if kubelet and waited else said
+
+
+def kubeadm_error(text: str) -> str:
+    """kubeadm's own error: its failed checks, or else the line that names the phase."""
+    checks = [line.strip() for line in text.splitlines() if re.match(r"\s*\[ERROR [^]]+\]: ", line)]
+    if checks:
+        return "; ".join(checks)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if re.match(r"(error: )?error execution phase ", line) or line.startswith("error: "):
+            return line[len("error: ") :] if line.startswith("error: ") else line
+    known = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
+    return next((line for line in reversed(lines) if not line.startswith(known)), "it failed without a word")
+
+
+def kubelet_error(since: float | None = None) -> str:
+    """The kubelet's last error, "" when it has none: why it ended if it ended, else its last error line."""
+    words = ["journalctl", "--unit=kubelet", "--boot", "--lines=300", "--output=cat", "--no-pager"]
+    return parse_kubelet(run([*words, f"--since=@{since:.0f}"] if since else words).out)
+
+
+def parse_kubelet(journal: str) -> str:
+    """klog's lines: ``E1121 12:00:01.234567  890 file.go:12] "message" err="..."``; E is an error, F a fatal one."""
+    errors = []
+    for line in journal.splitlines():
+        found = re.match(r"[EF]\d{4} [\d:.]+\s+\d+ \S+\] (.*)", line)
+        if found:
+            errors.append(found.group(1))
+    fatal = [line for line in errors if line.startswith('"command failed"')]
+    text = (fatal or errors or [""])[-1]
+    plain = re.search(r'err="((?:[^"\\]|\\.)*)"', text)
+    return plain.group(1).replace('\\"', '"') if plain and fatal else text
+
+
+def new_token() -> str:
+    """A bootstrap token, as bootstrap.kubernetes.io has them: [a-z0-9]{6}.[a-z0-9]{16}."""
+    signs = string.ascii_lowercase + string.digits
+    word = "".join(secrets.choice(signs) for _ in range(22))
+    return f"{word[:6]}.{word[6:]}"
+
+
+# reset
+
+_STATE = ("/etc/cni/net.d", "/var/lib/cni", "/run/flannel", "/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd")
+_LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "kube-bridge")
+
+
+def reset() -> None:
+    """Take kubeadm's work back, and what `kubeadm reset` itself leaves; raises MachineProblem when mounts stay.
+
+    Leaves: /etc/cni/net.d, firewall rules, links (kubernetes.io, kubeadm reset).
+    """
+    if shutil.which("kubeadm", path="/usr/bin:/usr/local/bin"):
+        # It also works half way: what it could not do is done below.
+        run(["kubeadm", "reset", "--force", f"--cri-socket={SOCKET}"], 600)
+    run(["systemctl", "stop", "kubelet"])
+    _stop_containers()
+    _unmount()
+    for path in _STATE:
+        shutil.rmtree(path, ignore_errors=True)
+    for name in _LINKS:
+        if os.path.exists(f"/sys/class/net/{name}"):
+            run(["ip", "link", "delete", name])
+    firewall.clean()
+    left = mounts()
+    if left:
+        raise MachineProblem(f"{left[0]} is still mounted", "nothing of the kubelet's is", f"see `fuser -m {left[0]}`")
+
+
+def remains() -> list[str]:
+    """What a reset would have to take away."""
+    found = [path for path in _STATE if os.path.isdir(path) and os.listdir(path)]
+    links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
+    # The packages of Kubernetes bring this folder along, empty.
+    return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()
+
+
+def _stop_containers() -> None:
+    """Pods' containers that kubeadm could not stop: their shims outlive containerd."""
+    if not shutil.which("ctr", path="/usr/bin:/usr/local/bin"):
+        return
+    tasks = run(["ctr", "--namespace=k8s.io", "tasks", "list", "--quiet"], 30).out.split()
+    for task in tasks:
+        run(["ctr", "--namespace=k8s.io", "tasks", "delete", "--force", task], 30)
+    containers = run(["ctr", "--namespace=k8s.io", "containers", "list", "--quiet"], 30).out.split()
+    if containers:
+        run(["ctr", "--namespace=k8s.io", "containers", "delete", *containers], 60)
+
+
+def mounts() -> list[str]:
+    """The kubelet's mounts and network namespaces of pods, innermost first."""
+    points = [line.split()[1] for line in (disk.read("/proc/self/mounts") or "").splitlines()]
+    return [point for point in reversed(points) if point.startswith(("/var/lib/kubelet/", "/run/netns/cni-"))]
+
+
+def _unmount() -> None:
+    for point in mounts():
+        gone = run(["umount", point], 30).ok or run(["umount", "--lazy", point], 30).ok
+        if gone and point.startswith("/run/netns/"):
+            disk.remove(point)

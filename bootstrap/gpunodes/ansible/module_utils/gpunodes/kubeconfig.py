@@ -1,0 +1,112 @@
+"""Reading a kubeconfig as kubeadm and the kubelet write it, and the hash by which kubeadm pins a CA.
+
+The machines' Python has no YAML; these files are flat enough to be read line by line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+
+from . import disk
+from .problem import MachineProblem
+
+ADMIN = "/etc/kubernetes/admin.conf"
+KUBELET = "/etc/kubernetes/kubelet.conf"
+CA = "/etc/kubernetes/pki/ca.crt"
+_SEQUENCE = 0x30
+_VERSION_TAG = 0xA0
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """One cluster and one user. Certificates and keys are PEM; None where the file names none or a path."""
+
+    server: str
+    ca: str
+    certificate: str | None
+    key: str | None
+
+    @property
+    def ca_hash(self) -> str:
+        return ca_hash(self.ca)
+
+
+def parse(text: str) -> Kubeconfig:
+    """Read a kubeconfig; raises MachineProblem when it is none."""
+    server = _value(text, "server")
+    ca = _decoded(text, "certificate-authority-data")
+    if not server or not ca:
+        raise MachineProblem("a kubeconfig names no server or no CA", "one that kubeadm wrote", "see /etc/kubernetes")
+    return Kubeconfig(server, ca, _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data"))
+
+
+def load(path: str) -> Kubeconfig | None:
+    """The kubeconfig at ``path``, None where there is none or only half of one (a power cut while it was written)."""
+    text = disk.read(path)
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except MachineProblem:
+        return None
+
+
+def ca_hash(pem: str) -> str:
+    """``sha256:...`` of a CA certificate's public key, as ``kubeadm join`` takes it.
+
+    Source: kubernetes.io, kubeadm join: the SHA-256 of the Subject Public Key Info (RFC 7469), in hexadecimal.
+    Raises MachineProblem for what is no certificate.
+    """
+    found = re.search(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", pem, re.DOTALL)
+    try:
+        if found:
+            return "sha256:" + hashlib.sha256(public_key_info(base64.b64decode(found.group(1)))).hexdigest()
+    except (ValueError, IndexError, binascii.Error):
+        pass
+    raise MachineProblem("the cluster's CA is no certificate", "PEM", "see /etc/kubernetes/pki/ca.crt")
+
+
+def public_key_info(der: bytes) -> bytes:
+    """The SubjectPublicKeyInfo of a certificate (RFC 5280, 4.1), with its own header."""
+    certificate = _content(der, 0)
+    position, end = _content(der, certificate[0])
+    fields = []
+    while position < end:
+        _, after = _content(der, position)
+        fields.append(der[position:after])
+        position = after
+    # version [0] is optional; then serial, algorithm, issuer, validity, subject, key
+    index = 6 if fields[0][0] == _VERSION_TAG else 5
+    if fields[index][0] != _SEQUENCE:
+        raise ValueError("no key where a certificate has one")
+    return fields[index]
+
+
+def _content(der: bytes, position: int) -> tuple[int, int]:
+    """Where the content of the DER element at ``position`` begins and ends."""
+    length = der[position + 1]
+    start = position + 2
+    if length & 0x80:
+        width = length & 0x7F
+        length = int.from_bytes(der[start : start + width], "big")
+        start += width
+    return start, start + length
+
+
+def _value(text: str, key: str) -> str | None:
+    found = re.search(rf"^[ -]*{re.escape(key)}:[ \t]*[\"']?([^\s\"']+)", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _decoded(text: str, key: str) -> str | None:
+    value = _value(text, key)
+    if value is None:
+        return None
+    try:
+        return base64.b64decode(value).decode("ascii")
+    except (binascii.Error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,49 @@
+"""One changing run on a machine at a time.
+
+A controlling machine that is killed leaves its module running here. The next run waits for it to end, and for the
+programs that it started: they keep the lock's descriptor, so an orphaned apt-get or kubeadm still holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+
+from . import process
+from .problem import MachineProblem
+
+PATH = "/run/gpunodes.lock"
+WAIT_S = 900
+
+
+@contextlib.contextmanager
+def held(wait_s: float = WAIT_S, path: str = PATH) -> Iterator[None]:
+    """Hold the lock; raises MachineProblem when another run keeps it longer than ``wait_s``."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _take(descriptor, time.monotonic() + wait_s)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} since {time.strftime('%H:%M:%S')}".encode("ascii"), 0)
+        process.INHERITED.append(descriptor)
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            process.INHERITED.remove(descriptor)
+        os.close(descriptor)
+
+
+def _take(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                holder = os.pread(descriptor, 200, 0).decode("ascii", "replace")
+                raise MachineProblem(
+                    f"another run of gpunodes works on this machine ({holder})", "one at a time", "wait until it ends"
+                ) from error
+            time.sleep(1)

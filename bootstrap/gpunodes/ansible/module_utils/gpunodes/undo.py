@@ -1,0 +1,137 @@
+"""Takes back all that the ledger lists: a machine back to what it was before us."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from . import disk, host, ledger, packages
+from .process import run
+
+
+class Undoer:
+    """One undoing run. Every part may be repeated: an interrupted run is finished by the next."""
+
+    def __init__(self, check: bool = False) -> None:
+        self.check = check
+        self.actions: list[str] = []
+        self.ledger = ledger.load()
+
+    def run(self) -> list[str]:
+        """Undo; the actions taken, none where there was nothing of ours."""
+        if not os.path.exists(ledger.PATH):
+            return []
+        self._services()
+        self._packages()
+        lists = self._apt_lists()
+        self._files()
+        self._directories()
+        self._kernel()
+        self._swap()
+        for path in lists:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self._do("forget the ledger", ledger.forget)
+        return self.actions
+
+    def _do(self, action: str, function: Callable[[], object]) -> None:
+        self.actions.append(action)
+        if not self.check:
+            function()
+
+    def _services(self) -> None:
+        states = host.service_states(list(self.ledger.services)) if self.ledger.services else {}
+        for name, before in self.ledger.services.items():
+            now = states.get(name, {"enabled": False, "active": False})
+            if now["active"] and not before["active"]:
+                self._do(f"stop {name}", lambda name=name: run(["systemctl", "stop", name], 300))  # type: ignore[misc]
+            if now["enabled"] and not before["enabled"]:
+                self._do(f"disable {name}", lambda name=name: run(["systemctl", "disable", name]))  # type: ignore[misc]
+
+    def _packages(self) -> None:
+        if not self.ledger.packages and not self.ledger.holds:
+            return
+        manager = packages.detect()
+        if not self.check:
+            manager.mend()
+        there = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
+        held = [name for name in self.ledger.holds if name in there and there[name].held]
+        if held:
+            self._do(f"let go of {', '.join(held)}", lambda: manager.hold(held, held=False))
+        ours = [name for name in self.ledger.packages if name in there]
+        if ours:
+            self._do(f"remove {', '.join(ours)}", lambda: manager.purge(ours))
+
+    def _apt_lists(self) -> list[str]:
+        """apt's copies of the indices of our package sources."""
+        found = []
+        for path in self.ledger.files:
+            if path.endswith(".sources"):
+                for line in (disk.read(path) or "").splitlines():
+                    if line.startswith("URIs:"):
+                        parts = urlsplit(line.split(None, 1)[1])
+                        stem = glob.escape(
+                            f"{parts.netloc}{parts.path}".rstrip("/").replace("_", "%5f").replace("/", "_")
+                        )
+                        found += glob.glob(f"/var/lib/apt/lists/{stem}_*")
+        return found
+
+    def _files(self) -> None:
+        for path, old in self.ledger.files.items():
+            if old.content is None:
+                if os.path.lexists(path):
+                    self._do(f"remove {path}", lambda path=path: os.unlink(path))  # type: ignore[misc]
+            elif not _is(path, old):
+                self._do(f"restore {path}", lambda path=path, old=old: _restore(path, old))  # type: ignore[misc]
+        # Units and drop-ins may have gone with the packages and files.
+        if not self.check:
+            run(["systemctl", "daemon-reload"])
+            run(["systemctl", "reset-failed", *self.ledger.services])
+
+    def _directories(self) -> None:
+        for path in sorted(self.ledger.directories, key=len, reverse=True):
+            if os.path.islink(path) or not os.path.isdir(path):
+                continue
+            self._do(f"remove {path}", lambda path=path: shutil.rmtree(path, ignore_errors=True))  # type: ignore[misc]
+
+    def _kernel(self) -> None:
+        for name, value in self.ledger.sysctls.items():
+            path = f"/proc/sys/{name.replace('.', '/')}"
+            now = disk.read(path)
+            if now is not None and now.split() != value.split():
+                self._do(f"set {name} back to {value}", lambda path=path, value=value: _write(path, value))  # type: ignore[misc]
+        for name in reversed(self.ledger.modules):
+            if os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
+                # A module that something else has come to use stays.
+                self._do(f"unload {name}", lambda name=name: run(["modprobe", "--remove", name]))  # type: ignore[misc]
+
+    def _swap(self) -> None:
+        fstab = disk.read("/etc/fstab") or ""
+        if host.with_swap(fstab) != fstab:
+            mode = stat.S_IMODE(os.stat("/etc/fstab").st_mode)
+            self._do("bring swap back in /etc/fstab", lambda: disk.write("/etc/fstab", host.with_swap(fstab), mode))
+        off = [
+            device for device in self.ledger.swaps if device not in host.active_swaps(disk.read("/proc/swaps") or "")
+        ]
+        for device in off:
+            if os.path.exists(device):
+                self._do(f"turn swap on ({device})", lambda device=device: run(["swapon", device]))  # type: ignore[misc]
+
+
+def _is(path: str, old: ledger.OldFile) -> bool:
+    return disk.read(path) == old.content and stat.S_IMODE(os.stat(path).st_mode) == old.mode
+
+
+def _restore(path: str, old: ledger.OldFile) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    disk.write(path, old.content or "", old.mode, old.uid, old.gid)
+
+
+def _write(path: str, value: str) -> None:
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+        file.write(value)

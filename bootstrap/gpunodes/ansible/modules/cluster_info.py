@@ -1,0 +1,59 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Read the cluster of a control-plane machine."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: cluster_info
+short_description: Read the cluster
+version_added: "0.1.0"
+description:
+  - Reads version, endpoint, CA pin and nodes over the administrator kubeconfig on the machine itself.
+  - Never changes anything.
+options:
+  required:
+    description: Whether it is an error when there is no cluster, or when it does not answer.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be done, and does nothing.
+  diff_mode:
+    support: none
+    description: Shows what is written.
+author:
+  - The gpunodes authors
+"""
+
+EXAMPLES = r"""
+- name: Read the cluster
+  cluster_info:
+  register: answer
+"""
+
+RETURN = r"""
+cluster:
+  description: The cluster; null where there is none.
+  returned: always
+  type: dict
+  sample: {version: v1.36.3, endpoint: "10.0.0.1:6443", ca_hash: "sha256:...", nodes: []}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.entry import carry_out
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"required": {"type": "bool", "default": True}},
+        supports_check_mode=True,
+    )
+    carry_out(module, lambda: {"changed": False, "cluster": cluster.info(module.params["required"])}, changes=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Read all that preflight needs of a machine, in one round trip."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: host_facts
+short_description: Read what preflight needs of a machine
+version_added: "0.1.0"
+description:
+  - Reads the operating system, hardware, network, packages and cluster membership of a machine in one go.
+  - Asks outside sources whether they answer and holds their keys against their fingerprints.
+  - Never changes anything.
+options:
+  sources:
+    description: Outside sources to ask meanwhile.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: What to call it.
+        type: str
+        required: true
+      url:
+        description: >-
+          Where it is. C({system}) (debian, ubuntu, rhel), C({format}) (deb, rpm) and C({codename}) are filled in.
+        type: str
+        required: true
+      kind:
+        description: A registry may ask for a login; it is there all the same.
+        type: str
+        choices: [packages, registry]
+        default: packages
+      key:
+        description: The armoured key of a package source, or its address.
+        type: str
+      fingerprint:
+        description: The key's fingerprint.
+        type: str
+      suite:
+        description: The suite of a Debian source; C(/) for a flat one.
+        type: str
+        default: /
+      systems:
+        description: Ask it only on these systems (C(debian 12)); empty for all.
+        type: list
+        elements: str
+        default: []
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be done, and does nothing.
+  diff_mode:
+    support: none
+    description: Shows what is written.
+author:
+  - The gpunodes authors
+"""
+
+EXAMPLES = r"""
+- name: Read the machine
+  host_facts:
+    sources:
+      - name: kubernetes
+        url: https://pkgs.k8s.io/core:/stable:/v1.36/{format}/
+        key: https://pkgs.k8s.io/core:/stable:/v1.36/deb/Release.key
+  register: machine
+"""
+
+RETURN = r"""
+host_facts:
+  description: The facts; keys that cannot be told are null.
+  returned: always
+  type: dict
+  sample: {os: {id: debian, version: "13", codename: trixie}, arch: x86_64, cpus: 2, memory_mib: 3924}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpunodes import facts
+from ansible.module_utils.gpunodes.entry import carry_out
+
+SOURCE = {
+    "name": {"type": "str", "required": True},
+    "url": {"type": "str", "required": True},
+    "kind": {"type": "str", "choices": ["packages", "registry"], "default": "packages"},
+    "key": {"type": "str", "no_log": False},
+    "fingerprint": {"type": "str"},
+    "suite": {"type": "str", "default": "/"},
+    "systems": {"type": "list", "elements": "str", "default": []},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []}},
+        supports_check_mode=True,
+    )
+    carry_out(module, lambda: {"changed": False, "host_facts": facts.read(module.params["sources"])}, changes=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Server-side apply of objects, from the control-plane machine."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: kube_objects
+short_description: Apply objects to the cluster
+version_added: "0.1.0"
+description:
+  - Server-side apply of each object, in order.
+  - Changed means that the object differs from what it was.
+options:
+  objects:
+    description: The objects.
+    type: list
+    elements: dict
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be done, and does nothing.
+  diff_mode:
+    support: full
+    description: Shows what is written.
+author:
+  - The gpunodes authors
+"""
+
+EXAMPLES = r"""
+- name: Apply the network add-on
+  kube_objects:
+    objects: "{{ lookup('ansible.builtin.template', 'flannel.yml.j2') | from_yaml_all }}"
+"""
+
+RETURN = r"""
+objects:
+  description: The objects that changed, or in check mode would.
+  returned: always
+  type: list
+  elements: str
+  sample: ["DaemonSet kube-flannel-ds"]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.entry import carry_out
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"objects": {"type": "list", "elements": "dict", "required": True}},
+        supports_check_mode=True,
+    )
+
+    def work() -> dict[str, object]:
+        changed, diffs = cluster.apply(module.params["objects"], module.check_mode)
+        return {"changed": bool(changed), "objects": changed, "diff": diffs}
+
+    carry_out(module, work, changes=False)
+
+
+if __name__ == "__main__":
+    main()
