@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -46,6 +47,13 @@ class Ended:
     interrupted: bool
     log: Path
 
+    @property
+    def complaint(self) -> str:
+        """Ansible's own first error, for a run that failed on no machine: a broken playbook or variable."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        found = next((line for line in lines if re.match(r"\[?ERROR", line)), "")
+        return re.sub(r"^\[?ERROR\]?:? *", "", found) or f"Ansible stopped; see {self.log}"
+
 
 def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
     """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it ends.
@@ -56,9 +64,10 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
 
     stop = threading.Event()
     private = folder / Path(play.playbook).stem
-    private.mkdir(mode=0o700, exist_ok=True)
     # A fresh folder for every run: ansible-runner does not overwrite what an earlier one left in `env/`.
-    (private / "project").mkdir(mode=0o700, exist_ok=True)
+    private.mkdir(mode=0o700)
+    # The user's own ansible.cfg is for the user's own playbooks.
+    (private / "ansible.cfg").write_text("[defaults]\n", encoding="utf-8")
 
     def handle(raw: Mapping[str, Any]) -> bool:
         if event := events.parse(raw):
@@ -68,6 +77,7 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
     with _interruptible(stop):
         result = ansible_runner.run(
             private_data_dir=str(private),
+            ident="ansible",
             playbook=str(settings.content() / "playbooks" / play.playbook),
             inventory=str(play.inventory.absolute()),
             limit=",".join(play.machines),
@@ -75,10 +85,10 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
             skip_tags=",".join(play.skip_phases) or None,
             extravars=dict(play.variables or {}),
             cmdline="--check --diff" if play.check else None,
-            envvars=_environment(),
+            envvars=_environment() | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
             event_handler=handle,
             cancel_callback=stop.is_set,
-            suppress_env_files=False,
+            settings={"pexpect_timeout": 1},
             quiet=True,
         )
     artifacts = Path(result.config.artifact_dir)
@@ -112,8 +122,6 @@ def _environment() -> dict[str, str]:
     return {
         # Under pipx or an unactivated environment ansible-playbook is not on PATH.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        # The user's own ansible.cfg is for the user's own playbooks.
-        "ANSIBLE_CONFIG": os.devnull,
         "ANSIBLE_LIBRARY": str(plugins / "modules"),
         "ANSIBLE_MODULE_UTILS": str(plugins / "module_utils"),
         "ANSIBLE_FILTER_PLUGINS": str(plugins / "filter_plugins"),

@@ -7,4 +7,5 @@ OPERATION = Operation(
     name="join",
     playbook="join.yml",
     phases=(phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY),
+    needs_cluster=True,
 )

@@ -9,8 +9,9 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import events, journal, runner
+from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import Tracker, View
 from gpunodes.planner import preflight, versions
@@ -25,8 +26,24 @@ class Look:
     candidates: Sequence[preflight.Candidate]
     cluster: Mapping[str, Any] | None
     """What the module ``cluster_info`` says, or None when there is no cluster."""
+    control_failure: TaskEnded | None
+    """Why the control plane could not be asked, if so."""
     interrupted: bool
     log: Path
+
+    @property
+    def facts(self) -> dict[str, Mapping[str, Any]]:
+        """What the machines said, by name, for the playbook that follows: they need not be asked again."""
+        return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
+
+    def no_cluster(self, control: str) -> GpunodesError:
+        """There is nothing to join."""
+        why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
+        return GpunodesError(
+            f"{control} runs no cluster{why}",
+            "a control plane to join",
+            f"`gpunodes init-master {control}` makes one",
+        )
 
 
 def look(
@@ -35,6 +52,8 @@ def look(
     """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any."""
     control = inventory.control_plane()
     tracker = Tracker(machines, PHASES, view)
+    for machine in machines:
+        view.phase(machine.name, phases.PREFLIGHT)
     names = list(dict.fromkeys([*(machine.name for machine in machines), control.name]))
     play = runner.Play("facts.yml", inventory.path, names, variables=variables)
     ended = runner.run(play, folder, tracker.on_event)
@@ -42,7 +61,7 @@ def look(
     candidates = []
     for machine in machines:
         failure = tracker.failures.get(machine.name)
-        why = events.cause(failure) if failure else "its facts could not be read; see the log"
+        why = events.cause(failure) if failure else ended.complaint
         candidates.append(
             preflight.Candidate(
                 name=machine.name,
@@ -53,7 +72,7 @@ def look(
             )
         )
     cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)
-    return Look(candidates, cluster, ended.interrupted, ended.log)
+    return Look(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
 
 
 def judge(seen: Look, kubernetes: str) -> list[Finding]:

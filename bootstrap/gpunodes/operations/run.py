@@ -22,6 +22,8 @@ class Operation:
     name: str
     playbook: str
     phases: Sequence[Phase]
+    needs_cluster: bool = False
+    """Whether there must be a cluster already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,22 @@ def carry_out(
     view.begin(operation.name, machines)
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
+    known: Mapping[str, Any] = {}
     # A look changes nothing and needs no lock; all that follows does.
     lock = locks.hold(control.address, inventory.variables(control.name), operation.name)
     with contextlib.nullcontext() if options.dry_run else lock:
         if phase_list.PREFLIGHT in phases:
             seen = preflight.look(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version)
+            if operation.needs_cluster and seen.cluster is None and not seen.interrupted:
+                raise seen.no_cluster(control.name)
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 untouched = [MachineResult(machine.name, Outcome.SKIPPED) for machine in machines]
                 return replace(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
+            known = {"gpunodes_facts": seen.facts}
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         tracker = Tracker(machines, work, view)
         play = runner.Play(
@@ -72,13 +78,13 @@ def carry_out(
             inventory=inventory.path,
             machines=[machine.name for machine in machines],
             skip_phases=[*skip, phase_list.PREFLIGHT.name],
-            variables=variables,
+            variables={**variables, **known},
             check=options.dry_run,
         )
         ended = runner.run(play, folder, tracker.on_event)
     return replace(
         result,
-        machines=tracker.results(ok=ended.ok, interrupted=ended.interrupted),
+        machines=tracker.results(ok=ended.ok, interrupted=ended.interrupted, complaint=ended.complaint),
         findings=findings,
         log=str(ended.log),
         interrupted=ended.interrupted,

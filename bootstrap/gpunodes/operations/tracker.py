@@ -73,28 +73,31 @@ class Tracker:
             if event.outcome.bad and state.failure is None:
                 state.failure = event
 
-    def results(self, *, ok: bool, interrupted: bool = False) -> list[MachineResult]:
-        """How every machine came out. ``ok`` is Ansible's own verdict: with it no failure stands, each was mended."""
+    def results(self, *, ok: bool, interrupted: bool = False, complaint: str = "") -> list[MachineResult]:
+        """How every machine came out.
+
+        ``ok`` is Ansible's own verdict: with it no failure stands, each was mended. ``complaint`` is its own error for
+        a run that failed on no machine.
+        """
         first = next(iter(self.failures.values()), None)
-        results = [self._result(name, state, ok, interrupted, first) for name, state in self._machines.items()]
+        stopped = f"stopped because {first.machine} failed: {cause(first)}" if first else complaint
+        results = []
+        for name, state in self._machines.items():
+            # Ansible may stop before a machine has gone all the way: another one's failure ended the run for it too.
+            all_the_way = first is not None and self._phases.keys() <= state.seen
+            if not ok and state.failure is not None:
+                outcome, phase, why = state.failure.outcome, state.failure.phase or state.phase, cause(state.failure)
+            elif interrupted:
+                outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to go on"
+            elif not ok and not all_the_way:
+                outcome, phase, why = Outcome.FAILED, state.phase, stopped
+            else:
+                outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""
+            seconds = (state.last or time.monotonic()) - state.started
+            results.append(MachineResult(name, outcome, seconds, phase, why, tuple(state.changes)))
         for result in results:
             self._view.ended(result)
         return results
-
-    def _result(self, name: str, state: _State, ok: bool, interrupted: bool, first: TaskEnded | None) -> MachineResult:
-        seconds = (state.last or time.monotonic()) - state.started
-        if not ok and state.failure is not None:
-            failure = state.failure
-            outcome, phase, why = failure.outcome, failure.phase or state.phase, cause(failure)
-        elif interrupted:
-            outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to go on"
-        elif not ok and (not self._phases.keys() <= state.seen or first is None):
-            # Ansible stopped before this machine had gone all the way: another one's failure ended the run for it too.
-            why = f"stopped because {first.machine} failed: {cause(first)}" if first else "Ansible stopped; see the log"
-            outcome, phase = Outcome.FAILED, state.phase
-        else:
-            outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""
-        return MachineResult(name, outcome, seconds, phase, why, tuple(state.changes))
 
     def _keep(self, event: TaskEnded) -> None:
         for key in ("host_facts", "cluster", "kubeconfig"):
