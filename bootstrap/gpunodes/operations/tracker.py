@@ -84,7 +84,7 @@ class Tracker:
         results = []
         for name, state in self._machines.items():
             # Ansible may stop before a machine has gone all the way: another one's failure ended the run for it too.
-            all_the_way = first is not None and self._phases.keys() <= state.seen
+            all_the_way = first is not None and list(self._phases)[-1] in state.seen
             if not ok and state.failure is not None:
                 outcome, phase, why = state.failure.outcome, state.failure.phase or state.phase, cause(state.failure)
             elif interrupted:
