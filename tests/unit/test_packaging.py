@@ -39,6 +39,7 @@ def tracked(folder: str) -> list[Path]:
 @pytest.mark.parametrize("folder", ["playbooks", "roles"])
 def test_playbooks_and_roles_are_inside(wheel: set[str], folder: str) -> None:
     wanted = {f"gpunodes/content/{path.relative_to(ROOT)}" for path in tracked(folder)}
+    assert wanted
     assert not wanted - wheel
 
 
@@ -46,6 +47,7 @@ def test_the_whole_package_is_inside(wheel: set[str]) -> None:
     """Modules for the machines, tables and pinned lists are not Python sources of the package, and needed like them."""
     wanted = {str(path.relative_to(ROOT / "bootstrap")) for path in tracked("bootstrap/gpunodes")}
     assert not wanted - wheel
+    assert any(name.startswith("gpunodes/ansible/modules/") for name in wheel)
     assert any(name.startswith("gpunodes/planner/tables/") for name in wheel)
 
 
