@@ -32,7 +32,7 @@ def tracked(folder: str) -> list[Path]:
     return [
         path
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+        if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts)
     ]
 
 
