@@ -103,11 +103,14 @@ class Live:
             self._draw()
 
     def close(self) -> None:
-        """Leave the last state on the screen."""
+        """Take the live lines away: the summary that follows says how each machine came out."""
         self._stop.set()
         if self._clock:
             self._clock.join()
             self._clock = None
+        with self._guard:
+            self._erase()
+            self._stream.flush()
 
     def _tick(self) -> None:
         while not self._stop.wait(self._PERIOD):
