@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -48,7 +47,7 @@ remember_owner = 0
 # an interrupt comes right then the kernel's allocator dies of a double fault (seen in about one start of three).
 # la57, smap: a fifth level of page tables and a switch around each access to user memory only cost time.
 _UNEMULATED = ("cx16", "la57", "smap")
-_KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off"
+_KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10"
 
 
 def prepare(layout: Layout) -> list[str]:
@@ -61,17 +60,18 @@ def prepare(layout: Layout) -> list[str]:
     config = layout.state / "libvirtd.conf"
     config.write_text(_DAEMON.format(sockets=sockets))
     (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
-    mounts = [f"mount --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()]
-    daemon = f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid"
-    return ["sh", "-c", " && ".join([*mounts, daemon])]
-
-
-def make_mount_points() -> list[Path]:
-    """Make the system's libvirt folders that are missing on this host, to mount over; return those made."""
-    made = [Path(path) for path in _FOLDERS if not Path(path).is_dir()]
-    for path in made:
-        path.mkdir(parents=True)
-    return made
+    # /run goes away too: there is the host's D-Bus, on which libvirt would tell the host's services of its machines.
+    # What the lab keeps below /run is parked where libvirt's own folder comes afterwards.
+    parked = "/var/lib/libvirt"
+    steps = [
+        f"mount --bind {layout.state} {parked}",
+        "mount -t tmpfs -o mode=755 tmpfs /run",
+        f"mkdir /run/libvirt {layout.state}",
+        f"mount --bind {parked} {layout.state}",
+        *(f"mount --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()),
+        f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
+    ]
+    return ["sh", "-c", " && ".join(steps)]
 
 
 def domain_xml(layout: Layout, image: Image, machine: Machine, accelerator: str) -> str:

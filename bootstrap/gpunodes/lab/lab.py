@@ -308,9 +308,6 @@ def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
 def _ensure_daemons(layout: Layout, record: Record) -> None:
     """Start the daemons that do not run."""
     folder = layout.state / "processes"
-    made = layout.state / "made.json"
-    if not made.exists():
-        made.write_text(json.dumps([str(path) for path in hypervisor.make_mount_points()]))
     config = layout.state / "dnsmasq.conf"
     config.write_text(network.dnsmasq_config(layout, record))
     wanted: dict[str, tuple[Sequence[str | Path], Path]] = {
@@ -350,10 +347,15 @@ def _ensure_machines(
             machines.start(machine.name)
 
 
+def _inventory_hashes(layout: Layout) -> Path:
+    """With the disks, since /run is empty after the host has started anew."""
+    return layout.disks / "inventory.json"
+
+
 def _write_inventory(layout: Layout, record: Record) -> None:
     settings = mirror.settings(MIRROR_URL, Path(record.mirror)) if record.mirror else {}
     written = inventory.write(Path(record.inventory), inventory.texts(layout, record, settings), Owner.current())
-    (layout.state / "inventory.json").write_text(json.dumps(written))
+    _inventory_hashes(layout).write_text(json.dumps(written))
 
 
 def _wait_for_machines(layout: Layout, record: Record, say: Say) -> None:
@@ -373,17 +375,11 @@ def _remove(layout: Layout, say: Say) -> list[Path]:
     # libvirtd first, so that it does not watch its machines go.
     processes.end([process for name, process in remembered.items() if name == "libvirtd"])
     processes.end(remembered.values())
-    namespace = network.inode(layout)
-    if namespace is not None:
-        processes.end(processes.in_namespace(namespace, [f"{layout.state}/", f"{layout.disks}/"]))
+    processes.end(processes.elsewhere([f"{layout.state}/", f"{layout.disks}/"]))
     kept: list[Path] = []
-    if (layout.state / "inventory.json").exists():
-        kept = inventory.remove(json.loads((layout.state / "inventory.json").read_text()))
+    if _inventory_hashes(layout).exists():
+        kept = inventory.remove(json.loads(_inventory_hashes(layout).read_text()))
     network.remove(layout)
-    made = layout.state / "made.json"
-    for path in json.loads(made.read_text()) if made.exists() else []:
-        if Path(path).is_dir() and not any(Path(path).iterdir()):
-            Path(path).rmdir()
     for folder in (layout.state, layout.disks):
         if folder.exists():
             shutil.rmtree(folder)

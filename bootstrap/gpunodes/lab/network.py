@@ -10,18 +10,12 @@ from pathlib import Path
 from gpunodes.lab.host import run
 from gpunodes.lab.layout import BRIDGE, Layout, Record, host_address
 
+_NAMESPACES = Path("/run/netns")
+
 
 def exists(layout: Layout) -> bool:
     """Whether the lab's namespace is there."""
-    return inode(layout) is not None
-
-
-def inode(layout: Layout) -> int | None:
-    """The inode that names the lab's namespace in ``/proc/PID/ns/net``; None when there is none."""
-    try:
-        return (Path("/run/netns") / layout.namespace).stat().st_ino
-    except OSError:
-        return None
+    return (_NAMESPACES / layout.namespace).exists()
 
 
 def inside(layout: Layout, command: Iterable[str | Path]) -> list[str | Path]:
@@ -60,6 +54,10 @@ def remove(layout: Layout) -> None:
         run(["ip", "link", "delete", layout.link])
     if exists(layout):
         run(["ip", "netns", "delete", layout.namespace])
+    # The folder of namespaces is a mount of its own, which `ip netns add` makes and nothing takes away.
+    if _NAMESPACES.is_mount() and not any(_NAMESPACES.iterdir()):
+        run(["umount", _NAMESPACES])
+        _NAMESPACES.rmdir()
 
 
 def _links(ip: list[str]) -> set[str]:

@@ -75,24 +75,25 @@ def remembered(folder: Path) -> dict[str, Process]:
     return {name: process for name in names if (process := find(folder, name))}
 
 
-def in_namespace(inode: int, mentions: Iterable[str]) -> list[Process]:
-    """Processes in the network namespace ``inode`` whose command line holds one of ``mentions``.
+def elsewhere(mentions: Iterable[str]) -> list[Process]:
+    """Processes outside our own network namespace whose command line holds one of ``mentions``.
 
-    So QEMU, which libvirt starts, is found even when libvirt is gone, and a shell that a user opened in the namespace
-    is not ours.
+    So QEMU, which libvirt starts, is found even when libvirt is gone and the namespace has lost its name; what a user
+    does in the host's own namespace with the lab's files is not ours.
     """
     wanted = tuple(mentions)
+    own = (_PROC / "self" / "ns" / "net").stat().st_ino
     found = []
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            same = (entry / "ns" / "net").stat().st_ino == inode
-            words = (entry / "cmdline").read_bytes().decode(errors="replace") if same else ""
+            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            ours = any(text in words for text in wanted) and (entry / "ns" / "net").stat().st_ino != own
         except OSError:
             continue
         began = start_time(int(entry.name))
-        if began is not None and any(text in words for text in wanted):
+        if ours and began is not None:
             found.append(Process(int(entry.name), began))
     return found
 
