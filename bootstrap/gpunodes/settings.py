@@ -34,6 +34,11 @@ def state_home() -> Path:
     return path
 
 
+def known_hosts() -> Path:
+    """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
+    return state_home() / "known_hosts"
+
+
 @functools.cache
 def defaults() -> Mapping[str, Any]:
     """The default of every setting."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted
+from gpunodes.settings import known_hosts
 
 _OUTCOMES = {
     "runner_on_ok": Outcome.UNCHANGED,
@@ -24,7 +25,7 @@ _SSH = (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key verification failed",
         (
             "its SSH host key is not the one learned before: it was reinstalled, or another machine answers; "
-            "if that is right, remove the old key with `ssh-keygen -R`"
+            "if that is right, remove the old key with `ssh-keygen -f {known_hosts} -R ADDRESS`"
         ),
     ),
     (r"Permission denied \(([^)]*)\)", "SSH refuses the user or the key (it offers {0}); check --user and --key"),
@@ -100,7 +101,7 @@ def ssh_reason(text: str) -> str:
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
     for pattern, meaning in table:
         if found := re.search(pattern, text):
-            return meaning.format(*found.groups())
+            return meaning.format(*found.groups(), known_hosts=known_hosts())
     return ""
 
 

@@ -97,16 +97,11 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
     return Ended(ok=result.rc == 0, interrupted=stop.is_set(), log=artifacts / "stdout")
 
 
-def known_hosts() -> Path:
-    """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
-    return settings.state_home() / "known_hosts"
-
-
 def ssh_options() -> list[str]:
     """The options with which every SSH connection of ours is made."""
     return [
         # Learned keys go to the first file; the user's own are honoured.
-        "-o", f'UserKnownHostsFile="{known_hosts()}" "{Path.home() / ".ssh/known_hosts"}"',
+        "-o", f'UserKnownHostsFile="{settings.known_hosts()}" "{Path.home() / ".ssh/known_hosts"}"',
         "-o", "StrictHostKeyChecking=accept-new",
         "-o", "ControlMaster=auto",
         "-o", "ControlPersist=120s",
