@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpunodes.lab.images import debian_archive
 from gpunodes.lab.mirror import store
 from gpunodes.lab.mirror.programs import run
 
@@ -30,6 +29,9 @@ def download(suite: str, packages: Sequence[str], cache: Path, progress: Callabl
     apt works in a root of its own with nothing installed, so that the answer fits any node image. The archive moves on
     with its updates: what is in ``cache`` stays as it was when it was filled.
     """
+    # Here and not above: the machines' images ask this package, while it is loaded, what it needs from the machine.
+    from gpunodes.lab.images import debian_archive
+
     archive = debian_archive()
 
     def make(root: Path) -> None:
