@@ -169,7 +169,8 @@ def check_address(text: str) -> None:
 def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[str, object]) -> None:
     """Add machines by their address to the inventory at ``path``, which is made when it is not there.
 
-    ``connection`` holds Ansible's connection variables for them. Raises WrongInput when the file is not one of ours.
+    ``connection`` holds Ansible's connection variables for them; an empty one stands for that of the control plane
+    there. Raises WrongInput when the file is not one of ours.
     """
     document: dict[str, Any] = {}
     if path.exists():
@@ -181,6 +182,9 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
                 f"add it to {path} and run again",
             )
         document = yaml.safe_load(text)
+    if not connection:
+        first = next(iter(document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {}).values()), {})
+        connection = {name: value for name, value in first.items() if name != "ansible_host"}
     for address in addresses:
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
         group[address] = {"ansible_host": address, **connection}

@@ -132,6 +132,7 @@ def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
     assert found.control_plane().address == "10.0.0.1"
     assert found.variables("10.0.0.1")["ansible_user"] == "admin"
     assert [machine.name for machine in found.machines(Role.WORKER)] == ["10.0.0.2"]
+    assert found.variables("10.0.0.2")["ansible_user"] == "admin"
 
 
 def test_somebody_elses_inventory_is_not_changed(path: Path) -> None:
