@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpunodes.cli import common
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.views import document
 
 if TYPE_CHECKING:
     from gpunodes.lab.lab import Status
     from gpunodes.lab.layout import Layout
 
 _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 
 
 @click.group(name="lab")
@@ -48,7 +48,7 @@ def command(context: click.Context, name: str) -> None:
     help="A Kubernetes minor that the mirror offers; may be given again.",
 )  # fmt: skip
 @click.option("--no-mirror", is_flag=True, help="Machines only: nothing can be installed on them.")
-@as_json
+@common.json_option
 @click.pass_obj
 def up(layout: Layout, workers: int, system: str, minors: tuple[str, ...], no_mirror: bool, as_json: bool) -> None:
     """Bring the lab up, or repair it, and leave ./inventory for it."""
@@ -61,27 +61,30 @@ def up(layout: Layout, workers: int, system: str, minors: tuple[str, ...], no_mi
 
 
 @command.command()
-@as_json
+@common.json_option
 @click.pass_obj
 def down(layout: Layout, as_json: bool) -> None:
     """Take the lab away, and all that it made but the cache."""
     from gpunodes.lab import lab
 
     kept = lab.down(layout, _say)
-    _show({"lab": layout.name, "up": False, "kept": [str(path) for path in kept]}, as_json, lambda: None)
+    _show(
+        {"schema": "gpunodes.lab.down/1", "lab": layout.name, "kept": [str(path) for path in kept]},
+        as_json,
+        lambda: None,
+    )
 
 
 @command.command()
-@as_json
-@click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
+@common.json_option
+@click.pass_obj
+def status(layout: Layout, as_json: bool) -> int:
     """Show the lab's machines, daemons and snapshots; fails when something needs repair."""
     from gpunodes.lab import lab
 
-    state = lab.status(context.obj)
+    state = lab.status(layout)
     _show(_status_data(state), as_json, lambda: _print_status(state))
-    if not state.healthy:
-        context.exit(ExitCode.FAILED)
+    return ExitCode.DONE if state.healthy else ExitCode.FAILED
 
 
 @command.command(context_settings={"ignore_unknown_options": True})
@@ -111,51 +114,54 @@ def console(layout: Layout, machine: str) -> None:
 @command.command()
 @click.argument("machine")
 @click.argument("action", type=click.Choice(["on", "off", "cycle"]))
-@as_json
+@common.json_option
 @click.pass_obj
 def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
     """Switch MACHINE's power by its BMC (Redfish). Off is what pulling the plug is."""
     from gpunodes.lab import bmc, lab
 
     lab.power(layout, machine, bmc.Power(action))
-    _show({"machine": machine, "action": action}, as_json, lambda: click.echo(f"{machine}: power {action}"))
+    _show(
+        {"schema": "gpunodes.lab.power/1", "machine": machine, "action": action},
+        as_json,
+        lambda: click.echo(f"{machine}: power {action}"),
+    )
 
 
 @command.command()
 @click.argument("name")
-@as_json
+@common.json_option
 @click.pass_obj
 def snapshot(layout: Layout, name: str, as_json: bool) -> None:
     """Save memory and disk of all machines as NAME."""
     from gpunodes.lab import lab
 
     seconds = lab.snapshot(layout, _snapshot_name(name))
-    data = {"snapshot": name, "seconds": round(seconds, 1)}
+    data = {"schema": "gpunodes.lab.snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
     _show(data, as_json, lambda: click.echo(f"snapshot {name} taken in {seconds:.1f} s"))
 
 
 @command.command()
 @click.argument("name")
-@as_json
+@common.json_option
 @click.pass_obj
 def restore(layout: Layout, name: str, as_json: bool) -> None:
     """Bring memory and disk of all machines back to snapshot NAME, and set their clocks."""
     from gpunodes.lab import lab
 
     seconds = lab.restore(layout, _snapshot_name(name))
-    data = {"snapshot": name, "seconds": round(seconds, 1)}
+    data = {"schema": "gpunodes.lab.snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
     _show(data, as_json, lambda: click.echo(f"snapshot {name} restored in {seconds:.1f} s"))
 
 
 @command.command()
-@as_json
-@click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
+@common.json_option
+def doctor(as_json: bool) -> int:
     """Say what this machine lacks for a lab, and how to install it."""
-    from gpunodes.lab import host
+    from gpunodes.lab import doctor as doctors
 
-    found = host.checks()
-    data = {"checks": [{"name": c.name, "ok": c.ok, "found": c.found, "remedy": c.remedy} for c in found]}
+    found = doctors.checks()
+    data = {"schema": "gpunodes.lab.doctor/1", "checks": [dataclasses.asdict(check) for check in found]}
 
     def lines() -> None:
         for check in found:
@@ -164,8 +170,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
                 click.echo(f"        {check.remedy}")
 
     _show(data, as_json, lines)
-    if not all(check.ok for check in found):
-        context.exit(ExitCode.FAILED)
+    return ExitCode.DONE if all(check.ok for check in found) else ExitCode.FAILED
 
 
 def _say(line: str) -> None:
@@ -174,7 +179,7 @@ def _say(line: str) -> None:
 
 def _show(data: dict[str, Any], as_json: bool, render: Callable[[], None]) -> None:
     if as_json:
-        click.echo(json.dumps(data, indent=2))
+        click.echo(document.dump(data))
     else:
         render()
 
@@ -206,8 +211,8 @@ def _status_data(state: Status) -> dict[str, Any]:
         for each in state.machines
     ]
     return {
+        "schema": "gpunodes.lab/1",
         "lab": record.name,
-        "up": True,
         "healthy": state.healthy,
         "os": record.system.value,
         "accelerator": record.accelerator,

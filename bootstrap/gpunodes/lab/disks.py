@@ -31,13 +31,20 @@ def overlay(layout: Layout, machine: str) -> Path:
     return layout.disks / f"{machine}.qcow2"
 
 
+def take_kernel(layout: Layout, image: Image) -> None:
+    """Give the lab its own copy of the image's kernel, so that the image may leave the cache while the lab is up."""
+    layout.disks.mkdir(parents=True, exist_ok=True)
+    if not layout.kernel.exists():
+        shutil.copy(image.initrd, layout.initrd)
+        shutil.copy(image.kernel, layout.kernel)
+
+
 def make(layout: Layout, image: Image, machine: str, files: list[GuestFile]) -> None:
     """Make a machine's disk.
 
     Raises:
         GpunodesError: a tool failed; nothing is left.
     """
-    layout.disks.mkdir(parents=True, exist_ok=True)
     base = layout.disks / f"{machine}.raw"
     run(["cp", "--sparse=always", image.disk, base])
     _write(base, files)

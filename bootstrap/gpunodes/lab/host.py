@@ -1,48 +1,22 @@
-"""The machine that the lab runs on: commands, what is missing, and whose files we make."""
+"""The machine that the lab runs on: its commands, networks and memory, and whose files we make."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import GpunodesError
 
 Say = Callable[[str], None]
 """Takes one line of progress for the user."""
 
-# The file that each Debian package of system-packages.txt is looked for by; a package that is not named here is needed
-# to build or install the lab (libvirt-dev), not to run it.
-_PROBES = {
-    "dnsmasq-base": "dnsmasq",
-    "e2fsprogs": "debugfs",
-    "busybox-static": "busybox",
-    "iproute2": "ip",
-    "libvirt-daemon-system": "libvirtd",
-    "libvirt-clients": "virsh",
-    "mmdebstrap": "mmdebstrap",
-    "openssh-client": "ssh",
-    "qemu-system-x86": "qemu-system-x86_64",
-    "qemu-utils": "qemu-img",
-}
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that the lab needs from this machine."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,50 +60,6 @@ def run(command: Sequence[str | Path], *, stdin: str | None = None, timeout: flo
 def which(program: str) -> str | None:
     """Where a program is, the administrator's folders included even when the user's PATH lacks them."""
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_SBIN}:/usr/bin:/bin")
-
-
-def system_packages() -> tuple[str, ...]:
-    """The Debian packages that a lab needs on its host."""
-    text = resources.files("gpunodes.lab").joinpath("system-packages.txt").read_text()
-    return tuple(line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))
-
-
-def checks() -> tuple[Check, ...]:
-    """All that the lab needs from this machine, found or missing."""
-    found = [
-        Check("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ..."),
-        Check(
-            "network tunnel device",
-            Path("/dev/net/tun").exists(),
-            "/dev/net/tun " + ("there" if Path("/dev/net/tun").exists() else "missing"),
-            "modprobe tun (in a container: --device /dev/net/tun --cap-add NET_ADMIN --cap-add SYS_ADMIN)",
-        ),
-    ]
-    for package in system_packages():
-        program = _PROBES.get(package)
-        if program:
-            path = which(program)
-            found.append(Check(program, path is not None, path or "missing", f"apt-get install {package}"))
-    for module, package in (("libvirt", "libvirt-python"), ("sushy_tools", "sushy-tools")):
-        there = importlib.util.find_spec(module) is not None
-        found.append(Check(package, there, "installed" if there else "missing", "pip install 'gpunodes[lab]'"))
-    return tuple(found)
-
-
-def require(found: Sequence[Check]) -> None:
-    """Stop at once when something is missing.
-
-    Raises:
-        WrongInput: names all that is missing, with the commands that install it.
-    """
-    missing = [check for check in found if not check.ok]
-    if missing:
-        packages = [check.remedy.removeprefix("apt-get install ") for check in missing if "apt-get" in check.remedy]
-        remedies = list(dict.fromkeys(check.remedy for check in missing if "apt-get" not in check.remedy))
-        if packages:
-            remedies.append("apt-get install " + " ".join(packages))
-        names = ", ".join(f"{check.name} ({check.found})" for check in missing)
-        raise WrongInput(f"this machine cannot run a lab yet: {names}", remedy="; ".join(remedies))
 
 
 def used_networks() -> list[IPv4Network]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -15,7 +16,6 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import overlay
 from gpunodes.lab.host import which
-from gpunodes.lab.images import Image
 from gpunodes.lab.layout import BRIDGE, Layout, Machine
 
 _FOLDERS = {
@@ -45,8 +45,8 @@ remember_owner = 0
 """
 # CPU features that emulated machines go without. cx16: QEMU 7.2 leaves rubbish in the flags after CMPXCHG16B, and when
 # an interrupt comes right then the kernel's allocator dies of a double fault (seen in about one start of three).
-# la57, smap: a fifth level of page tables and a switch around each access to user memory only cost time.
-_UNEMULATED = ("cx16", "la57", "smap")
+# la57, smap and svm (a fifth level of page tables, a switch around each access to user memory, KVM) only cost time.
+_UNEMULATED = ("cx16", "la57", "smap", "svm")
 _KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10"
 
 
@@ -74,7 +74,7 @@ def prepare(layout: Layout) -> list[str]:
     return ["sh", "-c", " && ".join(steps)]
 
 
-def domain_xml(layout: Layout, image: Image, machine: Machine, accelerator: str) -> str:
+def domain_xml(layout: Layout, machine: Machine, accelerator: str) -> str:
     """libvirt's definition of a machine (https://libvirt.org/formatdomain.html)."""
     domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
 
@@ -89,8 +89,8 @@ def domain_xml(layout: Layout, image: Image, machine: Machine, accelerator: str)
     add(domain, "vcpu", str(machine.cpus))
     system = add(domain, "os")
     add(system, "type", "hvm", arch="x86_64", machine="q35")
-    add(system, "kernel", str(image.kernel))
-    add(system, "initrd", str(image.initrd))
+    add(system, "kernel", str(layout.kernel))
+    add(system, "initrd", str(layout.initrd))
     add(system, "cmdline", _KERNEL_OPTIONS)
     features = add(domain, "features")
     add(features, "acpi")
@@ -170,10 +170,13 @@ class Hypervisor:
         """Bring memory and disk of all machines back; none goes on before all are back."""
         import libvirt
 
-        for name in machines:
+        def revert(name: str) -> None:
             domain = self._connection.lookupByName(name)
             flags = libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED | libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_FORCE
             domain.revertToSnapshot(domain.snapshotLookupByName(snapshot), flags)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(revert, machines))
         for name in machines:
             self._connection.lookupByName(name).resume()
 

@@ -92,7 +92,7 @@ def recipe_hash(system: System) -> str:
 
 
 def get(cache: Path, system: System, say: Say) -> Image:
-    """The image of ``system``, made if the cache has none.
+    """The image of ``system``, made if the cache has none; those of earlier recipes go then.
 
     Raises:
         GpunodesError: a tool failed, or no source of Debian packages is configured on this machine.
@@ -102,6 +102,9 @@ def get(cache: Path, system: System, say: Say) -> Image:
         say(f"making the {system} image (once; about 2 minutes)")
         with _fresh_folder(folder) as scratch:
             _make(system, scratch)
+        for old in folder.parent.glob(f"{system}-*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
     return Image(folder)
 
 

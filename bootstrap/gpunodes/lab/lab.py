@@ -18,8 +18,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.lab import bmc, disks, hypervisor, images, inventory, mirror, network, processes, ssh, trial
-from gpunodes.lab.host import Owner, Say, checks, memory_mib, require, used_networks
+from gpunodes.lab import bmc, disks, doctor, hypervisor, images, inventory, mirror, network, processes, ssh, trial
+from gpunodes.lab.host import Owner, Say, memory_mib, used_networks
 from gpunodes.lab.layout import Layout, Machine, Record, System, free_subnet, plan_machines
 from gpunodes.lab.mirror import aptrepo
 
@@ -74,7 +74,7 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
         WrongInput: this machine lacks something, another inventory is there, or a different lab is up.
         GpunodesError: a step failed; a further ``up`` goes on from there.
     """
-    require(checks())
+    doctor.require(doctor.checks())
     inventory.check_free(wish.inventory)
     layout.cache.mkdir(parents=True, exist_ok=True)
     with _locked(layout):
@@ -97,7 +97,7 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
         _ensure_disks(layout, record, image, say)
         _ensure_daemons(layout, record)
         with hypervisor.connect(layout, _LIBVIRT_PATIENCE) as machines:
-            _ensure_machines(layout, record, image, machines, say)
+            _ensure_machines(layout, record, machines, say)
         _write_inventory(layout, record)
         _wait_for_machines(layout, record, say)
     return status(layout)
@@ -281,6 +281,7 @@ def _save(layout: Layout, record: Record) -> None:
 
 
 def _ensure_disks(layout: Layout, record: Record, image: images.Image, say: Say) -> None:
+    disks.take_kernel(layout, image)
     missing = [each for each in record.machines if not disks.overlay(layout, each.name).exists()]
     if missing:
         say(f"disks of {', '.join(each.name for each in missing)}")
@@ -306,7 +307,7 @@ def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
 
 
 def _ensure_daemons(layout: Layout, record: Record) -> None:
-    """Start the daemons that do not run."""
+    """Start the daemons that do not run, or not as they should."""
     folder = layout.state / "processes"
     config = layout.state / "dnsmasq.conf"
     config.write_text(network.dnsmasq_config(layout, record))
@@ -323,25 +324,26 @@ def _ensure_daemons(layout: Layout, record: Record) -> None:
         server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", "--root", record.mirror, *listen]
         wanted["mirror"] = (server, layout.state)
     for name, (command, scratch) in wanted.items():
+        line = tuple(str(word) for word in network.inside(layout, command))
         running = processes.find(folder, name)
-        if running is None:
-            environment = {
-                "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": str(scratch),
-                "TMPDIR": str(scratch),
-                "LC_ALL": "C.UTF-8",
-            }
-            log = layout.state / "log" / f"{name}.log"
-            processes.start(folder, name, [str(word) for word in network.inside(layout, command)], log, environment)
+        if running and running.command == line:
+            continue
+        if running:
+            processes.end([running])
+        environment = {
+            "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "LC_ALL": "C.UTF-8",
+        }
+        processes.start(folder, name, line, layout.state / "log" / f"{name}.log", environment)
 
 
-def _ensure_machines(
-    layout: Layout, record: Record, image: images.Image, machines: hypervisor.Hypervisor, say: Say
-) -> None:
+def _ensure_machines(layout: Layout, record: Record, machines: hypervisor.Hypervisor, say: Say) -> None:
     known = machines.names()
     for machine in record.machines:
         if machine.name not in known:
-            machines.define(hypervisor.domain_xml(layout, image, machine, record.accelerator))
+            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator))
         if not machines.running(machine.name):
             say(f"starting {machine.name}")
             machines.start(machine.name)

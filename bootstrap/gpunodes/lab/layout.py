@@ -86,6 +86,16 @@ class Layout:
         return self.cache / "run" / self.name
 
     @property
+    def kernel(self) -> Path:
+        """The kernel that the machines start."""
+        return self.disks / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """Its initial ramdisk."""
+        return self.disks / "initrd.img"
+
+    @property
     def libvirt_uri(self) -> str:
         """The lab's own libvirt daemon."""
         return f"qemu+unix:///system?socket={self.state}/libvirt/libvirt-sock"

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -26,6 +26,8 @@ class Process:
     pid: int
     start: int
     """Clock ticks between the machine's start and the process's."""
+    command: tuple[str, ...] = ()
+    """What it was started with; empty for a process that somebody else started."""
 
     @property
     def alive(self) -> bool:
@@ -55,16 +57,17 @@ def start(folder: Path, name: str, command: Sequence[str | Path], log: Path, env
             start_new_session=True,
             env=environment,
         )
-    process = Process(child.pid, start_time(child.pid) or 0)
-    (folder / f"{name}.json").write_text(json.dumps({"pid": process.pid, "start": process.start}))
+    process = Process(child.pid, start_time(child.pid) or 0, tuple(str(word) for word in command))
+    (folder / f"{name}.json").write_text(json.dumps(asdict(process)))
     return process
 
 
 def find(folder: Path, name: str) -> Process | None:
     """The remembered daemon called ``name``, if it still runs."""
     try:
-        process = Process(**json.loads((folder / f"{name}.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        data = json.loads((folder / f"{name}.json").read_text())
+        process = Process(data["pid"], data["start"], tuple(data["command"]))
+    except (OSError, ValueError, KeyError):
         return None
     return process if process.alive else None
 

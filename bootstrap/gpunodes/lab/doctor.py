@@ -1,0 +1,87 @@
+"""What this machine lacks for a lab, said at once and with the remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from gpunodes.errors import WrongInput
+from gpunodes.lab.host import which
+from gpunodes.lab.mirror import missing_packages
+
+# The program that shows each Debian package to be there. What the mirror needs it knows itself; libvirt-dev is for
+# the installation of libvirt's Python binding.
+_PROBES = {
+    "dnsmasq-base": "dnsmasq",
+    "e2fsprogs": "debugfs",
+    "busybox-static": "busybox",
+    "iproute2": "ip",
+    "iptables": "iptables",
+    "libvirt-daemon-system": "libvirtd",
+    "libvirt-clients": "virsh",
+    "mmdebstrap": "mmdebstrap",
+    "openssh-client": "ssh",
+    "qemu-system-x86": "qemu-system-x86_64",
+    "qemu-utils": "qemu-img",
+}
+_INSTALL = "apt-get install "
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that the lab needs from this machine."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def system_packages() -> tuple[str, ...]:
+    """The Debian packages that a lab needs on its host."""
+    text = resources.files("gpunodes.lab").joinpath("system-packages.txt").read_text()
+    return tuple(line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))
+
+
+def checks() -> tuple[Check, ...]:
+    """All that the lab needs from this machine, found or missing."""
+    found = [
+        Check("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ..."),
+        Check(
+            "network tunnel device",
+            Path("/dev/net/tun").exists(),
+            "/dev/net/tun " + ("there" if Path("/dev/net/tun").exists() else "missing"),
+            "modprobe tun (in a container: --device /dev/net/tun --cap-add NET_ADMIN --cap-add SYS_ADMIN)",
+        ),
+    ]
+    for package, program in _PROBES.items():
+        path = which(program)
+        found.append(Check(program, path is not None, path or "missing", f"{_INSTALL}{package}"))
+    absent = missing_packages()
+    found.append(
+        Check("mirror's tools", not absent, ", ".join(absent) or "installed", f"{_INSTALL}{' '.join(absent)}".rstrip())
+    )
+    for module, package in (("libvirt", "libvirt-python"), ("sushy_tools", "sushy-tools")):
+        there = importlib.util.find_spec(module) is not None
+        found.append(Check(package, there, "installed" if there else "missing", "pip install 'gpunodes[lab]'"))
+    return tuple(found)
+
+
+def require(found: Sequence[Check]) -> None:
+    """Stop at once when something is missing.
+
+    Raises:
+        WrongInput: names all that is missing, with the commands that install it.
+    """
+    missing = [check for check in found if not check.ok]
+    if missing:
+        packages = [check.remedy.removeprefix(_INSTALL) for check in missing if check.remedy.startswith(_INSTALL)]
+        remedies = list(dict.fromkeys(check.remedy for check in missing if not check.remedy.startswith(_INSTALL)))
+        if packages:
+            remedies.append(_INSTALL + " ".join(packages))
+        names = ", ".join(f"{check.name} ({check.found})" for check in missing)
+        raise WrongInput(f"this machine cannot run a lab yet: {names}", remedy="; ".join(remedies))
