@@ -73,15 +73,6 @@ def power(record: Record, machine: Machine, wanted: Power) -> None:
         _request(record, machine, path, {"ResetType": reset})
 
 
-def is_on(record: Record, machine: Machine) -> bool:
-    """The machine's power state as its BMC tells it.
-
-    Raises:
-        GpunodesError: the BMC does not answer.
-    """
-    return bool(_request(record, machine, f"/redfish/v1/Systems/{machine.uuid}").get("PowerState") == "On")
-
-
 def _request(record: Record, machine: Machine, path: str, body: dict[str, str] | None = None) -> dict[str, object]:
     address = url(record, machine) + path
     token = base64.b64encode(f"{USER}:{machine.bmc_password}".encode()).decode()

@@ -1,0 +1,66 @@
+"""The lab's requests to a BMC, against a server that records them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from gpunodes.errors import GpunodesError
+from gpunodes.lab import bmc
+from gpunodes.lab.layout import Machine, Record
+from test_lab_layout import record
+
+Requests = list[tuple[str, str, object]]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Record, Machine, Requests]]:
+    seen: Requests = []
+    machine = record().machines[0]
+    wanted = "Basic " + base64.b64encode(f"admin:{machine.bmc_password}".encode()).decode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: object) -> None:
+            seen.append((self.command, self.path, body))
+            known = self.headers["Authorization"] == wanted
+            text = b'{"PowerState": "On"}' if self.command == "GET" else b""
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        # The gateway, where BMCs listen, is the first address of the subnet.
+        lab = replace(record(), subnet="127.0.0.0/24")
+        yield lab, replace(machine, bmc_port=listening.server_port), seen
+        listening.shutdown()
+        thread.join()
+
+
+def test_a_cycle_takes_the_power_and_gives_it_back(server: tuple[Record, Machine, Requests]) -> None:
+    lab, machine, seen = server
+    bmc.power(lab, machine, bmc.Power.CYCLE)
+    path = f"/redfish/v1/Systems/{machine.uuid}/Actions/ComputerSystem.Reset"
+    assert seen == [("POST", path, {"ResetType": "ForceOff"}), ("POST", path, {"ResetType": "On"})]
+
+
+def test_a_wrong_password_is_an_error(server: tuple[Record, Machine, Requests]) -> None:
+    lab, machine, _ = server
+    with pytest.raises(GpunodesError, match="refused \\(401\\)"):
+        bmc.power(lab, replace(machine, bmc_password="guessed"), bmc.Power.ON)  # noqa: S106

@@ -1,0 +1,167 @@
+"""What the lab tells libvirt, dnsmasq, the kernel and Ansible."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from gpunodes.errors import WrongInput
+from gpunodes.lab import disks, doctor, hypervisor, images, initrd, inventory, network
+from gpunodes.lab.host import Owner
+from gpunodes.lab.layout import Layout
+from gpunodes.lab.mirror import REQUIRED_FILES, REQUIRED_PACKAGES
+from test_lab_layout import record
+
+LAYOUT = Layout("lab", Path("/cache"))
+
+
+def domain(accelerator: str) -> ElementTree.Element:
+    xml = hypervisor.domain_xml(LAYOUT, record().machines[1], accelerator)
+    return ElementTree.fromstring(xml)  # noqa: S314 - our own
+
+
+def test_an_emulated_machine_goes_without_the_feature_that_kills_kernels() -> None:
+    emulated = domain("tcg")
+    assert emulated.get("type") == "qemu"
+    disabled = {each.get("name") for each in emulated.findall("cpu/feature[@policy='disable']")}
+    assert "cx16" in disabled
+    assert domain("kvm").get("type") == "kvm"
+    assert domain("kvm").findall("cpu/feature") == []
+
+
+def test_a_machine_starts_from_the_labs_copies() -> None:
+    machine = domain("tcg")
+    assert machine.findtext("os/kernel") == "/cache/run/lab/vmlinuz"
+    assert machine.findtext("name") == "worker-1"
+    source = machine.find("devices/disk/source")
+    assert source is not None
+    assert source.get("file") == "/cache/run/lab/worker-1.qcow2"
+
+
+def test_dnsmasq_knows_every_machine_and_the_mirror() -> None:
+    lines = network.dnsmasq_config(LAYOUT, record()).splitlines()
+    for machine in record().machines:
+        assert f"dhcp-host={machine.mac},{machine.address},{machine.name},infinite" in lines
+    assert "host-record=mirror.lab,10.213.0.1" in lines
+    assert "no-resolv" in lines
+
+
+def test_guest_files_make_each_machine_its_own(tmp_path: Path) -> None:
+    key = tmp_path / "ssh_host_ed25519_key"
+    disks.make_key(key, "root@worker-1")
+    there = record()
+    first, second = ({f.path: f for f in disks.guest_files(there, m, "ssh-ed25519 A", key)} for m in there.machines[:2])
+    assert first["/etc/machine-id"].content != second["/etc/machine-id"].content
+    assert first["/etc/hostname"].content == "control-1\n"
+    assert first["/etc/ssh/ssh_host_ed25519_key"].mode == 0o600
+    assert len(first["/etc/machine-id"].content) == 33
+
+
+DEPENDENCIES = """kernel/block/virtio_blk.ko.xz: kernel/virtio/virtio.ko.xz kernel/virtio/virtio_ring.ko.xz
+kernel/virtio/virtio.ko.xz:
+kernel/virtio/virtio_ring.ko.xz: kernel/virtio/virtio.ko.xz
+kernel/crypto/crc32c_generic.ko.xz:
+"""
+
+
+def test_modules_load_after_those_that_they_need() -> None:
+    order = initrd.load_order(["virtio_blk", "ext4", "missing"], DEPENDENCIES, "kernel/fs/ext4/ext4.ko\n")
+    assert [path.rpartition("/")[2] for path in order] == ["virtio.ko.xz", "virtio_ring.ko.xz", "virtio_blk.ko.xz"]
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox reads the archive")
+def test_the_ramdisk_is_an_archive_that_others_read(tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    for line in DEPENDENCIES.splitlines():
+        path = modules / line.partition(":")[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lzma.compress(path.name.encode()))
+    (modules / "modules.dep").write_text(DEPENDENCIES)
+    (modules / "modules.builtin").write_text("kernel/fs/ext4/ext4.ko\n")
+    program = tmp_path / "busybox"
+    program.write_bytes(b"ELF")
+    archive = gzip.decompress(initrd.build(modules, program))
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["busybox", "cpio", "-id"], input=archive, cwd=unpacked, check=True, capture_output=True)
+    assert (unpacked / "modules/order").read_text().split() == [
+        "crc32c_generic.ko", "virtio.ko", "virtio_ring.ko", "virtio_blk.ko"
+    ]  # fmt: skip
+    assert (unpacked / "modules/virtio_blk.ko").read_bytes() == b"virtio_blk.ko.xz"
+    assert (unpacked / "init").stat().st_mode & 0o111
+    assert (unpacked / "bin/busybox").read_bytes() == b"ELF"
+
+
+def test_debians_archive_is_found_among_other_sources() -> None:
+    listed = (
+        "https://example.org/apt nodistro main\n"
+        "http://archive.example/debian-security bookworm-security main\n"
+        "http://archive.example/debian bookworm contrib\n"
+        "http://archive.example/debian bookworm main\n"
+    )
+    assert images.pick_archive(listed) == "http://archive.example/debian"
+    assert images.pick_archive("https://example.org/apt noble main\n") is None
+
+
+def test_every_tool_that_is_looked_for_is_installed_by_make() -> None:
+    packages = set(doctor.system_packages())
+    needed = {*REQUIRED_PACKAGES.values(), *REQUIRED_FILES.values()}
+    needed |= {check.remedy.removeprefix("apt-get install ") for check in doctor.checks() if "apt-get" in check.remedy}
+    assert {word for words in needed for word in words.split()} - {"apt-get", "install"} <= packages
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    found = [
+        doctor.Check("qemu", False, "missing", "apt-get install qemu-system-x86"),
+        doctor.Check("ip", False, "missing", "apt-get install iproute2"),
+        doctor.Check("root", False, "user id 7", "run it as root"),
+        doctor.Check("ssh", True, "/usr/bin/ssh", "apt-get install openssh-client"),
+    ]
+    with pytest.raises(WrongInput) as error:
+        doctor.require(found)
+    assert "qemu (missing), ip (missing), root (user id 7)" in error.value.found
+    assert error.value.remedy == "run it as root; apt-get install qemu-system-x86 iproute2"
+    doctor.require(found[-1:])
+
+
+def test_the_inventory_is_an_ordinary_one() -> None:
+    files = inventory.texts(LAYOUT, record(), {"gpunodes_image_mirrors": {}})
+    groups = yaml.safe_load(files["hosts.yml"])["all"]["children"]
+    assert groups["workers"]["hosts"]["worker-2"] == {"ansible_host": "10.213.0.22"}
+    assert list(groups["control_plane"]["hosts"]) == ["control-1"]
+    variables = yaml.safe_load(files["group_vars/all.yml"])
+    assert variables["gpunodes_kubeadm_timeouts"]["kubernetesAPICall"] == "5m0s"
+    fast = inventory.texts(LAYOUT, record(accelerator="kvm"), {})
+    assert not yaml.safe_load(fast["group_vars/all.yml"])
+
+
+def test_the_inventory_goes_again_and_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "inventory"
+    written = inventory.write(folder, inventory.texts(LAYOUT, record(), {}), Owner.current())
+    inventory.check_free(folder)
+    assert inventory.remove(written) == []
+    assert not folder.exists()
+
+
+def test_what_the_user_changed_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "inventory"
+    written = inventory.write(folder, inventory.texts(LAYOUT, record(), {}), Owner.current())
+    (folder / "host_vars").mkdir()
+    with (folder / "hosts.yml").open("a") as file:
+        file.write("# mine\n")
+    assert inventory.remove(written) == [folder / "hosts.yml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["host_vars", "hosts.yml"]
+
+
+@pytest.mark.parametrize("name", ["hosts.yml", "group_vars/all.yml"])
+def test_another_inventory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / name).write_text("all: {}\n")
+    with pytest.raises(WrongInput, match="no lab made it"):
+        inventory.check_free(tmp_path)
