@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from gpunodes.errors import GpunodesError
 from gpunodes.lab import bmc
-from gpunodes.lab.layout import Machine, Record
-from test_lab_layout import record
+from gpunodes.lab.layout import Machine, Record, Role, System
 
 Requests = list[tuple[str, str, object]]
 
@@ -21,7 +20,7 @@ Requests = list[tuple[str, str, object]]
 @pytest.fixture
 def server() -> Iterator[tuple[Record, Machine, Requests]]:
     seen: Requests = []
-    machine = record().machines[0]
+    machine = Machine("control-1", Role.CONTROL_PLANE, "127.0.0.11", "52:54:00:00:00:01", "1-2-3", 4096, 2, 0, "secret")
     wanted = "Basic " + base64.b64encode(f"admin:{machine.bmc_password}".encode()).decode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,7 +46,7 @@ def server() -> Iterator[tuple[Record, Machine, Requests]]:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         # The gateway, where BMCs listen, is the first address of the subnet.
-        lab = replace(record(), subnet="127.0.0.0/24")
+        lab = Record("lab", System.DEBIAN13, "127.0.0.0/24", "tcg", (machine,), "/somewhere/inventory", None)
         yield lab, replace(machine, bmc_port=listening.server_port), seen
         listening.shutdown()
         thread.join()

@@ -69,7 +69,7 @@ def down(layout: Layout, as_json: bool) -> None:
 
     kept = lab.down(layout, _say)
     _show(
-        {"schema": "gpunodes.lab.down/1", "lab": layout.name, "kept": [str(path) for path in kept]},
+        {"schema": "gpunodes.lab-down/1", "lab": layout.name, "kept": [str(path) for path in kept]},
         as_json,
         lambda: None,
     )
@@ -122,7 +122,7 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 
     lab.power(layout, machine, bmc.Power(action))
     _show(
-        {"schema": "gpunodes.lab.power/1", "machine": machine, "action": action},
+        {"schema": "gpunodes.lab-power/1", "machine": machine, "action": action},
         as_json,
         lambda: click.echo(f"{machine}: power {action}"),
     )
@@ -137,7 +137,7 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
     from gpunodes.lab import lab
 
     seconds = lab.snapshot(layout, _snapshot_name(name))
-    data = {"schema": "gpunodes.lab.snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
+    data = {"schema": "gpunodes.lab-snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
     _show(data, as_json, lambda: click.echo(f"snapshot {name} taken in {seconds:.1f} s"))
 
 
@@ -150,7 +150,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
     from gpunodes.lab import lab
 
     seconds = lab.restore(layout, _snapshot_name(name))
-    data = {"schema": "gpunodes.lab.snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
+    data = {"schema": "gpunodes.lab-snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
     _show(data, as_json, lambda: click.echo(f"snapshot {name} restored in {seconds:.1f} s"))
 
 
@@ -161,7 +161,7 @@ def doctor(as_json: bool) -> int:
     from gpunodes.lab import doctor as doctors
 
     found = doctors.checks()
-    data = {"schema": "gpunodes.lab.doctor/1", "checks": [dataclasses.asdict(check) for check in found]}
+    data = {"schema": "gpunodes.lab-doctor/1", "checks": [dataclasses.asdict(check) for check in found]}
 
     def lines() -> None:
         for check in found:
