@@ -54,7 +54,7 @@ def make(layout: Layout, image: Image, machine: str, files: list[GuestFile]) -> 
 
 
 def _write(disk: Path, files: list[GuestFile]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
+    folder = Path(tempfile.mkdtemp(prefix=".files-", dir=disk.parent))
     try:
         commands = []
         for number, file in enumerate(files):

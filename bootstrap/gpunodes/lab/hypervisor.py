@@ -62,13 +62,14 @@ def prepare(layout: Layout) -> list[str]:
     (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
     # /run goes away too: there is the host's D-Bus, on which libvirt would tell the host's services of its machines.
     # What the lab keeps below /run is parked where libvirt's own folder comes afterwards.
+    # -n: else mount(8) keeps notes in the host's /run.
     parked = "/var/lib/libvirt"
     steps = [
-        f"mount --bind {layout.state} {parked}",
-        "mount -t tmpfs -o mode=755 tmpfs /run",
+        f"mount -n --bind {layout.state} {parked}",
+        "mount -n -t tmpfs -o mode=755 tmpfs /run",
         f"mkdir /run/libvirt {layout.state}",
-        f"mount --bind {parked} {layout.state}",
-        *(f"mount --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()),
+        f"mount -n --bind {parked} {layout.state}",
+        *(f"mount -n --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()),
         f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
     ]
     return ["sh", "-c", " && ".join(steps)]

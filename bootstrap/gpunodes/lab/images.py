@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,26 +98,29 @@ def get(cache: Path, system: System, say: Say) -> Image:
         GpunodesError: a tool failed, or no source of Debian packages is configured on this machine.
     """
     folder = cache / "images" / f"{system}-{recipe_hash(system)}"
-    if not folder.is_dir():
-        say(f"making the {system} image (once; about 2 minutes)")
-        with _fresh_folder(folder) as scratch:
-            _make(system, scratch)
-        for old in folder.parent.glob(f"{system}-*"):
-            if old != folder:
-                shutil.rmtree(old, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            say(f"making the {system} image (once; about 2 minutes)")
+            with _fresh_folder(folder) as scratch:
+                _make(system, scratch)
+            for old in folder.parent.glob(f"{system}-*"):
+                if old != folder:
+                    shutil.rmtree(old)
     return Image(folder)
 
 
 @contextmanager
 def _fresh_folder(target: Path) -> Iterator[Path]:
     """A scratch folder that becomes ``target`` in one step when all went well, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+    scratch = target.with_name("making")
+    if scratch.exists():  # a maker was killed
+        shutil.rmtree(scratch)
+    scratch.mkdir()
     try:
         yield scratch
-        scratch.chmod(0o755)
-        if not target.is_dir():
-            scratch.rename(target)
+        scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

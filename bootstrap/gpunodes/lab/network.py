@@ -11,6 +11,7 @@ from gpunodes.lab.host import run
 from gpunodes.lab.layout import BRIDGE, Layout, Record, host_address
 
 _NAMESPACES = Path("/run/netns")
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
 def exists(layout: Layout) -> bool:
@@ -55,8 +56,9 @@ def remove(layout: Layout) -> None:
     if exists(layout):
         run(["ip", "netns", "delete", layout.namespace])
     # The folder of namespaces is a mount of its own, which `ip netns add` makes and nothing takes away.
-    if _NAMESPACES.is_mount() and not any(_NAMESPACES.iterdir()):
-        run(["umount", _NAMESPACES])
+    if _NAMESPACES.is_dir() and not any(_NAMESPACES.iterdir()):
+        if any(line.split()[4] == str(_NAMESPACES) for line in _MOUNTS.read_text().splitlines()):
+            run(["umount", "--no-mtab", _NAMESPACES])
         _NAMESPACES.rmdir()
 
 

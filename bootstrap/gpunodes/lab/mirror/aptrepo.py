@@ -30,14 +30,18 @@ def signing_key(cache: Path) -> SigningKey:
     def make(folder: Path) -> None:
         folder.chmod(0o700)
         _gpg(folder, "--quick-generate-key", KEY_OWNER, "ed25519", "sign", "never")
-        # The agent's socket is in the folder that is about to be renamed.
-        run(["gpgconf", "--homedir", folder, "--kill", "all"])
+        _stop_agent(folder)
 
     home = store.keep(cache / "gnupg", make)
     home.chmod(0o700)
     listing = _gpg(home, "--with-colons", "--list-keys", KEY_OWNER)
     fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
     return SigningKey(home, fingerprint, _gpg(home, "--armor", "--export", fingerprint))
+
+
+def _stop_agent(home: Path) -> None:
+    """End the agent that gpg leaves running in ``home``."""
+    run(["gpgconf", "--homedir", home, "--kill", "all"])
 
 
 def _gpg(home: Path, *words: str | Path) -> str:
@@ -80,3 +84,4 @@ def publish(folder: Path, fields: Mapping[str, str], indexes: Mapping[str, bytes
     signer = ("--yes", "--local-user", key.fingerprint, "--digest-algo", "SHA512")
     _gpg(key.home, *signer, "--output", folder / "InRelease", "--clearsign", text)
     _gpg(key.home, *signer, "--armor", "--output", folder / "Release.gpg", "--detach-sign", text)
+    _stop_agent(key.home)
