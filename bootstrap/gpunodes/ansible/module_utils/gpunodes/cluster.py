@@ -17,7 +17,7 @@ READY_BOOT = "gpunodes.dev/ready-boot"
 """Node annotation: the boot id of the machine when it was proven ready."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
-_POLL_S = 1.0
+_POLL_S = 2.0
 NETWORK_LABEL = "gpunodes.dev/network"
 """Label of the network add-on's pods."""
 
@@ -242,6 +242,8 @@ class _Watch:
     why: str = "it is not a node of the cluster"
     probe: str = ""
     boot_id: str = ""
+    running_since: float = 0.0
+    """When the network's pods were first seen running."""
     done: bool = False
 
 
@@ -265,6 +267,9 @@ def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
             if all(watch.done for watch in watches):
                 break
             time.sleep(_POLL_S)
+        for watch in watches:
+            if watch.probe and not watch.done:
+                watch.why = _event(client, watch.probe) or watch.why
     finally:
         _clean(client, watches)
     return {watch.name: "" if watch.done else watch.why for watch in watches}
@@ -284,9 +289,8 @@ def _advance(
     """Take one node as far as it goes now, and note what it waits for."""
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
     here = on_node(pods, watch.name)
-    networks = [pod for pod in here if NETWORK_LABEL in (pod["metadata"].get("labels") or {})]
-    proxies = [pod for pod in here if (pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-proxy"]
-    for title, found in (("kube-proxy", proxies), ("network add-on", networks)):
+    proxies = [pod for pod in here if _label(pod, "k8s-app") == "kube-proxy"]
+    for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in here if _label(p, NETWORK_LABEL)])):
         if not found:
             watch.why = f"no pod of the {title} is on it yet"
             return
@@ -297,10 +301,38 @@ def _advance(
     if why := not_ready(node):
         watch.why = f"its kubelet says: {why}"
         return
-    _probe(client, watch, image, pods)
+    watch.running_since = watch.running_since or time.monotonic()
+    if why := _network_unavailable(node, time.monotonic() - watch.running_since):
+        watch.why = why
+        return
+    dns = [pod for pod in pods if _label(pod, "k8s-app") == "kube-dns"]
+    troubles = [problem for problem in map(pod_problem, dns) if problem]
+    if dns and len(troubles) == len(dns) and not watch.probe:
+        watch.why = f"the cluster's DNS does not run: {troubles[0]}"
+        return
+    _probe(client, watch, image)
 
 
-def _probe(client: Client, watch: _Watch, image: str, pods: Sequence[Mapping[str, Any]]) -> None:
+def _label(pod: Mapping[str, Any], name: str) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _network_unavailable(node: Mapping[str, Any], running_s: float) -> str:
+    """Why the node's network is not up yet, "" when it is.
+
+    Network add-ons say so in a condition of the node, but not all of them: one that has run for a while without
+    saying anything is taken to be up. A pod that comes too early waits much longer than we do.
+    """
+    for condition in node["status"].get("conditions", ()):
+        if condition["type"] == "NetworkUnavailable":
+            return "" if condition["status"] == "False" else str(condition.get("message") or "its network is not up")
+    return "" if running_s > _SILENT_NETWORK_S else "its network has not reported yet"
+
+
+_SILENT_NETWORK_S = 20
+
+
+def _probe(client: Client, watch: _Watch, image: str) -> None:
     if not watch.probe:
         watch.probe = f"gpunodes-ready-{kubeadm.new_token()[:6]}"
         client.call("POST", f"{_SYSTEM}/pods", probe_pod(watch.probe, watch.name, image))
@@ -319,36 +351,33 @@ def _probe(client: Client, watch: _Watch, image: str, pods: Sequence[Mapping[str
         )
         watch.done = True
     elif pod["status"].get("phase") == "Failed":
-        watch.why = _first_cause(pod, pods)
+        ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
+        said = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
+        watch.why = f"a pod there does not reach the API service: {said or 'its program failed'}"
         client.delete(f"{_SYSTEM}/pods/{watch.probe}", gracePeriodSeconds="0")
         watch.probe = ""
     else:
-        watch.why = _event(client, watch.probe) or pod_problem(pod)
-
-
-def _first_cause(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
-    """Why the probe failed: what it said, or the cluster's DNS, when that is what does not run."""
-    ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
-    said = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
-    dns = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"]
-    troubles = [problem for problem in map(pod_problem, dns) if problem]
-    if dns and len(troubles) == len(dns):
-        return f"a pod there cannot resolve names: {troubles[0]}"
-    return f"a pod there does not reach the API service: {said or 'its program failed'}"
+        watch.why = pod_problem(pod) or f"a pod there has not reached {_SERVICE} yet"
 
 
 def _event(client: Client, pod: str) -> str:
     """The last warning about a pod: image pulls and networks that fail are only told there."""
-    found = client.get(f"{_SYSTEM}/events", fieldSelector=f"involvedObject.name={pod},type=Warning")["items"]
+    try:
+        found = client.get(f"{_SYSTEM}/events", fieldSelector=f"involvedObject.name={pod},type=Warning")["items"]
+    except ApiError:
+        return ""
     found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     return f"{found[-1]['reason']}: {found[-1]['message']}" if found else ""
 
 
 _SERVICE = "kubernetes.default.svc.cluster.local"
-# Two words for the two things that can be wrong; the API server closes a connection that says nothing.
+# Rules and endpoints reach a new node a moment after its pods: try for a minute. The API server closes a connection
+# that says nothing.
 _SCRIPT = (
-    f"busybox nslookup {_SERVICE} >/tmp/out 2>&1 || {{ tail -n 1 /tmp/out >/dev/termination-log; exit 1; }}; "
-    f"busybox nc -w 10 {_SERVICE} 443 </dev/null >/tmp/out 2>&1 || {{ cat /tmp/out >/dev/termination-log; exit 1; }}"
+    "n=0; "
+    f"until busybox nslookup {_SERVICE} >/tmp/out 2>&1 && busybox nc -w 5 {_SERVICE} 443 </dev/null >/tmp/out 2>&1; do "
+    "n=$((n + 1)); [ $n -lt 30 ] || { busybox tail -n 1 /tmp/out >/dev/termination-log; exit 1; }; "
+    "busybox sleep 2; done"
 )
 
 
@@ -381,12 +410,12 @@ def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:
 
 def _clean(client: Client, watches: Sequence[_Watch]) -> None:
     """Delete our probes, those of interrupted runs included."""
+    mine = {watch.probe for watch in watches}
     try:
         for pod in client.get(f"{_SYSTEM}/pods", labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]:
             name = pod["metadata"]["name"]
-            if name.startswith("gpunodes-ready-") and (
-                pod["status"].get("phase") in {"Succeeded", "Failed"} or name in {watch.probe for watch in watches}
-            ):
+            ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
+            if name.startswith("gpunodes-ready-") and (ended or name in mine):
                 client.delete(f"{_SYSTEM}/pods/{name}", gracePeriodSeconds="0")
     except ApiError:
         return  # what stays ends by its own deadline

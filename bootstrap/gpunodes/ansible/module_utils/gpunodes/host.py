@@ -80,6 +80,8 @@ class Outcome:
     actions: list[str] = field(default_factory=list)
     diffs: list[dict[str, str]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    present: dict[str, str] = field(default_factory=dict)
+    """The versions that were there before."""
 
 
 def spec_from(parameters: Mapping[str, Any]) -> Spec:
@@ -101,6 +103,24 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         swap_off=bool(parameters.get("swap_off")),
         services=each(Service, "services"),
     )
+
+
+def survey(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
+    """The concerns that are not as wanted, and the versions of the packages that are there."""
+    pending = []
+    versions: dict[str, str] = {}
+    for concern, parameters in wanted.items():
+        spec = spec_from(parameters)
+        try:
+            outcome = Converger(spec, check=True).run()
+        except MachineProblem:
+            # The concern's own turn says it.
+            pending.append(concern)
+            continue
+        if outcome.actions:
+            pending.append(concern)
+        versions.update(outcome.present)
+    return pending, versions
 
 
 class Converger:
@@ -222,10 +242,13 @@ class Converger:
                 )
         missing = [package for name, package in wanted.items() if name not in there]
         versions = {name: installed.version for name, installed in there.items()}
+        self.outcome.present = dict(versions)
         chosen = self._choose(missing) if missing else {}
         versions.update(chosen)
         # Files first: a package that starts its service at installation then starts it as configured.
-        changed = any(self._file(variant(file, versions)) for file in self.spec.files)
+        changed = False
+        for file in self.spec.files:
+            changed = self._file(variant(file, versions)) or changed
         if chosen:
             self._install(chosen)
         self.outcome.versions = versions

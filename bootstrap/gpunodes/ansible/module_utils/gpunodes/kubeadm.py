@@ -250,13 +250,19 @@ def kubeadm_error(text: str) -> str:
     """kubeadm's own error: its failed checks, or else the line that names the phase."""
     checks = [line.strip() for line in text.splitlines() if re.match(r"\s*\[ERROR [^]]+\]: ", line)]
     if checks:
-        return "; ".join(checks)
+        return "; ".join(map(_first_of_many, checks))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines:
         if re.match(r"(error: )?error execution phase ", line) or line.startswith("error: "):
             return line[len("error: ") :] if line.startswith("error: ") else line
     known = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
     return next((line for line in reversed(lines) if not line.startswith(known)), "it failed without a word")
+
+
+def _first_of_many(check: str) -> str:
+    """A check that lists the same trouble for image after image says it once."""
+    first, more, _ = check.partition(", failed to pull image ")
+    return f"{first}; and others" if more else check
 
 
 def kubelet_error(since: float | None = None) -> str:
