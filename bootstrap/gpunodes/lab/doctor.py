@@ -47,10 +47,15 @@ def system_packages() -> tuple[str, ...]:
     return tuple(line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))
 
 
+def root() -> Check:
+    """Whether we may make namespaces and machines."""
+    return Check("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ...")
+
+
 def checks() -> tuple[Check, ...]:
     """All that the lab needs from this machine, found or missing."""
     found = [
-        Check("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ..."),
+        root(),
         Check(
             "network tunnel device",
             Path("/dev/net/tun").exists(),

@@ -67,7 +67,7 @@ def prepare(layout: Layout) -> list[str]:
     steps = [
         f"mount -n --bind {layout.state} {parked}",
         "mount -n -t tmpfs -o mode=755 tmpfs /run",
-        f"mkdir /run/libvirt {layout.state}",
+        f"mkdir /run/libvirt /run/lock {layout.state}",
         f"mount -n --bind {parked} {layout.state}",
         *(f"mount -n --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()),
         f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
@@ -142,21 +142,21 @@ class Hypervisor:
         return {domain.name() for domain in self._connection.listAllDomains()}
 
     def running(self, name: str) -> bool:
-        """Whether the machine is powered."""
-        return bool(self._connection.lookupByName(name).isActive())
+        """Whether the machine is powered and not paused."""
+        domain = self._connection.lookupByName(name)
+        return bool(domain.isActive()) and not _is_paused(domain)
 
     def start(self, name: str) -> None:
-        """Power a machine that is off."""
-        self._connection.lookupByName(name).create()
+        """Power a machine that is off; let one go on that an interrupted snapshot has left paused."""
+        domain = self._connection.lookupByName(name)
+        if not domain.isActive():
+            domain.create()
+        elif _is_paused(domain):
+            domain.resume()
 
-    def destroy(self, name: str) -> None:
-        """Take a running machine's power."""
-        self._connection.lookupByName(name).destroy()
-
-    def snapshots(self, name: str) -> dict[str, float]:
-        """A machine's snapshots: name, and when each was taken in seconds since the epoch."""
-        found = self._connection.lookupByName(name).listAllSnapshots()
-        return {snapshot.getName(): _creation_time(snapshot.getXMLDesc()) for snapshot in found}
+    def snapshots(self, name: str) -> set[str]:
+        """The names of a machine's snapshots."""
+        return set(self._connection.lookupByName(name).snapshotListNames())
 
     def take_snapshots(self, machines: list[str], snapshot: str) -> None:
         """Save memory and disk of all machines at one instant; one of the same name is replaced."""
@@ -193,9 +193,10 @@ class Hypervisor:
                 domain.resume()
 
 
-def _creation_time(xml: str) -> float:
-    text = xml.partition("<creationTime>")[2].partition("<")[0]
-    return float(text or 0)
+def _is_paused(domain: Any) -> bool:
+    import libvirt
+
+    return bool(domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED)
 
 
 @contextmanager

@@ -76,7 +76,6 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
     """
     doctor.require(doctor.checks())
     inventory.check_free(wish.inventory)
-    layout.cache.mkdir(parents=True, exist_ok=True)
     with _locked(layout):
         record = _usable_record(layout, say)
         if record:
@@ -111,7 +110,6 @@ def down(layout: Layout, say: Say) -> list[Path]:
     Raises:
         GpunodesError: something does not go.
     """
-    layout.cache.mkdir(parents=True, exist_ok=True)
     with _locked(layout):
         return _remove(layout, say)
 
@@ -147,7 +145,7 @@ def status(layout: Layout) -> Status:
         with hypervisor.connect(layout) as machines:
             known = machines.names()
             powers |= {name: "on" if machines.running(name) else "off" for name in powers if name in known}
-            kept = [set(machines.snapshots(name)) for name in powers if name in known]
+            kept = [machines.snapshots(name) for name in powers if name in known]
             snapshots = set.intersection(*kept) if kept else set()
     with ThreadPoolExecutor() as pool:
         reachable = list(pool.map(ssh.answers, record.machines))
@@ -205,7 +203,9 @@ def restore(layout: Layout, name: str) -> float:
 
 @contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """One command at a time changes a lab."""
+    """One command at a time changes a lab; only root can."""
+    doctor.require([doctor.root()])
+    layout.cache.mkdir(parents=True, exist_ok=True)
     path = layout.cache / f"lab-{layout.name}.lock"
     with path.open("w") as handle:
         try:
@@ -346,7 +346,7 @@ def _ensure_machines(layout: Layout, record: Record, machines: hypervisor.Hyperv
             machines.define(hypervisor.domain_xml(layout, machine, record.accelerator))
         if not machines.running(machine.name):
             say(f"starting {machine.name}")
-            machines.start(machine.name)
+        machines.start(machine.name)
 
 
 def _inventory_hashes(layout: Layout) -> Path:
