@@ -108,7 +108,7 @@ def console(layout: Layout, machine: str) -> None:
     from gpunodes.lab import lab
 
     name = lab.load(layout).machine(machine).name
-    os.execvp("virsh", ["virsh", "--no-pkttyagent", "--connect", layout.libvirt_uri, "console", "--force", name])  # noqa: S606
+    os.execvp("virsh", ["virsh", "--connect", layout.libvirt_uri, "console", "--force", name])  # noqa: S606
 
 
 @command.command()
