@@ -29,7 +29,7 @@ def info(required: bool) -> dict[str, Any] | None:
         if required:
             kube_api.admin()
         return None
-    client = Client(config)
+    client = Client(config) if required else Client(config, patience_s=20)
     try:
         version = client.get("/version")["gitVersion"]
         nodes = client.get("/api/v1/nodes")["items"]

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import ssl
+import time
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -13,7 +14,11 @@ from . import kubeconfig
 from .problem import MachineProblem
 
 _CALL_LIMIT_S = 30
+_PATIENCE_S = 60
 _NOT_FOUND = 404
+_CONFLICT = 409
+# A busy or starting API server: 429 too many requests, 500 etcd timed out, 503 and 504.
+_PASSING = frozenset({0, 429, 500, 503, 504})
 _ERRORS_FROM = 400
 MANAGER = "gpunodes"
 """Our name as a field manager in server-side apply."""
@@ -30,9 +35,13 @@ class ApiError(MachineProblem):
 
 
 class Client:
-    """One connection, opened at the first call and kept."""
+    """One connection, opened at the first call and kept.
 
-    def __init__(self, config: kubeconfig.Kubeconfig) -> None:
+    A call that fails as calls to a busy API server do is repeated for ``patience_s``.
+    """
+
+    def __init__(self, config: kubeconfig.Kubeconfig, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         address = urlsplit(config.server)
         self._host = address.hostname or ""
         self._port = address.port or 443
@@ -72,7 +81,21 @@ class Client:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """One request; the answer's JSON. Raises ApiError."""
+        """One request, repeated while it may yet succeed; the answer's JSON. Raises ApiError."""
+        deadline = time.monotonic() + self._patience_s
+        repeated = False
+        while True:
+            try:
+                return self._call(method, path, body, query, content_type)
+            except ApiError as error:
+                if error.status == _CONFLICT and method == "POST" and repeated:
+                    return {}  # the first try had come through
+                if error.status not in _PASSING or time.monotonic() > deadline:
+                    raise
+            repeated = True
+            time.sleep(1)
+
+    def _call(self, method: str, path: str, body: Any | None, query: dict[str, str] | None, content_type: str) -> Any:
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": content_type}
@@ -110,14 +133,14 @@ class Client:
         return self._connection
 
 
-def admin() -> Client:
+def admin(patience_s: float = _PATIENCE_S) -> Client:
     """The administrator's client on a control-plane machine; raises MachineProblem where there is none."""
     config = kubeconfig.load(kubeconfig.ADMIN)
     if config is None:
         raise MachineProblem(
             f"there is no {kubeconfig.ADMIN} on this machine", "a control plane", "make one first: gpunodes init-master"
         )
-    return Client(config)
+    return Client(config, patience_s)
 
 
 def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:

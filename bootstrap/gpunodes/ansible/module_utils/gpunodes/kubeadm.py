@@ -85,7 +85,7 @@ def _stands(book: ledger.Ledger, limit_s: float) -> bool:
     Raises MachineProblem when it may have worked, or is not ours to judge.
     """
     ours_unfinished = book.kubeadm == "init started"
-    client = kube_api.admin() if kubeconfig.load(kubeconfig.ADMIN) else None
+    client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
     whole = client is not None and os.path.exists(_MANIFEST)
     # What is running now may only just have been started: the machine may have booted a moment ago.
     if whole and client and _answers(client, limit_s if not ours_unfinished or _finalised() else min(limit_s, 60)):

@@ -284,7 +284,7 @@ def parse_dnf_transaction(listing: str) -> Effects:
     current: list[str] = []
     for line in listing.splitlines():
         if line.endswith(":") and not line.startswith(" "):
-            word = line.split()[0].lower()
+            word = line.split()[0].rstrip(":").lower()
             kinds = {"installing": "install", "removing": "remove", "upgrading": "upgrade", "downgrading": "upgrade"}
             current = found.get(kinds.get(word, ""), [])
         elif line.startswith(" ") and len(line.split()) >= 4:  # noqa: PLR2004 - name, architecture, version, repository

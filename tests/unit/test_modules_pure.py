@@ -1,0 +1,436 @@
+"""The pure code that travels to the machines: parsers, the ledger, kubeconfigs, certificates and keys."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from gpunodes.ansible.module_utils.gpunodes import (
+    cluster,
+    facts,
+    firewall,
+    host,
+    kubeadm,
+    kubeconfig,
+    ledger,
+    openpgp,
+    packages,
+)
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils.gpunodes.process import Done
+
+MODULES = sorted(
+    path for path in (Path(host.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
+)
+
+
+class TestPackages:
+    def test_only_whole_packages_count(self) -> None:
+        listing = "kubelet\thi \t1.36.3-1.1\ncontainerd\tiF \t1.7.24\nrunc\tii \t1.1.15\nsocat\trc \t1.8\n"
+        found = packages.parse_dpkg(listing)
+        assert found == {
+            "kubelet": packages.Installed("1.36.3-1.1", held=True),
+            "runc": packages.Installed("1.1.15", held=False),
+        }
+
+    def test_madison_gives_versions_best_first(self) -> None:
+        listing = (
+            " kubelet | 1.36.3-1.1 | http://m/deb  Packages\n kubelet | 1.36.1-1.1 | http://m/deb  Packages\n"
+            " kubelet | 1.36.3-1.1 | http://m/deb  Packages\n kubelet | 1.36.3-1.1 | http://m/deb Sources\n"
+        )
+        assert packages.parse_madison(listing) == {"kubelet": ["1.36.3-1.1", "1.36.1-1.1"]}
+
+    def test_simulation_tells_new_upgraded_and_removed(self) -> None:
+        listing = (
+            "Remv containerd [1.7.24]\nInst containerd.io (2.2.9-1 Docker:stable [amd64])\n"
+            "Inst libseccomp2 [2.5.4-1] (2.5.4-2 Debian:13 [amd64])\nConf containerd.io (2.2.9-1)\n"
+        )
+        assert packages.parse_simulation(listing) == packages.Effects(
+            ["containerd.io"], ["containerd"], ["libseccomp2"]
+        )
+
+    @pytest.mark.parametrize(
+        ("pattern", "version", "good"),
+        [
+            ("1.36.*", "1.36.3-1.1", True),
+            ("1.36.3-*", "1.36.3-1.1", True),
+            ("1.36.3-*", "1.36.30-1.1", False),
+            ("1.3.*", "1.36.3-1.1", False),
+            ("1.36.*", "0:1.36.3-150500.1.1", True),
+            ("", "anything", True),
+        ],
+    )
+    def test_fits(self, pattern: str, version: str, good: bool) -> None:
+        assert packages.fits(packages.Wanted("kubelet", pattern), version) is good
+
+    def test_choosing_says_what_there_is(self) -> None:
+        wanted = packages.Wanted("kubelet", "1.36.9-*")
+        with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*: they have 1.36.3-1.1"):
+            packages.choose(wanted, ["1.36.3-1.1"])
+        assert packages.choose(packages.Wanted("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"]) == "1.36.3-1.1"
+
+    def test_apt_error_is_its_first_with_what_is_unmet(self) -> None:
+        text = (
+            "Reading package lists...\n kubelet : Depends: kubernetes-cni (>= 1.2.0) but it is not installable\n"
+            "E: Unable to correct problems, you have held broken packages.\nE: second\n"
+        )
+        assert packages.apt_error(text) == (
+            "E: Unable to correct problems, you have held broken packages.; "
+            "kubelet : Depends: kubernetes-cni (>= 1.2.0) but it is not installable"
+        )
+
+    def test_dnf_transaction(self) -> None:
+        listing = (
+            "Installing:\n kubelet  x86_64  1.36.3-150500.1.1  gpunodes-kubernetes  12 M\n"
+            "Removing:\n runc  x86_64  1.1  @appstream  1 M\nTransaction Summary:\n"
+        )
+        assert packages.parse_dnf_transaction(listing) == packages.Effects(["kubelet"], ["runc"], [])
+
+
+class TestLedger:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "lib" / "ledger.json")
+        book = ledger.Ledger()
+        book.note_packages(["runc", "runc"])
+        book.note_file("/etc/a", ledger.OldFile("before", 0o640, 1, 2))
+        book.note_service("containerd", {"enabled": False, "active": False})
+        book.save(path)
+        assert ledger.load(path) == book
+        assert book.packages == ["runc"]
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+
+    def test_the_first_note_stands(self) -> None:
+        book = ledger.Ledger()
+        book.note_file("/etc/a", ledger.OldFile(None))
+        book.note_file("/etc/a", ledger.OldFile("ours"))
+        book.note_sysctl("net.ipv4.ip_forward", "0")
+        book.note_sysctl("net.ipv4.ip_forward", "1")
+        assert book.files["/etc/a"].content is None
+        assert book.sysctls == {"net.ipv4.ip_forward": "0"}
+
+    def test_a_restart_is_owed_until_done(self) -> None:
+        book = ledger.Ledger()
+        book.note_restart("containerd")
+        assert ledger.from_json(book.to_json()).restarts == ["containerd"]
+        book.restarted("containerd")
+        assert book.restarts == []
+
+    def test_none_is_an_empty_one(self, tmp_path: Path) -> None:
+        assert ledger.load(str(tmp_path / "none")) == ledger.Ledger()
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', json.dumps({"version": 2, "files": {}})])
+    def test_a_damaged_or_later_one_is_refused(self, text: str) -> None:
+        with pytest.raises(MachineProblem):
+            ledger.from_json(text)
+
+
+class TestHost:
+    def test_swap_lines_go_and_come_back(self) -> None:
+        fstab = "UUID=1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n# /old none swap sw 0 0\n"
+        quiet = host.without_swap(fstab)
+        assert "\n/swap.img" not in quiet
+        assert host.without_swap(quiet) == quiet
+        assert host.with_swap(quiet) == fstab
+
+    def test_active_swaps(self) -> None:
+        listing = "Filename\tType\tSize\tUsed\tPriority\n/dev/vda2 partition 1 0 -2\n"
+        assert host.active_swaps(listing) == ["/dev/vda2"]
+
+    def test_services(self) -> None:
+        listing = (
+            "Id=containerd.service\nActiveState=active\nUnitFileState=enabled\n\n"
+            "Id=kubelet.service\nActiveState=inactive\nUnitFileState=\n"
+        )
+        assert host.parse_services(listing) == {
+            "containerd": {"enabled": True, "active": True},
+            "kubelet": {"enabled": False, "active": False},
+        }
+
+    def test_a_file_follows_its_package_version(self) -> None:
+        file = host.File("/etc/c", package="containerd", contents={"1.[67].*": "two", "2.*": "three"})
+        assert host.variant(file, {"containerd": "1.7.24~ds1-6"}).content == "two"
+        assert host.variant(file, {"containerd": "2.2.9-1"}).content == "three"
+        with pytest.raises(MachineProblem, match=r"containerd is 3\.0"):
+            host.variant(file, {"containerd": "3.0"})
+
+    def test_apt_source(self) -> None:
+        source = host.Repository("kubernetes", "http://m/v1.36/deb/", "KEY")
+        assert host.render_repository(source, "/k.asc", apt=True) == (
+            "Types: deb\nURIs: http://m/v1.36/deb/\nSuites: /\nSigned-By: /k.asc\n"
+        )
+        suite = host.Repository("docker", "http://m/debian", "KEY", suite="bookworm", components="stable")
+        assert "Suites: bookworm\nComponents: stable\n" in host.render_repository(suite, "/k.asc", apt=True)
+
+    def test_empty_parameters_do_not_hide_defaults(self) -> None:
+        spec = host.spec_from({"files": [{"path": "/a", "content": "x", "mode": None}], "swap_off": True})
+        assert spec.files == (host.File("/a", "x"),)
+        assert spec.swap_off
+
+    def test_missing_parents(self, tmp_path: Path) -> None:
+        assert host.missing_parents(str(tmp_path / "a" / "b" / "file")) == [str(tmp_path / "a"), str(tmp_path / "a/b")]
+
+    def test_a_wrong_key_is_refused(self) -> None:
+        source = host.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
+        with pytest.raises(MachineProblem, match=FINGERPRINT):
+            host.check_key(KEY, source)
+        with pytest.raises(MachineProblem, match="no OpenPGP key"):
+            host.check_key("<html>", source)
+        with pytest.raises(MachineProblem, match="plain HTTP"):
+            host.check_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
+        host.check_key(KEY, host.Repository("kubernetes", "http://m/", KEY, fingerprint=FINGERPRINT.lower()))
+
+
+# Made for this test with Ed25519; nothing is signed by it.
+KEY = """-----BEGIN PGP PUBLIC KEY BLOCK-----
+
+mDMEawGT8hYJKwYBBAHaRw8BAQdAnehdWTWYShR7GtZub5cqYDt5kvYOp2RkQ4KH
++LatUKq0E2dwdW5vZGVzIGxhYiBtaXJyb3KIkAQTFggAOBYhBINrGt4kdwI+/wTJ
+PNW+LQWxg07jBQJrAZPyAhsDBQsJCAcCBhUKCQgLAgQWAgMBAh4BAheAAAoJENW+
+LQWxg07j0Y0BAI+OJxdEOtoYJPHMX1HXXUIwzwV/lXMPLqhqTztKiaH3AQDGyrB8
+E8kTDqhKytdsO+MRgpsCT66IGV5lTUJsLkGJCQ==
+=9n4c
+-----END PGP PUBLIC KEY BLOCK-----
+"""
+FINGERPRINT = "836B1ADE2477023EFF04C93CD5BE2D05B1834EE3"
+
+
+class TestOpenpgp:
+    def test_fingerprint(self) -> None:
+        assert openpgp.fingerprints(KEY) == [FINGERPRINT]
+
+    def test_as_people_write_it(self) -> None:
+        assert openpgp.plain("836b 1ADE 2477") == "836B1ADE2477"
+
+    @pytest.mark.parametrize("text", ["", "no key", KEY[:80], KEY.replace("mDME", "!!!!")])
+    def test_no_key(self, text: str) -> None:
+        assert openpgp.fingerprints(text) == []
+
+
+# A CA as kubeadm makes it (openssl req -x509 -newkey ec, CN=kubernetes); its hash by openssl as kubernetes.io shows.
+CA = """-----BEGIN CERTIFICATE-----
+MIIBgDCCASWgAwIBAgIUIYQf4d8kz+9qF61tY6hNj9yHoC4wCgYIKoZIzj0EAwIw
+FTETMBEGA1UEAwwKa3ViZXJuZXRlczAeFw0yNjExMjExMzQ3MjVaFw0zNjExMTgx
+MzQ3MjVaMBUxEzARBgNVBAMMCmt1YmVybmV0ZXMwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAARRWrKRy5gW7qIFt2L/BUkNz6C6MkUVHjOR21EPMrYKPZifkHqLw6oy
+pKrCw3HZAo1GOzrzUeI+c7r2DdZaq7Rxo1MwUTAdBgNVHQ4EFgQUlLF0nZNNzpXU
+Bh05xX10QkVOTqAwHwYDVR0jBBgwFoAUlLF0nZNNzpXUBh05xX10QkVOTqAwDwYD
+VR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNJADBGAiEA+e4nlIBginULISzwV3mf
+O9nOAF6CncwqbWsBuMXpZ08CIQDyJ8dD27KXFUBG7sQ9VSqrLrG+Wkhun3w8JHoQ
+vN9XtA==
+-----END CERTIFICATE-----
+"""
+CA_HASH = "sha256:958f10a720cbcb657c0a2e6c5684ae05cdcb88e85c44745969411256fb9f746b"
+
+
+class TestKubeconfig:
+    def test_ca_hash(self) -> None:
+        assert kubeconfig.ca_hash(CA) == CA_HASH
+
+    def test_parse(self) -> None:
+        config = kubeconfig.parse(kubeconfig_text())
+        assert config.server == "https://10.0.0.1:6443"
+        assert config.ca_hash == CA_HASH
+        assert config.certificate == CA
+        assert config.key is None
+
+    @pytest.mark.parametrize("text", ["", "apiVersion: v1\n", "clusters:\n- cluster:\n    server: https://x\n"])
+    def test_half_a_file(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "kubelet.conf"
+        path.write_text(text)
+        assert kubeconfig.load(str(path)) is None
+        with pytest.raises(MachineProblem):
+            kubeconfig.parse(text)
+
+    def test_no_certificate(self) -> None:
+        with pytest.raises(MachineProblem):
+            kubeconfig.ca_hash("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+
+
+def kubeconfig_text() -> str:
+    import base64
+
+    data = base64.b64encode(CA.encode()).decode()
+    return (
+        "apiVersion: v1\nclusters:\n- cluster:\n"
+        f"    certificate-authority-data: {data}\n    server: https://10.0.0.1:6443\n  name: kubernetes\n"
+        "kind: Config\nusers:\n- name: default\n  user:\n"
+        f"    client-certificate-data: {data}\n    client-key: /var/lib/kubelet/pki/x.pem\n"
+    )
+
+
+class TestFacts:
+    def test_os_release(self) -> None:
+        text = (
+            'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n# x=1\n'
+        )
+        assert facts.parse_os_release(text) == {
+            "id": "debian",
+            "version": "13",
+            "codename": "trixie",
+            "name": "Debian GNU/Linux 13 (trixie)",
+        }
+
+    def test_memory(self) -> None:
+        assert facts.parse_memory("MemTotal:        4018596 kB\nMemFree: 1 kB\n") == 3924
+
+    def test_listening(self) -> None:
+        text = (
+            "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A 0\n"
+            "   1: 0100007F:1F90 00000000:0000 01 0\n   2: 00000000000000000000000000000000:192B 0:0 0A 0\n"
+        )
+        assert facts.parse_listening(text) == [22, 6443]
+
+    def test_sources_are_filled_in_for_the_system(self) -> None:
+        debian: dict[str, str | None] = {"id": "debian", "version": "12", "codename": "bookworm"}
+        rocky: dict[str, str | None] = {"id": "rocky", "version": "9.4", "codename": None}
+        docker = {"name": "docker", "url": "https://d/{system}", "suite": "{codename}", "systems": ["debian 12"]}
+        flat = {"name": "kubernetes", "url": "https://k/{format}/", "suite": "/"}
+        assert facts.filled(docker, debian)["url"] == "https://d/debian/dists/bookworm/InRelease"
+        assert facts.filled(flat, debian)["url"] == "https://k/deb/InRelease"
+        assert facts.filled(flat, rocky)["url"] == "https://k/rpm/repodata/repomd.xml"
+        assert facts.concerns(docker, debian)
+        assert not facts.concerns(docker, rocky)
+        assert facts.concerns(flat, rocky)
+
+
+class TestKubeadm:
+    def test_failed_checks_come_first(self) -> None:
+        text = (
+            "[preflight] Running pre-flight checks\n[preflight] Some fatal errors occurred:\n"
+            "\t[ERROR Port-10250]: Port 10250 is in use\n\t[ERROR Swap]: running with swap on is not supported\n"
+            "error: error execution phase preflight: preflight checks failed\n"
+        )
+        assert kubeadm.kubeadm_error(text) == (
+            "[ERROR Port-10250]: Port 10250 is in use; [ERROR Swap]: running with swap on is not supported"
+        )
+
+    def test_images_are_not_listed_one_by_one(self) -> None:
+        text = "\t[ERROR ImagePull]: [failed to pull image a: no, failed to pull image b: no]\n"
+        assert kubeadm.kubeadm_error(text) == "[ERROR ImagePull]: [failed to pull image a: no; and others"
+
+    def test_the_phase_that_failed(self) -> None:
+        text = (
+            "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap\n"
+            "To see the stack trace of this error execute with --v=5 or higher\n"
+        )
+        said = kubeadm.kubeadm_error(text)
+        assert said == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
+        done = Done(["kubeadm"], 1, "", text)
+        assert kubeadm.failure(done, "no such host") == f"{said}; the kubelet says: no such host"
+
+    def test_the_kubelet_is_quoted_only_where_it_matters(self) -> None:
+        done = Done(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
+        assert kubeadm.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
+
+    def test_why_the_kubelet_ended(self) -> None:
+        journal = (
+            'E1121 13:24:01.100000     890 run.go:72] "command failed" err="failed to run Kubelet: running with swap"\n'
+            'I1121 13:24:02.100000     890 server.go:1] "Starting"\n'
+        )
+        assert kubeadm.parse_kubelet(journal) == "failed to run Kubelet: running with swap"
+
+    def test_the_last_error_line(self) -> None:
+        journal = (
+            'E1121 13:24:01.1     890 a.go:1] "first" err="x"\nE1121 13:24:02.1     890 b.go:2] "second" err="y"\n'
+        )
+        assert kubeadm.parse_kubelet(journal) == '"second" err="y"'
+        assert kubeadm.parse_kubelet("") == ""
+
+    def test_token_form(self) -> None:
+        name, _, secret = kubeadm.new_token().partition(".")
+        assert (len(name), len(secret)) == (6, 16)
+        assert kubeadm.new_token() != kubeadm.new_token()
+
+
+class TestFirewall:
+    RULES = (
+        "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:MINE - [0:0]\n"
+        '-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES\n'
+        "-A PREROUTING -j MINE\n-A KUBE-SERVICES -j RETURN\n"
+        '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG\nCOMMIT\n'
+    )
+
+    def test_only_ours_go(self) -> None:
+        kept = firewall.without_ours(self.RULES)
+        assert kept == "*nat\n:PREROUTING ACCEPT [0:0]\n:MINE - [0:0]\n-A PREROUTING -j MINE\nCOMMIT\n"
+        assert firewall.without_ours(kept) == kept
+
+    def test_tables(self) -> None:
+        assert firewall.parse_tables("table ip nat\ntable inet mine\n") == ["ip nat", "inet mine"]
+
+    def test_empty_tables(self) -> None:
+        chain = "table ip nat {\n\tchain PREROUTING {\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n"
+        assert firewall.has_no_rules(chain + "\t}\n}\n")
+        assert not firewall.has_no_rules(chain + "\t\ttcp dport 22 accept\n\t}\n}\n")
+        assert not firewall.has_no_rules(chain.replace("accept", "drop") + "\t}\n}\n")
+
+
+class TestCluster:
+    NODE = {  # noqa: RUF012 - read only
+        "metadata": {
+            "name": "worker-1",
+            "annotations": {cluster.READY_BOOT: "boot"},
+            "labels": {},
+        },
+        "spec": {},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "boot"},
+        },
+    }
+
+    def pod(self, **status: object) -> dict[str, object]:
+        return {"metadata": {"name": "p"}, "spec": {"nodeName": "worker-1"}, "status": status}
+
+    def test_a_proven_node(self) -> None:
+        described = cluster.describe(self.NODE, [])
+        assert described["proven"]
+        assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
+
+    def test_a_reboot_ends_the_proof(self) -> None:
+        info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}  # type: ignore[index]
+        node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}  # type: ignore[dict-item]
+        assert not cluster.describe(node, [])["proven"]
+
+    def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:
+        state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+        described = cluster.describe(self.NODE, [self.pod(containerStatuses=[{"state": state}])])
+        assert not described["proven"]
+        assert described["reason"] == "pod p: ImagePullBackOff: no such image"
+
+    def test_pod_problems(self) -> None:
+        ready = [{"type": "Ready", "status": "True"}]
+        assert cluster.pod_problem(self.pod(conditions=ready)) == ""
+        assert cluster.pod_problem(self.pod(phase="Pending")) == "pod p is pending"
+        unplaced = [{"type": "PodScheduled", "status": "False", "message": "no nodes"}]
+        assert cluster.pod_problem(self.pod(conditions=unplaced)) == "pod p: no nodes"
+
+    def test_probe_tolerates_all_and_needs_no_token(self) -> None:
+        spec = cluster.probe_pod("n", "worker-1", "image")["spec"]
+        assert spec["nodeName"] == "worker-1"
+        assert spec["tolerations"] == [{"operator": "Exists"}]
+        assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_modules_are_documented(path: Path) -> None:
+    words = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    documentation = yaml.safe_load(words["DOCUMENTATION"])
+    assert documentation["module"] == path.stem
+    assert yaml.safe_load(words["EXAMPLES"])
+    assert yaml.safe_load(words["RETURN"])
+    source = path.read_text(encoding="utf-8")
+    assert "supports_check_mode=True" in source
+    for name in documentation.get("options") or {}:
+        assert f'"{name}": {{"type"' in source or f'"{name}": {{\n' in source, name
