@@ -293,8 +293,9 @@ class Converger:
                 "remove it yourself if it is not needed, or choose another source of the package",
             )
         self.ledger.note_packages(effects.installs)
-        for service in self.spec.services:
-            self._note_service(service.name)
+        before = service_states([service.name for service in self.spec.services]) if self.spec.services else {}
+        for name, state in before.items():
+            self.ledger.note_service(name, state)
         self._step(f"install {said}")
         try:
             manager.install(chosen)
@@ -304,6 +305,10 @@ class Converger:
                 raise
             manager.refresh()
             manager.install(chosen)
+        for name, state in before.items():
+            if not state["active"]:
+                # Its package has just started it, with our files in place.
+                self.ledger.restarted(name)
 
     def _file(self, file: File) -> bool:
         """Bring a file into its state; whether that was a change."""
@@ -357,10 +362,6 @@ class Converger:
         return self._manager
 
     # Services
-
-    def _note_service(self, name: str) -> None:
-        if name not in self.ledger.services:
-            self.ledger.note_service(name, service_states([name]).get(name, {"enabled": False, "active": False}))
 
     def _services(self) -> None:
         states = service_states([service.name for service in self.spec.services])

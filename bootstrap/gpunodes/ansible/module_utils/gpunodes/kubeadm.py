@@ -89,6 +89,8 @@ def _stands(book: ledger.Ledger, limit_s: float) -> bool:
     whole = client is not None and os.path.exists(_MANIFEST)
     # What is running now may only just have been started: the machine may have booted a moment ago.
     if whole and client and _answers(client, limit_s if not ours_unfinished or _finalised() else min(limit_s, 60)):
+        # Now that it answers, a hiccup must not look like a part that lacks.
+        client = kube_api.admin()
         missing = missing_parts(client)
         if not missing:
             return True
@@ -293,7 +295,9 @@ def new_token() -> str:
 
 # reset
 
-_STATE = ("/etc/cni/net.d", "/var/lib/cni", "/run/flannel", "/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd")
+_STATE = ("/var/lib/cni", "/run/flannel", "/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd")
+_CNI = "/etc/cni/net.d"
+_CNI_FILES = ("10-flannel.conflist",)
 _LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "kube-bridge")
 
 
@@ -308,8 +312,11 @@ def reset() -> None:
     run(["systemctl", "stop", "kubelet"])
     _stop_containers()
     _unmount()
-    for path in _STATE:
-        shutil.rmtree(path, ignore_errors=True)
+    for path in (*_STATE, *_cni_files()):
+        if os.path.isfile(path):
+            disk.remove(path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
     for name in _LINKS:
         if os.path.exists(f"/sys/class/net/{name}"):
             run(["ip", "link", "delete", name])
@@ -319,9 +326,23 @@ def reset() -> None:
         raise MachineProblem(f"{left[0]} is still mounted", "nothing of the kubelet's is", f"see `fuser -m {left[0]}`")
 
 
+def _cni_files() -> list[str]:
+    """The network add-on's configuration; another container engine may keep its own beside it."""
+    return [path for path in (f"{_CNI}/{name}" for name in _CNI_FILES) if os.path.exists(path)]
+
+
 def remains() -> list[str]:
-    """What a reset would have to take away."""
-    found = [path for path in _STATE if os.path.isdir(path) and os.listdir(path)]
+    """What a reset would have to take away; raises MachineProblem for a cluster membership that is not our work."""
+    if not ledger.load().kubeadm:
+        foreign = _leftovers()
+        if foreign:
+            raise MachineProblem(
+                f"{foreign[0]} is here and gpunodes did not make it",
+                "only its own work is taken back",
+                "run `kubeadm reset` there if that cluster is not needed",
+            )
+        return []
+    found = [path for path in _STATE if os.path.isdir(path) and os.listdir(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     # The packages of Kubernetes bring this folder along, empty.
     return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()

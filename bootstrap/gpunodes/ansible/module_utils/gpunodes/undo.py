@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from . import disk, host, ledger, packages
+from . import disk, firewall, host, ledger, lock, packages
 from .process import run
 
 
@@ -27,6 +27,9 @@ class Undoer:
         if not os.path.exists(ledger.PATH):
             return []
         self._services()
+        if not self.check:
+            # While nft, which may have come with us, is there.
+            firewall.remove_empty_tables(self.ledger.firewall_tables)
         self._packages()
         lists = self._apt_lists()
         self._files()
@@ -37,6 +40,8 @@ class Undoer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._do("forget the ledger", ledger.forget)
+        if not self.check:
+            disk.remove(lock.PATH)
         return self.actions
 
     def _do(self, action: str, function: Callable[[], object]) -> None:
