@@ -70,7 +70,7 @@ def carry_out(
                 return replace(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
-            known = {"gpunodes_facts": seen.facts}
+            known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         tracker = Tracker(machines, work, view)
         play = runner.Play(
