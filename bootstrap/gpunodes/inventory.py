@@ -183,7 +183,7 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
             )
         document = yaml.safe_load(text)
     if not connection:
-        first = next(iter(document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {}).values()), {})
+        first: dict[str, object] = next(iter(document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {}).values()), {})
         connection = {name: value for name, value in first.items() if name != "ansible_host"}
     for address in addresses:
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
