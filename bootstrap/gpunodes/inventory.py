@@ -183,7 +183,8 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
             )
         document = yaml.safe_load(text)
     if not connection:
-        first: dict[str, object] = next(iter(document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {}).values()), {})
+        known = document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {})
+        first: dict[str, object] = next(iter(known.values()), {})
         connection = {name: value for name, value in first.items() if name != "ansible_host"}
     for address in addresses:
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
