@@ -16,7 +16,14 @@ from gpunodes.lab.layout import USER, Layout, Record, Role
 _MARK = "# Made by `gpunodes lab up`"
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
-_TIMEOUTS = {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"}
+# Their only control plane needs no election either: it would lose its leases to any load, and restart for it.
+_SLOW = {
+    "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
+    "gpunodes_component_arguments": {
+        "controllerManager": {"leader-elect": "false"},
+        "scheduler": {"leader-elect": "false"},
+    },
+}
 
 
 def check_free(folder: Path) -> None:
@@ -47,7 +54,7 @@ def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[s
         "ansible_python_interpreter": "/usr/bin/python3",
     }
     hosts = {"all": {"children": groups, "vars": connection}}
-    variables = {**settings, **({} if record.accelerator == "kvm" else {"gpunodes_kubeadm_timeouts": _TIMEOUTS})}
+    variables = {**settings, **({} if record.accelerator == "kvm" else _SLOW)}
     return {
         "hosts.yml": mark + yaml.safe_dump(hosts, sort_keys=False),
         "group_vars/all.yml": mark + yaml.safe_dump(variables, sort_keys=False),
