@@ -7,6 +7,7 @@ a table in Markdown. Nothing here is a test: a ratio above its goal is reported,
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 HERE = Path(__file__).parent
+NAME = "bench"
+KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +73,24 @@ class Bench:
         """The shell script on worker-1, with the steps that a person does by hand around it."""
 
         def act() -> None:
-            admin = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
             line = self.on("control-1", "kubeadm token create --ttl 15m --print-join-command").split()
             words = f"{line[2]} {line[4]} {line[6]}\n"
-            script = (HERE / "bare_join.sh").read_text()
-            self.run(GPUNODES, "lab", "ssh", "worker-1", "sudo", "sh", "-c", "cat >/run/bare.sh", stdin=script)
-            self.run(
-                GPUNODES,
-                "lab",
-                "ssh",
-                "worker-1",
-                "sudo",
-                "sh",
-                "/run/bare.sh",
-                "http://mirror.lab",
-                "1.36",
-                stdin=words,
+            self.on("worker-1", "cat >/run/bare.sh", stdin=(HERE / "bare_join.sh").read_text())
+            self.on("worker-1", "sh /run/bare.sh http://mirror.lab 1.36", stdin=words)
+            self.on("control-1", f"{KUBECTL} wait --for=condition=Ready node/worker-1 --timeout=300s")
+            self.on("control-1", f"{KUBECTL} apply -f -", stdin=(HERE / "probe.yml").read_text())
+            self.on(
+                "control-1", f"{KUBECTL} wait --for=jsonpath='{{.status.phase}}'=Succeeded pod/probe --timeout=300s"
             )
-            self.on("control-1", f"{admin} wait --for=condition=Ready node/worker-1 --timeout=300s")
-            probe = (HERE / "probe.yml").read_text()
-            self.run(
-                GPUNODES, "lab", "ssh", "control-1", "sudo", "sh", "-c", f"{admin} apply -f - >/dev/null", stdin=probe
-            )
-            self.on("control-1", f"{admin} wait --for=jsonpath={{.status.phase}}=Succeeded pod/probe --timeout=300s")
 
         return self.seconds(act)
 
-    def on(self, machine: str, command: str) -> str:
-        return self.run(GPUNODES, "lab", "ssh", machine, "sudo", "sh", "-c", command)
+    def on(self, machine: str, command: str, stdin: str | None = None) -> str:
+        """Run a shell command on a machine as root."""
+        return self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}", stdin=stdin)
+
+    def lab(self, *words: str, stdin: str | None = None) -> str:
+        return self.run(GPUNODES, "lab", "--name", NAME, *words, stdin=stdin)
 
 
 def tasks_of(state: Path) -> int:
@@ -123,17 +116,17 @@ def hosts_of(state: Path) -> int:
 def measure(bench: Bench) -> list[Row]:
     """All rows of the table."""
     help_s = statistics.median(bench.seconds(lambda: bench.gpunodes("--help")) for _ in range(9))
-    bench.gpunodes("lab", "up", "--workers", "2")
-    bench.gpunodes("lab", "snapshot", "bare")
+    bench.lab("up", "--workers", "2")
+    bench.lab("snapshot", "bare")
     init_s = bench.seconds(lambda: bench.gpunodes("init-master", "control-1"))
-    bench.gpunodes("lab", "snapshot", "cluster")
+    bench.lab("snapshot", "cluster")
     bare_s = bench.bare_join()
-    bench.gpunodes("lab", "restore", "cluster")
+    bench.lab("restore", "cluster")
     join_s = bench.join()
     hosts, tasks = hosts_of(bench.folder / "state"), tasks_of(bench.folder / "state")
     again_s = bench.join()
     second_s = bench.seconds(lambda: bench.gpunodes("join", "worker-2"))
-    bench.gpunodes("lab", "restore", "bare")
+    bench.lab("restore", "bare")
     up_s = bench.seconds(lambda: bench.gpunodes("up"))
     return [
         Row(
@@ -166,7 +159,7 @@ def main() -> None:
         try:
             rows = measure(bench)
         finally:
-            subprocess.run([GPUNODES, "lab", "down"], cwd=folder, env=bench.environment, check=False)
+            subprocess.run([GPUNODES, "lab", "--name", NAME, "down"], cwd=folder, env=bench.environment, check=False)
     print("| what | figure | goal | how |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row.what} | {row.figure} | {row.goal} | {row.how} |")

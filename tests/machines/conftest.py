@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
+# A lab of their own, beside one that somebody tries things on.
+NAME = "tests"
 # Emulated machines under load are slow; these bounds only end what hangs.
 LONG = 1500.0
 """Seconds that a run of the command may take."""
@@ -85,28 +88,27 @@ class Operator:
 
     def ssh(self, machine: str, command: str, code: int | None = 0) -> str:
         """Run a shell command on a machine as root; returns what it printed."""
-        done = self.gpunodes_lab("ssh", machine, "sudo", "sh", "-c", command)
+        done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}")
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
-    def gpunodes_lab(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the lab; its output is not of interest to the search for secrets."""
+    def lab(self, *words: str, limit_s: float = SHORT) -> subprocess.CompletedProcess[str]:
+        """Run a command of the lab; what it prints is not searched for secrets."""
         return subprocess.run(
-            [GPUNODES, "lab", *words],
+            [GPUNODES, "lab", "--name", NAME, *words],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=SHORT,
+            timeout=limit_s,
             check=False,
         )
 
     def kubectl(self, *words: str, code: int | None = 0) -> str:
         """kubectl on the control plane."""
-        quoted = " ".join(f"'{word}'" for word in words)
-        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {quoted}", code)
+        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(words)}", code)
 
     def tokens(self) -> list[str]:
         """The bootstrap tokens that the cluster holds now."""
@@ -125,6 +127,7 @@ class Kind:
 
     system: str = "debian13"
     workers: int = 2
+    kubernetes: str = "1.36"
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +137,13 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("operator")
     state = tmp_path_factory.mktemp("state")
     operator = Operator(folder, {**os.environ, "XDG_STATE_HOME": str(state), "KUBECONFIG": str(folder / "kube/config")})
-    operator.gpunodes("lab", "up", "--workers", str(kind.workers), "--os", kind.system, limit_s=3600)
+    up = ("up", "--workers", str(kind.workers), "--os", kind.system, "--kubernetes-version", kind.kubernetes)
+    done = operator.lab(*up, limit_s=3600)
+    assert done.returncode == 0, done.stderr
     try:
         yield operator
     finally:
-        operator.gpunodes("lab", "down", code=None)
+        operator.lab("down")
 
 
 # What a second run must leave as it is: packages, holds, every file's time, size and mode, and when services started.

@@ -162,12 +162,12 @@ def test_a_join_survives_a_power_cut(operator: Operator) -> None:
     running = operator.start("join", "worker-2")
     operator.wait_for(running, "worker-2: Install Kubernetes")
     time.sleep(10)
-    operator.gpunodes("lab", "power", "worker-2", "off")
+    assert operator.lab("power", "worker-2", "off").returncode == 0
     assert running.wait(timeout=600) == 1
     assert operator.tokens() == []
-    operator.gpunodes("lab", "power", "worker-2", "on")
+    assert operator.lab("power", "worker-2", "on").returncode == 0
     deadline = time.monotonic() + 300
-    while operator.gpunodes_lab("ssh", "worker-2", "true").returncode:
+    while operator.lab("ssh", "worker-2", "true").returncode:
         assert time.monotonic() < deadline, "worker-2 did not come back"
         time.sleep(5)
     operator.gpunodes("join", "worker-2")

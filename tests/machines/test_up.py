@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .conftest import STATE, Kind, Operator
 
-LAB = Kind("debian12", workers=1)
+LAB = Kind("debian12", workers=1, kubernetes="1.35")
 MACHINES = ("control-1", "worker-1")
 
 
