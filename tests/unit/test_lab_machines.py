@@ -203,7 +203,9 @@ def test_the_inventory_is_an_ordinary_one() -> None:
 def test_the_inventory_goes_again_and_leaves_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "inventory"
     written = inventory.write(folder, inventory.texts(LAYOUT, record(), {}), Owner.current())
-    inventory.check_free(folder)
+    inventory.check_free(folder, "lab")
+    with pytest.raises(WrongInput, match="lab 'two' did not make it"):
+        inventory.check_free(folder, "two")
     assert inventory.remove(written) == []
     assert not folder.exists()
 
@@ -222,5 +224,5 @@ def test_what_the_user_changed_stays(tmp_path: Path) -> None:
 def test_another_inventory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / name).write_text("all: {}\n")
-    with pytest.raises(WrongInput, match="no lab made it"):
-        inventory.check_free(tmp_path)
+    with pytest.raises(WrongInput, match="did not make it"):
+        inventory.check_free(tmp_path, "lab")

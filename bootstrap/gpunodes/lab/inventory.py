@@ -13,8 +13,6 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import USER, Layout, Record, Role
 
-_MARK = "# Made by `gpunodes lab up`"
-
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
 # Their only control plane needs no election either: it would lose its leases to any load, and restart for it.
 _SLOW = {
@@ -26,22 +24,28 @@ _SLOW = {
 }
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder whose inventory is not a lab's.
+def check_free(folder: Path, lab: str) -> None:
+    """Refuse a folder whose inventory is not that of the lab called ``lab``.
 
     Raises:
         WrongInput: names the file.
     """
     for path in (folder / "hosts.yml", folder / "group_vars" / "all.yml"):
-        if path.exists() and not path.read_text().startswith(_MARK):
+        if path.exists() and not path.read_text().startswith(_mark(lab)):
             raise WrongInput(
-                f"{path} is there and no lab made it", "a folder without an inventory", "change to another folder"
+                f"{path} is there and lab {lab!r} did not make it",
+                "a folder without an inventory",
+                "change to another folder",
             )
+
+
+def _mark(lab: str) -> str:
+    return f"# Made by `gpunodes lab up` (lab {lab});"
 
 
 def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[str, str]:
     """The inventory's files, by path below its folder."""
-    mark = f"{_MARK} (lab {record.name}); `gpunodes lab down` removes it as long as nobody has changed it.\n"
+    mark = f"{_mark(record.name)} `gpunodes lab down` removes it as long as nobody has changed it.\n"
     groups = {
         role.value: {
             "hosts": {each.name: {"ansible_host": each.address} for each in record.machines if each.role is role}

@@ -75,7 +75,7 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
         GpunodesError: a step failed; a further ``up`` goes on from there.
     """
     doctor.require(doctor.checks())
-    inventory.check_free(wish.inventory)
+    inventory.check_free(wish.inventory, layout.name)
     with _locked(layout):
         record = _usable_record(layout, say)
         if record:
