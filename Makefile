@@ -61,7 +61,7 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	mypy
-	mypy docs tests
+	mypy docs molecule tests
 
 unit: $(VENV)/.installed
 	pytest tests/unit
@@ -92,11 +92,17 @@ test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a cle
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
 # The lab makes network namespaces and virtual machines: that part runs as root, the rest as whoever calls make.
-AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME,XDG_CACHE_HOME env PATH=$$PATH)
+comma := ,
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME env PATH=$$PATH)
 
 .PHONY: test-machines
 test-machines: $(INSTALLED)/.installed ## End to end on virtual machines, by the command out of the wheel
 	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider tests/machines
+
+.PHONY: test-molecule
+test-molecule: $(VENV)/.installed ## Single roles on a virtual machine: check mode, converge, second run, verification, reset
+	$(AS_ROOT) rm -rf $(CURDIR)/build/molecule
+	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --all --no-command-borders
 
 .PHONY: demo
 demo: setup ## A cluster on virtual machines of this machine's own, left for you to try

@@ -1,0 +1,40 @@
+"""What the scenarios' tests share; they see the machine as testinfra's ``host``, as root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from testinfra.host import Host
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def bare() -> list[str]:
+    """The machine's state as it was made: what state.sh printed then."""
+    return (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "bare.txt").read_text().splitlines()
+
+
+@pytest.fixture
+def state(host: Host) -> list[str]:
+    """The machine's state now: what state.sh prints."""
+    lines: list[str] = host.check_output((HERE / "default" / "files" / "state.sh").read_text()).splitlines()
+    return lines
+
+
+@pytest.fixture(scope="session")
+def defaults() -> dict[str, Any]:
+    """The settings' defaults."""
+    settings: dict[str, Any] = yaml.safe_load((HERE.parent / "roles/settings/defaults/main.yml").read_text())
+    return settings
+
+
+@pytest.fixture
+def settings(host: Host) -> dict[str, Any]:
+    """The machine's variables in the inventory that the lab wrote."""
+    variables: dict[str, Any] = host.ansible.get_variables()
+    return variables
