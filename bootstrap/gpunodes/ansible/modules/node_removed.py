@@ -17,8 +17,8 @@ options:
     description: The node's name.
     type: str
     required: true
-  drain_timeout:
-    description: Seconds for draining.
+  timeout:
+    description: Seconds for draining; 0 for none.
     type: int
     default: 300
   force:
@@ -40,7 +40,7 @@ EXAMPLES = r"""
 - name: Take the node out of the cluster
   node_removed:
     name: worker-3
-    drain_timeout: 120
+    timeout: 120
 """
 
 RETURN = r"""
@@ -60,7 +60,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "drain_timeout": {"type": "int", "default": 300},
+            "timeout": {"type": "int", "default": 300},
             "force": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -68,7 +68,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         wanted = module.params
-        actions = cluster.remove(wanted["name"], wanted["drain_timeout"], wanted["force"], module.check_mode)
+        actions = cluster.remove(wanted["name"], wanted["timeout"], wanted["force"], module.check_mode)
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work, changes=False)

@@ -432,9 +432,17 @@ def remove(name: str, drain_limit_s: float, force: bool, check: bool) -> list[st
         return []
     if _CONTROL_PLANE in (node["metadata"].get("labels") or {}):
         raise MachineProblem(f"{name} is the control plane", "a worker", "gpunodes reset destroys the whole cluster")
-    actions = [f"drain {name}", f"delete node {name}"]
+    actions = [*([f"drain {name}"] if drain_limit_s else []), f"delete node {name}"]
     if check:
         return actions
+    if drain_limit_s:
+        _drain(name, drain_limit_s, force, gone=bool(not_ready(node)))
+    client.delete(f"/api/v1/nodes/{name}")
+    return actions
+
+
+def _drain(name: str, drain_limit_s: float, force: bool, gone: bool) -> None:
+    """Drain a node; raises MachineProblem when that fails, unless forced. ``gone``: its kubelet does not answer."""
     done = run(
         [
             "kubectl",
@@ -446,11 +454,7 @@ def remove(name: str, drain_limit_s: float, force: bool, check: bool) -> list[st
             "--force",
             f"--timeout={drain_limit_s:.0f}s",
             # The kubelet of a machine that is gone never confirms an eviction.
-            *(
-                ["--disable-eviction", "--grace-period=0", "--skip-wait-for-delete-timeout=1"]
-                if not_ready(node)
-                else []
-            ),
+            *(["--disable-eviction", "--grace-period=0", "--skip-wait-for-delete-timeout=1"] if gone else []),
         ],
         drain_limit_s + 60,
     )
@@ -462,8 +466,6 @@ def remove(name: str, drain_limit_s: float, force: bool, check: bool) -> list[st
             "all its pods moved; it stays cordoned",
             "see `kubectl get pods -A --field-selector spec.nodeName=" + name + "` and pod disruption budgets",
         )
-    client.delete(f"/api/v1/nodes/{name}")
-    return actions
 
 
 def node_name(nodes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

@@ -17,8 +17,9 @@ _CALL_LIMIT_S = 30
 _PATIENCE_S = 60
 _NOT_FOUND = 404
 _CONFLICT = 409
-# A busy or starting API server: 429 too many requests, 500 etcd timed out, 503 and 504.
-_PASSING = frozenset({0, 429, 500, 503, 504})
+# A busy or starting API server: 403 before it has read its own roles (the administrator is never forbidden anything),
+# 429 too many requests, 500 etcd timed out, 503 and 504.
+_PASSING = frozenset({0, 403, 429, 500, 503, 504})
 _ERRORS_FROM = 400
 MANAGER = "gpunodes"
 """Our name as a field manager in server-side apply."""

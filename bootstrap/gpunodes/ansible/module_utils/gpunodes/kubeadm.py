@@ -23,6 +23,8 @@ PRIVATE = "/run/gpunodes"
 _ETCD = "/var/lib/etcd/member"
 _MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _POLL_S = 1.0
+_BOOT_S = 300
+"""How long a control plane may take to answer after its machine has booted."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
 _APPS = "/apis/apps/v1/namespaces/kube-system"
 _KUBELET_SYSCTLS = (
@@ -88,7 +90,7 @@ def _stands(book: ledger.Ledger, limit_s: float) -> bool:
     client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
     whole = client is not None and os.path.exists(_MANIFEST)
     # What is running now may only just have been started: the machine may have booted a moment ago.
-    if whole and client and _answers(client, limit_s if not ours_unfinished or _finalised() else min(limit_s, 60)):
+    if whole and client and _answers(client, min(limit_s, _BOOT_S if not ours_unfinished or _finalised() else 60)):
         # Now that it answers, a hiccup must not look like a part that lacks.
         client = kube_api.admin()
         missing = missing_parts(client)
