@@ -56,6 +56,8 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub
     fstrim.timer getty@tty1.service systemd-pstore.service sshd-keygen.service; do
     ln -sf /dev/null "etc/systemd/system/$unit"
 done
+# Else systemd takes the first start for one after an upgrade (ConditionNeedsUpdate) and makes its caches anew.
+touch etc/.updated var/.updated
 rm -f etc/ssh/ssh_host_* etc/machine-id var/lib/dbus/machine-id etc/hostname etc/resolv.conf etc/hosts
 rm -f etc/apt/sources.list etc/apt/sources.list.d/* boot/initrd.img-*
 """
