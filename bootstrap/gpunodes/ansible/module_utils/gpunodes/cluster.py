@@ -151,9 +151,13 @@ def make_token(ttl_s: int, limit_s: float) -> str:
         time.sleep(0.3)
 
 
+_TOKEN_PATIENCE_S = 300
+"""A token must go: wait longer for a busy API server than elsewhere."""
+
+
 def delete_tokens() -> list[str]:
     """Delete every token of ours, those of earlier interrupted joins included; their names."""
-    client = kube_api.admin()
+    client = kube_api.admin(_TOKEN_PATIENCE_S)
     found = client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
     ours = [item["metadata"]["name"] for item in found if (item.get("data") or {}).get("description") == _OURS]
     return [name for name in ours if client.delete(f"{_SYSTEM}/secrets/{name}")]
