@@ -12,8 +12,10 @@ cd demo
 as_root=()
 ((EUID == 0)) || as_root=(sudo)
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-show() { say "\$ gpunodes $*"; }
+bold='' plain=''
+[[ -t 1 ]] && bold=$'\e[1m' plain=$'\e[0m'
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
+show() { say "\$ gpunodes$(printf ' %q' "$@")"; }
 product() { show "$@"; "$gpunodes" "$@"; }
 lab() { show lab "$@"; "${as_root[@]}" "$gpunodes" lab "$@"; }
 kubectl() { "${as_root[@]}" "$gpunodes" lab ssh control-1 sudo kubectl --kubeconfig /etc/kubernetes/admin.conf "$@"; }
