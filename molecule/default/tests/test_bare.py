@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+
+import pytest
+
 
 def test_nothing_has_changed(bare: list[str], state: list[str]) -> None:
-    assert state == bare
+    changes = list(difflib.unified_diff(bare, state, "bare", "now", lineterm="", n=0))
+    if changes:
+        pytest.fail("\n".join(changes))  # in full, where an assertion would cut it short
 
 
 def test_nothing_of_ours_was_there_from_the_start(bare: list[str]) -> None:
