@@ -89,8 +89,9 @@ class Ledger:
     def to_json(self) -> str:
         return json.dumps({"version": 1, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
-    def save(self, path: str = PATH) -> None:
+    def save(self, path: str = "") -> None:
         """Write it, 0600, in a folder of 0700."""
+        path = path or PATH
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         text = self.to_json()
         if disk.read(path) != text:
@@ -116,15 +117,15 @@ def from_json(text: str) -> Ledger:
     )
 
 
-def load(path: str = PATH) -> Ledger:
+def load(path: str = "") -> Ledger:
     """The machine's ledger; an empty one where there is none."""
-    text = disk.read(path)
+    text = disk.read(path or PATH)
     return Ledger() if text is None else from_json(text)
 
 
-def forget(path: str = PATH) -> None:
+def forget() -> None:
     """Remove the ledger, when all of it is taken back."""
-    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    shutil.rmtree(os.path.dirname(PATH), ignore_errors=True)
 
 
 def _add(entries: list[str], new: Iterable[str]) -> None:

@@ -1,0 +1,157 @@
+"""Converging a machine's files and services, interrupted or not, and taking it all back. No program is started."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import host, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils.gpunodes.process import Done
+
+
+class Packages:
+    """A package manager that only notes; installing may be made to fail."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, packages.Installed] = {}
+        self.calls: list[str] = []
+        self.removes: list[str] = []
+        self.broken = False
+
+    def installed(self, names: Sequence[str]) -> Mapping[str, packages.Installed]:
+        return {name: self.there[name] for name in names if name in self.there}
+
+    def mend(self) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        self.calls.append("refresh")
+
+    def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        return {name: ["1.7.24-1"] for name in names}
+
+    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+        return packages.Effects([*packages_, "runc"], self.removes, [])
+
+    def install(self, packages_: Mapping[str, str]) -> None:
+        self.calls.append("install")
+        if self.broken:
+            raise MachineProblem("power cut")
+        for name, version in {**packages_, "runc": "1.1"}.items():
+            self.there[name] = packages.Installed(version, held=False)
+
+    def hold(self, names: Sequence[str], held: bool) -> None:
+        for name in names:
+            self.there[name] = packages.Installed(self.there[name].version, held=held)
+
+    def purge(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.there[name]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    manager = Packages()
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
+    monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
+    monkeypatch.setattr(packages, "detect", lambda: manager)
+    monkeypatch.setattr(undo, "run", lambda argv, *_: Done(argv, 0, "", ""))
+    return manager
+
+
+def spec(root: Path, content: str = "ours") -> host.Spec:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    return host.Spec(
+        packages=(packages.Wanted("containerd", "1.7.*", hold=True),),
+        files=(
+            host.File(str(root / "new" / "deep" / "file"), content, owner=me),
+            host.File(str(root / "old"), content, owner=me),
+        ),
+        directories=(str(root / "state"),),
+    )
+
+
+def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "old").write_text("theirs")
+    (root / "old").chmod(0o640)
+
+    first = host.Converger(spec(root)).run()
+    assert first.actions == [
+        f"write {root}/new/deep/file",
+        f"write {root}/old",
+        "install containerd 1.7.24-1",
+        "hold containerd",
+    ]
+    assert [diff["before"] for diff in first.diffs] == ["", "theirs"]
+    assert host.Converger(spec(root)).run().actions == []
+
+    (root / "state").mkdir()
+    (root / "state" / "left").write_text("x")
+    actions = undo.Undoer().run()
+    assert "remove containerd, runc" in actions
+    assert machine.there == {}
+    assert (root / "old").read_text() == "theirs"
+    assert (root / "old").stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in root.iterdir()) == ["old"]
+    assert not Path(ledger.PATH).parent.exists()
+    assert undo.Undoer().run() == []
+
+
+def test_check_mode_changes_nothing(machine: Packages, tmp_path: Path) -> None:
+    outcome = host.Converger(spec(tmp_path / "root"), check=True).run()
+    assert outcome.actions
+    assert machine.calls == []
+    assert not (tmp_path / "root").exists()
+    assert not Path(ledger.PATH).exists()
+
+
+def test_an_interrupted_installation_is_in_the_ledger(machine: Packages, tmp_path: Path) -> None:
+    machine.broken = True
+    with pytest.raises(MachineProblem, match="power cut"):
+        host.Converger(spec(tmp_path / "root")).run()
+    assert ledger.load().packages == ["containerd", "runc"]
+    machine.broken = False
+    again = host.Converger(spec(tmp_path / "root")).run()
+    assert again.actions == ["install containerd 1.7.24-1", "hold containerd"]
+
+
+def test_nothing_that_is_there_is_removed(machine: Packages, tmp_path: Path) -> None:
+    machine.removes = ["docker.io"]
+    with pytest.raises(MachineProblem, match=r"would remove docker\.io"):
+        host.Converger(spec(tmp_path / "root")).run()
+    assert "install" not in machine.calls
+
+
+def test_nothing_is_upgraded(machine: Packages, tmp_path: Path) -> None:
+    machine.there["containerd"] = packages.Installed("2.0.0", held=False)
+    with pytest.raises(MachineProblem, match=r"containerd 2\.0\.0 is installed"):
+        host.Converger(spec(tmp_path / "root")).run()
+
+
+def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
+    machine.there["containerd"] = packages.Installed("1.7.1-1", held=True)
+    host.Converger(spec(tmp_path / "root")).run()
+    undo.Undoer().run()
+    assert machine.there == {"containerd": packages.Installed("1.7.1-1", held=True)}
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
+    wanted = {"one": {"files": [{"path": str(tmp_path / "a"), "content": "x"}]}, "two": {"directories": ["/tmp"]}}
+    assert host.survey(wanted) == (["one"], {})
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    busy = pytest.raises(MachineProblem, match="another run of gpunodes works on this machine")
+    with lock.held(path=path), busy, lock.held(0, path):
+        pass
+    with lock.held(0, path):
+        pass
