@@ -6,6 +6,7 @@ import os
 import pwd
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import host, ledger, lock, packages, undo
@@ -143,7 +144,10 @@ def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
-    wanted = {"one": {"files": [{"path": str(tmp_path / "a"), "content": "x"}]}, "two": {"directories": ["/tmp"]}}
+    wanted: dict[str, dict[str, Any]] = {
+        "one": {"files": [{"path": str(tmp_path / "a"), "content": "x"}]},
+        "two": {"directories": ["/tmp"]},
+    }
     assert host.survey(wanted) == (["one"], {})
     assert not (tmp_path / "a").exists()
 
