@@ -9,7 +9,6 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import events, journal, runner
-from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult, TaskEnded
 from gpunodes.operations import phases
@@ -36,14 +35,11 @@ class Look:
         """What the machines said, by name, for the playbook that follows: they need not be asked again."""
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
-    def no_cluster(self, control: str) -> GpunodesError:
+    def no_cluster(self, control: str) -> Finding:
         """There is nothing to join."""
         why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
-        return GpunodesError(
-            f"{control} runs no cluster{why}",
-            "a control plane to join",
-            f"`gpunodes init-master {control}` makes one",
-        )
+        remedy = f"`gpunodes init-master {control}` makes one"
+        return Finding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
 
 
 def look(

@@ -63,7 +63,7 @@ def carry_out(
             seen = preflight.look(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version)
             if operation.needs_cluster and seen.cluster is None and not seen.interrupted:
-                raise seen.no_cluster(control.name)
+                findings = [*findings, seen.no_cluster(control.name)]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 untouched = [MachineResult(machine.name, Outcome.SKIPPED) for machine in machines]
