@@ -8,4 +8,5 @@ OPERATION = Operation(
     playbook="join.yml",
     phases=(phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY),
     needs_cluster=True,
+    after_interruption="revoke.yml",
 )

@@ -24,6 +24,8 @@ class Operation:
     phases: Sequence[Phase]
     needs_cluster: bool = False
     """Whether there must be a cluster already."""
+    after_interruption: str = ""
+    """The playbook that takes back what an interrupted run must not leave, on the control plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ def carry_out(
             check=options.dry_run,
         )
         ended = runner.run(play, folder, tracker.on_event)
+        if ended.interrupted and operation.after_interruption and not options.dry_run:
+            mend = runner.Play(operation.after_interruption, inventory.path, [control.name])
+            runner.run(mend, folder, lambda _: None)
     return replace(
         result,
         machines=tracker.results(ok=ended.ok, interrupted=ended.interrupted, complaint=ended.complaint),

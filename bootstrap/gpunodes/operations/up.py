@@ -14,4 +14,5 @@ OPERATION = Operation(
         phases.WORKER,
         phases.READY,
     ),
+    after_interruption="revoke.yml",
 )
