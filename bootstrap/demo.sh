@@ -37,7 +37,9 @@ for _ in 1 2 3 4; do
     "${as_root[@]}" "$gpunodes" lab ssh control-1 curl --silent --show-error --fail --max-time 20 "http://$address/"
 done
 
-root=${as_root[*]:+${as_root[*]} }
+# sudo looks for programs where the administrator says, not on our PATH.
+lab_words='gpunodes lab'
+((EUID == 0)) || lab_words="sudo $gpunodes lab"
 cat <<END
 
 Done in $(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s. The cluster is yours to try:
@@ -47,11 +49,11 @@ Done in $(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s. The clust
     gpunodes status
     gpunodes join 'worker-*'                    # again: changes nothing
     gpunodes remove worker-2                    # and: gpunodes join worker-2
-    ${root}gpunodes lab status
-    ${root}gpunodes lab ssh control-1           # then: sudo kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes
-    ${root}gpunodes lab power worker-1 cycle
+    $lab_words status
+    $lab_words ssh control-1           # then: sudo kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes
+    $lab_words power worker-1 cycle
 
 It ends, and leaves nothing behind, with:
 
-    ${root}gpunodes lab down
+    $lab_words down
 END
