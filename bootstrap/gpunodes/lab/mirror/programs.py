@@ -15,6 +15,7 @@ REQUIRED_PACKAGES: Mapping[str, str] = {
     "dpkg-deb": "dpkg",
     "gcc": "gcc",
     "gpg": "gpg",
+    "gpg-agent": "gpg-agent",
     "gpgv": "gpgv",
     "nice": "coreutils",
     "pkg-config": "pkg-config",
