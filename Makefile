@@ -74,7 +74,7 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: check test-package ## Everything, as CI runs it: checks, package, machines of the lab
+test: check test-package ## What CI runs: checks, and the package in a clean environment
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
@@ -95,9 +95,15 @@ test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a cle
 comma := ,
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME env PATH=$$PATH)
 
+MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
+
+.PHONY: test-life
+test-life: $(INSTALLED)/.installed ## A small cluster's life on virtual machines: up, up again, and back to bare machines
+	$(MACHINES) tests/machines/test_life.py
+
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## End to end on virtual machines, by the command out of the wheel
-	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider tests/machines
+test-machines: $(INSTALLED)/.installed ## All that can happen to a cluster, on virtual machines; an hour without KVM
+	$(MACHINES) tests/machines
 
 .PHONY: test-molecule
 test-molecule: $(VENV)/.installed ## Single roles on a virtual machine: check mode, converge, second run, verification, reset
