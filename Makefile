@@ -74,7 +74,7 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: check test-package ## What CI runs: checks, and the package in a clean environment
+test: check test-package test-molecule test-life ## What CI runs: checks, the package, roles and a cluster on virtual machines
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
