@@ -73,17 +73,7 @@ def look(
 
 def judge(seen: Look, kubernetes: str) -> list[Finding]:
     """Hold the facts against the limits; a cluster that is there decides the version."""
-    cluster = seen.cluster or {}
-    nodes = [
-        {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid")}
-        for node in cluster.get("nodes", ())
-    ]
-    wants = preflight.Wants(
-        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
-        ca_hash=cluster.get("ca_hash"),
-        nodes=nodes,
-    )
-    return preflight.judge(seen.candidates, wants)
+    return preflight.judge(seen.candidates, preflight.wants_of(seen.cluster, kubernetes))
 
 
 def wished_version(inventory: Inventory, given: str | None) -> str:

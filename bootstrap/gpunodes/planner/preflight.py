@@ -61,6 +61,19 @@ class Check:
     run: Callable[[Candidate, Facts, Wants], Iterator[Problem]]
 
 
+def wants_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Wants:
+    """What machines are wanted for: the cluster's own version where there is one (a result of ``cluster_info``)."""
+    cluster = cluster or {}
+    return Wants(
+        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
+        ca_hash=cluster.get("ca_hash"),
+        nodes=[
+            {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid")}
+            for node in cluster.get("nodes", ())
+        ],
+    )
+
+
 def judge(candidates: Sequence[Candidate], wants: Wants) -> list[Finding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []

@@ -24,18 +24,10 @@ def preflight(
 ) -> list[str]:
     """Every finding of every machine, one line each."""
     from gpunodes.model import Role, Severity
-    from gpunodes.planner.preflight import Candidate, Wants, judge
+    from gpunodes.planner.preflight import Candidate, judge, wants_of
 
-    cluster = cluster or {}
     candidates = [Candidate(name=name, role=Role(roles[name]), facts=found) for name, found in facts.items()]
-    wants = Wants(
-        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
-        ca_hash=cluster.get("ca_hash"),
-        nodes=[
-            {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid")}
-            for node in cluster.get("nodes", ())
-        ],
-    )
+    wants = wants_of(cluster, kubernetes)
     return [str(finding) for finding in judge(candidates, wants) if finding.severity is Severity.ERROR]
 
 
