@@ -16,13 +16,15 @@ import yaml
 from gpunodes.errors import WrongInput
 from gpunodes.lab import disks, doctor, hypervisor, images, initrd, inventory, network
 from gpunodes.lab.host import Owner
-from gpunodes.lab.layout import SUBNETS, Layout, Record, Role, System, cache_dir, free_subnet, plan_machines
+from gpunodes.lab.layout import SUBNETS, Layout, Record, Role, Size, System, cache_dir, free_subnet, plan_machines
 from gpunodes.lab.mirror import REQUIRED_FILES, REQUIRED_PACKAGES
+
+SIZES = {Role.CONTROL_PLANE: Size(4096, 2), Role.WORKER: Size(2048, 1)}
 
 
 def record(workers: int = 2, accelerator: str = "tcg", mirror: str | None = None) -> Record:
     identities = [(f"00000000-0000-4000-8000-{number:012d}", f"secret-{number}") for number in range(workers + 1)]
-    machines = plan_machines(SUBNETS[0], workers, 4096, 2048, 2, identities)
+    machines = plan_machines(SUBNETS[0], workers, SIZES, identities)
     return Record("lab", System.DEBIAN13, str(SUBNETS[0]), accelerator, machines, "/somewhere/inventory", mirror)
 
 
@@ -48,7 +50,7 @@ def test_machines_differ_in_all_that_must_differ() -> None:
 
 def test_machines_of_two_subnets_have_different_hardware_addresses() -> None:
     identity = [("u", "p")]
-    first, second = (plan_machines(subnet, 0, 1, 1, 1, identity)[0] for subnet in SUBNETS[:2])
+    first, second = (plan_machines(subnet, 0, SIZES, identity)[0] for subnet in SUBNETS[:2])
     assert first.mac != second.mac
 
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import bmc, disks, doctor, hypervisor, images, inventory, mirror, network, processes, ssh, trial
 from gpunodes.lab.host import Owner, Say, memory_mib, used_networks
-from gpunodes.lab.layout import Layout, Machine, Record, System, free_subnet, plan_machines
+from gpunodes.lab.layout import Layout, Machine, Record, Role, Size, System, free_subnet, plan_machines
 from gpunodes.lab.mirror import aptrepo
 
 MIRROR_URL = "http://mirror.lab"
-_CONTROL_PLANE_MIB = 4096
-_WORKER_MIB = 2048
-_CPUS = 2
+# A worker with one CPU leaves the control plane, on which all wait, the larger share of a small host.
+_SIZES = {Role.CONTROL_PLANE: Size(memory_mib=4096, cpus=2), Role.WORKER: Size(memory_mib=2048, cpus=1)}
 _LIBVIRT_PATIENCE = 60
 """Seconds that libvirtd gets to start; it asks QEMU for all it can do."""
 
@@ -243,7 +242,7 @@ def _compare(record: Record, wish: Wish) -> None:
 def _plan(layout: Layout, wish: Wish, accelerator: str) -> Record:
     subnet = free_subnet(used_networks())
     identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wish.workers + 1)]
-    machines = plan_machines(subnet, wish.workers, _CONTROL_PLANE_MIB, _WORKER_MIB, _CPUS, identities)
+    machines = plan_machines(subnet, wish.workers, _SIZES, identities)
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(

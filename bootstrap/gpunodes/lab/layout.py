@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
@@ -196,20 +196,23 @@ def host_address(subnet: IPv4Network) -> IPv4Address:
     return subnet[254]
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a machine has of the host's."""
+
+    memory_mib: int
+    cpus: int
+
+
 def plan_machines(
-    subnet: IPv4Network,
-    workers: int,
-    control_plane_mib: int,
-    worker_mib: int,
-    cpus: int,
-    identities: Sequence[tuple[str, str]],
+    subnet: IPv4Network, workers: int, sizes: Mapping[Role, Size], identities: Sequence[tuple[str, str]]
 ) -> tuple[Machine, ...]:
     """One control-plane machine and ``workers`` workers with fixed addresses.
 
     ``identities`` gives each machine its UUID and its BMC's password, in order.
     """
-    plan = [("control-1", Role.CONTROL_PLANE, 11, control_plane_mib)]
-    plan += [(f"worker-{number}", Role.WORKER, 20 + number, worker_mib) for number in range(1, workers + 1)]
+    plan = [("control-1", Role.CONTROL_PLANE, 11)]
+    plan += [(f"worker-{number}", Role.WORKER, 20 + number) for number in range(1, workers + 1)]
     return tuple(
         Machine(
             name=name,
@@ -218,10 +221,10 @@ def plan_machines(
             # 52:54:00 is QEMU's own prefix.
             mac=f"52:54:00:{subnet.network_address.packed[1]:02x}:{subnet.network_address.packed[2]:02x}:{host:02x}",
             uuid=identity[0],
-            memory_mib=memory,
-            cpus=cpus,
+            memory_mib=sizes[role].memory_mib,
+            cpus=sizes[role].cpus,
             bmc_port=_FIRST_BMC_PORT + index,
             bmc_password=identity[1],
         )
-        for index, ((name, role, host, memory), identity) in enumerate(zip(plan, identities, strict=True))
+        for index, ((name, role, host), identity) in enumerate(zip(plan, identities, strict=True))
     )
