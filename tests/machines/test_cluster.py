@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -175,8 +176,17 @@ def test_a_join_survives_a_power_cut(operator: Operator) -> None:
     assert operator.document("status")["missing"] == []
 
 
-def test_a_join_by_plain_ansible_after_a_kill(operator: Operator) -> None:
+def test_an_interrupted_join_leaves_no_token(operator: Operator) -> None:
     operator.gpunodes("remove", "worker-1")
+    running = operator.start("join", "worker-1")
+    operator.wait_for(running, "worker-1: Join the cluster")
+    time.sleep(6)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=600) == 130
+    assert operator.tokens() == []
+
+
+def test_a_join_by_plain_ansible_after_a_kill(operator: Operator) -> None:
     running = operator.start("join", "worker-1")
     operator.wait_for(running, "worker-1: Join the cluster")
     time.sleep(6)
