@@ -322,6 +322,20 @@ class TestKubeadm:
         done = Done(["kubeadm"], 1, "", text)
         assert kubeadm.failure(done, "no such host") == f"{said}; the kubelet says: no such host"
 
+    def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        slow = "[ERROR CRI]: could not connect to the container runtime: rpc error: code = DeadlineExceeded desc = ..."
+        answers = [slow, slow, "[ERROR Port-10250]: Port 10250 is in use", ""]
+        calls = iter(answers)
+        monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
+        monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
+        monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
+        monkeypatch.setattr(kubeadm, "run", lambda argv, _: Done(argv, 1, "", next(calls)))
+        with pytest.raises(MachineProblem, match="Port 10250 is in use"):
+            kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
+        assert list(calls) == [""]
+
     def test_the_kubelet_is_quoted_only_where_it_matters(self) -> None:
         done = Done(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
         assert kubeadm.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
