@@ -1,0 +1,116 @@
+"""The kubelet's feature gates, minor by minor, and the wishes that are refused."""
+
+from __future__ import annotations
+
+import pytest
+from gpunodes.errors import WrongInput
+from gpunodes.planner import gates, tables
+from gpunodes.planner.gates import Gate, Status, check, needed
+
+MINORS = [f"1.{number}" for number in range(6, 38)]
+
+
+def gate(name: str, version: str) -> Gate:
+    return next(gate for gate in gates.gates(version) if gate.name == name)
+
+
+# From kubernetes' own sources and its documentation of feature gates, apart from the table: gate, version, status,
+# default, locked.
+KNOWN = [
+    ("Accelerators", "1.6", "alpha", False, False),
+    ("Accelerators", "1.10", "alpha", False, False),
+    ("Accelerators", "1.11", "absent", None, False),
+    ("DevicePlugins", "1.7", "absent", None, False),
+    ("DevicePlugins", "1.8", "alpha", False, False),
+    ("DevicePlugins", "1.10", "beta", True, False),
+    ("DevicePlugins", "1.25", "beta", True, False),
+    ("DevicePlugins", "1.27", "ga", True, True),
+    ("DevicePlugins", "1.28", "absent", None, False),
+    ("KubeletPodResources", "1.14", "alpha", False, False),
+    ("KubeletPodResources", "1.29", "ga", True, True),
+    ("KubeletPodResources", "1.30", "absent", None, False),
+    ("KubeletPodResourcesGetAllocatable", "1.23", "beta", True, False),
+    ("KubeletPodResourcesGetAllocatable", "1.30", "absent", None, False),
+    ("KubeletPodResourcesGet", "1.26", "absent", None, False),
+    ("KubeletPodResourcesGet", "1.33", "alpha", False, False),
+    ("KubeletPodResourcesGet", "1.35", "beta", True, False),
+    ("KubeletPodResourcesGet", "1.36", "ga", True, True),
+    ("KubeletPodResourcesDynamicResources", "v1.34.4", "beta", True, False),
+    ("DynamicResourceAllocation", "1.31", "alpha", False, False),
+    ("DynamicResourceAllocation", "1.33", "beta", False, False),
+    ("DynamicResourceAllocation", "1.34", "ga", True, False),
+    ("DynamicResourceAllocation", "1.35", "ga", True, True),
+    ("DevicePluginCDIDevices", "1.30", "beta", True, False),
+    ("DevicePluginCDIDevices", "1.33", "ga", True, True),
+    ("DevicePluginCDIDevices", "1.34", "absent", None, False),
+    ("DisableAcceleratorUsageMetrics", "1.19", "alpha", False, False),
+    ("DisableAcceleratorUsageMetrics", "1.25", "ga", True, True),
+    ("TopologyManager", "1.18", "beta", True, False),
+    ("TopologyManager", "1.29", "absent", None, False),
+    ("ResourceHealthStatus", "1.35", "alpha", False, False),
+    ("ResourceHealthStatus", "1.36", "beta", True, False),
+]
+
+
+@pytest.mark.parametrize(("name", "version", "status", "default", "locked"), KNOWN)
+def test_a_gate_is_what_the_sources_say(
+    name: str, version: str, status: str, default: bool | None, locked: bool
+) -> None:
+    found = gate(name, version)
+    assert (found.status, found.default, found.locked) == (status, default, locked)
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_every_minor_lists_every_gate(minor: str) -> None:
+    found = gates.gates(minor)
+    assert len({gate.name for gate in found}) == len(tables.read("gates")["gate"])
+    for one in found:
+        assert one.why
+        assert one.source
+        assert (one.default is None) == (one.status is Status.ABSENT)
+        assert not one.locked or one.status is Status.GA
+        assert one.we_set is None or (one.status is not Status.ABSENT and one.we_set != one.default)
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_what_we_set_is_what_the_kubelet_takes(minor: str) -> None:
+    assert check(minor, needed(minor)) == []
+
+
+def test_what_we_set() -> None:
+    ours = {minor: needed(minor) for minor in MINORS if needed(minor)}
+    assert ours == {
+        "1.6": {"Accelerators": True},
+        "1.7": {"Accelerators": True},
+        "1.8": {"DevicePlugins": True},
+        "1.9": {"DevicePlugins": True},
+    }
+
+
+def test_a_gate_that_went_is_refused_with_its_version_and_successor() -> None:
+    (conflict,) = check("1.36", {"Accelerators": True})
+    assert "1.11" in conflict.fact
+    assert "DevicePlugins" in conflict.remedy
+
+
+def test_a_gate_that_is_not_there_yet_is_refused() -> None:
+    (conflict,) = check("1.25", {"DynamicResourceAllocation": True})
+    assert "1.26" in conflict.fact
+
+
+def test_a_locked_gate_takes_its_value_only() -> None:
+    assert check("1.36", {"KubeletPodResourcesGet": True}) == []
+    (conflict,) = check("1.36", {"KubeletPodResourcesGet": False})
+    assert "locked from Kubernetes 1.36" in conflict.limit
+
+
+def test_an_unknown_gate_and_a_word_are_refused_together() -> None:
+    unknown, word = check("1.36", {"ResourceHealthStatsu": True, "ResourceHealthStatus": "on"})
+    assert "ResourceHealthStatus" in unknown.remedy
+    assert "'on'" in word.fact
+
+
+@pytest.mark.parametrize("version", ["1.5", "1.38", "2.0", "one", "1", ""])
+def test_a_version_that_the_table_does_not_reach_is_wrong_input(version: str) -> None:
+    with pytest.raises(WrongInput):
+        gates.gates(version)

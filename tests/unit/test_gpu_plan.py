@@ -1,0 +1,270 @@
+"""What the planner gives a machine with GPUs: one named case for each card and each trap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpunodes.planner.gpu import Conflict, Flavour, Group, Plan, Source, Wishes, gpus_of, plan
+
+NOVEMBER_2026 = 1_795_000_000.0
+KERNELS = {
+    "debian": "6.12.48+deb13-amd64",
+    "ubuntu": "6.8.0-45-generic",
+    "rhel": "5.14.0-503.11.1.el9_5.x86_64",
+}
+CARDS = {
+    "K80": "102d",
+    "M60": "13f2",
+    "P100": "15f8",
+    "V100": "1db6",
+    "T4": "1eb8",
+    "A100": "20b2",
+    "L4": "27b8",
+    "RTX 4090": "2684",
+    "H100": "2330",
+    "GH200": "2342",
+    "B200": "2901",
+    "RTX PRO 6000": "2bb5",
+    "unknown": "3500",
+}
+DRIVER = {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None}
+
+
+def function(device: str, number: int, **changes: Any) -> dict[str, Any]:
+    """A GPU as gpu_facts reads it."""
+    found = {
+        "address": f"0000:{number:02x}:00.0",
+        "vendor": "10de",
+        "device": device,
+        "subsystem": "10de:1234",
+        "class": "030200",
+        "driver": None,
+    }
+    return {**found, **changes}
+
+
+def machine(*cards: str, system: str = "debian 13", arch: str = "x86_64", **gpu: Any) -> dict[str, Any]:
+    """The facts of a machine with these cards and no driver; ``gpu`` changes its GPU facts."""
+    id_, version = system.split()
+    kernel = KERNELS[id_]
+    found = {
+        "functions": [function(CARDS[card], number) for number, card in enumerate(cards, 1)],
+        "nvswitches": 0,
+        "nouveau": "available",
+        "secure_boot": False,
+        "mok": {"key": None, "enrolled": False},
+        "headers": {"running": False, "package": f"linux-headers-{kernel}"},
+        "driver": DRIVER,
+        "cuda": {},
+        "toolkit": {},
+        "runtimes": {},
+        "clients": None,
+    }
+    return {
+        "os": {"id": id_, "version": version},
+        "arch": arch,
+        "kernel": kernel,
+        "time": NOVEMBER_2026,
+        "packages": {},
+        "kubernetes": {"role": None},
+        "gpu": {**found, **gpu},
+    }
+
+
+def planned(facts: dict[str, Any], **wishes: Any) -> Plan:
+    result = plan("gpu-1", facts, Wishes(**{"kubernetes_version": "1.36", **wishes}))
+    assert isinstance(result, Plan), result
+    return result
+
+
+def refused(facts: dict[str, Any], **wishes: Any) -> tuple[Conflict, ...]:
+    result = plan("gpu-1", facts, Wishes(**{"kubernetes_version": "1.36", **wishes}))
+    assert not isinstance(result, Plan), result
+    assert all(conflict.fact and conflict.limit and conflict.remedy for conflict in result)
+    return result
+
+
+def names(made: Plan, group: Group) -> list[str]:
+    return [package.name for package in made.group(group)]
+
+
+@pytest.mark.parametrize(
+    ("card", "system", "generation", "flavour", "branch", "source"),
+    [
+        ("K80", "debian 12", "kepler", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
+        ("K80", "ubuntu 24.04", "kepler", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
+        ("M60", "debian 13", "maxwell", Flavour.PROPRIETARY, "580", Source.NVIDIA),
+        ("P100", "debian 13", "pascal", Flavour.PROPRIETARY, "580", Source.NVIDIA),
+        ("V100", "rhel 9", "volta", Flavour.PROPRIETARY, "580", Source.NVIDIA),
+        ("T4", "debian 13", "turing", Flavour.OPEN, "580", Source.NVIDIA),
+        ("A100", "ubuntu 22.04", "ampere", Flavour.OPEN, "580", Source.NVIDIA),
+        ("RTX 4090", "debian 13", "ada", Flavour.OPEN, "580", Source.NVIDIA),
+        ("H100", "ubuntu 24.04", "hopper", Flavour.OPEN, "580", Source.NVIDIA),
+        ("B200", "ubuntu 24.04", "blackwell", Flavour.OPEN, "580", Source.NVIDIA),
+        ("RTX PRO 6000", "debian 13", "blackwell", Flavour.OPEN, "580", Source.NVIDIA),
+        ("unknown", "debian 13", "newer", Flavour.OPEN, "595", Source.NVIDIA),
+    ],
+)
+def test_each_card_gets_its_driver(
+    card: str, system: str, generation: str, flavour: Flavour, branch: str, source: Source
+) -> None:
+    made = planned(machine(card, system=system))
+    assert (made.generations, made.flavour, made.branch, made.source) == ((generation,), flavour, branch, source)
+    assert made.persistence
+    assert made.blacklist_nouveau
+    assert names(made, Group.TOOLKIT)[0] == "nvidia-container-toolkit"
+    assert made.labels["gpunodes.dev/gpu-count"] == "1"
+
+
+def test_a_k80_has_no_driver_on_debian_13() -> None:
+    found = refused(machine("K80"))
+    assert "Kepler" in found[0].fact
+    assert "debian 12" in found[0].remedy
+
+
+def test_an_unknown_newer_gpu_is_warned_of_and_not_refused() -> None:
+    assert "newer than our table" in planned(machine("unknown")).warnings[0]
+
+
+def test_a_machine_without_gpu_is_a_cpu_node() -> None:
+    made = planned(machine(), driver="580", cuda=("13.0",))
+    assert made.packages == ()
+    assert made.gates == {}
+    assert made.branch == ""
+    assert [word in " ".join(made.warnings) for word in ("driver 580", "CUDA 13.0")] == [True, True]
+
+
+def test_facts_of_an_older_reader_have_no_gpu() -> None:
+    facts = machine("T4")
+    del facts["gpu"]
+    assert planned(facts).packages == ()
+
+
+@pytest.mark.parametrize(
+    ("system", "branch", "driver", "fabric"),
+    [
+        ("debian 13", "580", ["nvidia-driver-pinning-580", "nvidia-open-580"], "nvidia-fabricmanager"),
+        ("debian 13", "595", ["nvidia-driver-pinning-595", "nvidia-open"], "nvidia-fabricmanager"),
+        ("ubuntu 24.04", "570", ["nvidia-open-570"], "nvidia-fabricmanager-570"),
+        ("rhel 9", "580", ["nvidia-open"], "nvidia-fabric-manager"),
+    ],
+)
+def test_names_change_at_590_and_with_the_system(system: str, branch: str, driver: list[str], fabric: str) -> None:
+    made = planned(machine("A100", system=system, nvswitches=6), driver=branch, source="nvidia")
+    assert names(made, Group.DRIVER) == driver
+    assert made.fabric_manager
+    (package,) = made.group(Group.FABRIC_MANAGER)
+    assert (package.name, package.same_version_as) == (fabric, driver[-1])
+    assert made.module_stream == ("nvidia-driver:580-open" if system == "rhel 9" else "")
+
+
+def test_a_b200_needs_the_subnet_manager_though_no_switch_is_on_the_bus() -> None:
+    assert names(planned(machine("B200")), Group.FABRIC_MANAGER) == ["nvidia-fabricmanager", "nvlsm"]
+
+
+def test_an_a100_without_switches_needs_no_fabric_manager() -> None:
+    assert not planned(machine("A100")).fabric_manager
+
+
+def test_two_generations_share_a_branch_and_the_older_modules() -> None:
+    made = planned(machine("P100", "T4"))
+    assert (made.flavour, made.branch) == (Flavour.PROPRIETARY, "580")
+
+
+def test_two_generations_that_share_nothing_are_refused() -> None:
+    found = refused(machine("V100", "B200"))
+    assert "open modules only" in found[0].fact
+    found = refused(machine("K80", "H100", system="ubuntu 24.04"))
+    assert "Kepler" in found[0].fact
+
+
+def test_a_driver_too_old_for_cuda_is_refused_with_all_else_that_is_wrong() -> None:
+    found = refused(machine("P100"), driver="570", cuda=("13.0",), cudnn="9.11", gates={"Accelerators": True})
+    facts = " | ".join(conflict.fact for conflict in found)
+    for said in ("570 is wished, and CUDA 13.0", "CUDA 13.0 is wished, for Pascal", "cuDNN 9.11", "Accelerators"):
+        assert said in facts
+
+
+def test_cudnn_for_old_cards_is_the_last_that_has_them() -> None:
+    (package,) = planned(machine("P100"), cudnn="9").group(Group.CUDNN)
+    assert (package.name, package.version) == ("cudnn9-cuda-12", "9.10.*")
+    (package,) = planned(machine("T4"), cudnn="9", cuda=("13.0",)).group(Group.CUDNN)
+    assert (package.name, package.version) == ("cudnn9-cuda-13", "9.*")
+
+
+def test_several_cudas_lie_side_by_side() -> None:
+    made = planned(machine("T4", system="ubuntu 24.04"), cuda=("12.8", "13.0"))
+    assert names(made, Group.CUDA) == ["cuda-toolkit-12-8", "cuda-toolkit-13-0"]
+
+
+def test_secure_boot_takes_signed_modules_only() -> None:
+    assert "Secure Boot" in refused(machine("T4", secure_boot=True))[0].fact
+    made = planned(machine("T4", secure_boot=True, mok={"key": "/var/lib/dkms/mok.pub", "enrolled": True}))
+    assert made.source is Source.NVIDIA
+    made = planned(machine("T4", system="ubuntu 24.04", secure_boot=True))
+    assert names(made, Group.DRIVER)[0] == "linux-modules-nvidia-580-server-open-generic"
+    assert names(made, Group.HEADERS) == []
+
+
+def test_no_headers_for_the_running_kernel_are_refused() -> None:
+    found = refused(machine("T4", headers={"running": False, "package": None}))
+    assert "headers" in found[0].fact
+
+
+def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool = True) -> dict[str, Any]:
+    return {"module": version, "loaded": loaded, "origin": origin, "packages": {}, "flavour": flavour}
+
+
+def test_a_driver_from_a_runfile_is_refused() -> None:
+    found = refused(machine("T4", driver=installed("535.161.08", "runfile", "proprietary")))
+    assert ".run" in found[0].fact
+    assert "nvidia-uninstall" in found[0].remedy
+
+
+def test_a_driver_that_does_is_kept() -> None:
+    made = planned(machine("T4", driver=installed("550.163.01", "distribution", "proprietary")))
+    assert (made.branch, made.source, made.flavour) == ("550", Source.DISTRIBUTION, Flavour.PROPRIETARY)
+    assert made.reboot_needed is None
+
+
+def test_a_driver_of_another_source_is_refused() -> None:
+    found = refused(machine("T4", driver=installed("550.163.01", "distribution"), clients=0), source="nvidia")
+    assert "gpu remove gpu-1" in found[0].remedy
+
+
+def test_a_driver_in_use_is_not_replaced() -> None:
+    facts = machine("T4", driver=installed("580.65.06", "nvidia-repository"), clients=3)
+    assert "3 processes use it" in refused(facts, driver="595")[0].fact
+    facts["gpu"]["clients"] = None
+    facts["kubernetes"] = {"role": "worker"}
+    assert "pods may use it" in refused(facts, driver="595")[0].fact
+    facts["gpu"]["clients"] = 0
+    made = planned(facts, driver="595")
+    assert made.reboot_needed
+    assert "will be replaced" in made.warnings[0]
+
+
+def test_nouveau_needs_a_reboot_when_loaded_only() -> None:
+    assert planned(machine("T4", nouveau="loaded")).reboot_needed
+    assert planned(machine("T4", nouveau="blacklisted")).reboot_needed is None
+    assert not planned(machine("T4", nouveau="absent")).blacklist_nouveau
+
+
+def test_a_runtime_that_reads_no_cdi_is_refused() -> None:
+    facts = machine("T4", runtimes={"containerd": "1.6.20~ds1-1+deb12u1"})
+    assert "1.6.20" in refused(facts)[0].fact
+    assert planned(machine("T4", runtimes={"docker-ce": "5:28.1.0-1~debian.13"}), runtime="docker").cri_dockerd
+
+
+def test_gpus_of_virtual_machines_are_left_out() -> None:
+    facts = machine("T4", "T4")
+    facts["gpu"]["functions"][0]["driver"] = "vfio-pci"
+    assert len(gpus_of(facts)) == 1
+    assert "vfio-pci" in planned(facts).warnings[0]
+
+
+def test_old_kubernetes_gets_its_gate() -> None:
+    assert planned(machine("T4"), kubernetes_version="1.7").gates == {"Accelerators": True}
+    assert planned(machine("T4"), kubernetes_version="1.9").gates == {"DevicePlugins": True}
+    assert planned(machine("T4")).gates == {}
