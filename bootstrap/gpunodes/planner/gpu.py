@@ -579,11 +579,11 @@ class _Planner:
         origin = {"nvidia-repository": Source.NVIDIA, "distribution": Source.DISTRIBUTION}.get(
             driver.get("origin") or ""
         )
-        version = driver.get("module")
+        version = _there(driver)
         if not origin or not version:
             return None
         modules = driver.get("flavour")
-        return origin, str(version).partition(".")[0], Flavour(modules) if modules else None
+        return origin, version.partition(".")[0], Flavour(modules) if modules else None
 
     def _judge_installed(
         self,
@@ -592,7 +592,7 @@ class _Planner:
     ) -> None:
         driver = self._gpu.get("driver") or {}
         if installed is None:
-            if driver.get("module"):
+            if _there(driver):
                 origin = {"runfile": "by NVIDIA's .run installer"}.get(
                     driver.get("origin") or "", "by something unknown"
                 )
@@ -600,7 +600,7 @@ class _Planner:
                     "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
                 )
                 self._refuse(
-                    f"the driver {driver['module']} was installed {origin}",
+                    f"the driver {_there(driver)} was installed {origin}",
                     "a driver from packages, or none: two would overwrite each other's files",
                     remedy,
                 )
@@ -616,7 +616,7 @@ class _Planner:
         used = driver.get("loaded") and (clients or (clients is None and in_cluster))
         who = f"{clients} processes use it" if clients else "pods may use it"
         wished = {choice[0]["source_of"] for choice in choices}
-        there = f"the driver {driver['module']} ({modules or 'unknown'} modules, from {source}) is installed"
+        there = f"the driver {_there(driver)} ({modules or 'unknown'} modules, from {source}) is installed"
         if used:
             self._refuse(
                 f"{there}, and {who}",
@@ -917,6 +917,13 @@ def _fill(text: str, branch: str, facts: Facts) -> str:
 
 def _number(branch: str) -> int:
     return int(branch)
+
+
+def _there(driver: Row) -> str:
+    """The version of the driver that is installed, built or not yet; empty where there is none."""
+    versions = [driver.get("module"), *(driver.get("packages") or {}).values()]
+    found = (re.search(r"\b\d{3}\.\d+(\.\d+)?", str(version or "")) for version in versions)
+    return next((match[0] for match in found if match), "")
 
 
 def _version(text: str) -> tuple[int, ...]:

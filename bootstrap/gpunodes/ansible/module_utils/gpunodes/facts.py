@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, host, kubeconfig, ledger, packages
+from . import disk, gpu_facts, host, kubeconfig, ledger, packages
 from .problem import MachineProblem
 from .process import run
 
@@ -66,6 +66,7 @@ def _machine() -> dict[str, Any]:
         "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
         "kubernetes": kubernetes(),
         "ledger": os.path.exists(ledger.PATH),
+        "gpu": gpu_facts.read(),
     }
 
 
