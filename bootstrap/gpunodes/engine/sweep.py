@@ -1,0 +1,795 @@
+"""The only file that knows paramiko: sends the probe to many machines at once and takes their answers.
+
+One connection and one round trip a machine. A machine that does not greet holds up nothing but a socket: only greeted
+connections get one of the ``parallel`` workers. Each machine has its time, the sweep has its own, and when either is
+over the connection is closed under whoever waits on it. What comes back is bounded in size before it is unpacked, and
+checked for nothing but that here: its shape is the business of who judges it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+import os
+import queue
+import resource
+import selectors
+import shlex
+import socket
+import subprocess
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from paramiko.packet import Packetizer
+
+from gpunodes import settings
+from gpunodes.engine.hostkeys import HostKeys, Trust
+from gpunodes.engine.targets import DEFAULT_KEYS, Lookup, Target
+from gpunodes.errors import WrongInput
+
+PARALLEL = 64
+"""How many machines are talked to at once."""
+PACKED_BYTES = 2 << 20
+UNPACKED_BYTES = 8 << 20
+ITEMS = 1_000_000
+"""Most values that a document may hold: what many brackets in little space would cost in memory."""
+_NOISE_BYTES = 64 << 10
+"""What a login shell may print before the probe speaks."""
+_CONNECTING = 256
+"""How many connections may wait for a greeting, or greeted for a worker."""
+_LOGIN_TRIES = 5
+"""sshd ends a connection after six (MaxAuthTries)."""
+_HOP_S = 20.0
+"""Seconds that a jump host, or a connection made by one, may take."""
+_INCLUDES = 8
+"""How deep ssh_config's files may include each other."""
+_MARK = b"gpunodes.probe/1 "
+
+_UNPACK = 'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),"gpunodes-probe","exec"))'
+_AS_ROOT = (
+    'if [ "$(id -u)" = 0 ] || ! sudo -n true 2>/dev/null; then exec "$0" -c "$1" "$2"; '
+    'else exec sudo -n "$0" -c "$1" "$2"; fi'
+)
+_AS_IS = 'exec "$0" -c "$1" "$2"'
+
+
+class Reach(StrEnum):
+    """How far we came with a machine."""
+
+    ANSWERED = "answered"
+    NO_ROUTE = "no_route"
+    """No connection: no such name, no way there, or no answer."""
+    REFUSED = "refused"
+    """The machine is there; nobody listens, or whoever does hangs up."""
+    KEY_CHANGED = "key_changed"
+    LOGIN_REFUSED = "login_refused"
+    SHELL_HANGS = "shell_hangs"
+    """Connected, and then greeting, login or shell do not come: the kernel lives, the rest may not."""
+    PROBE_FAILED = "probe_failed"
+    """Logged in, but what came back is no answer."""
+    TIMEOUT = "timeout"
+    """The probe began and did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one machine; ``said`` is why there are no facts."""
+
+    name: str
+    reach: Reach
+    said: str = ""
+    facts: Mapping[str, Any] | None = None
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The probe, and the time that things may take, in seconds."""
+
+    source: bytes
+    probe_s: float = 30.0
+    connect_s: float = 10.0
+    """For the connection, and again for the greeting."""
+    machine_s: float = 60.0
+    """For all of a machine from its greeting on."""
+
+
+def ssh_config() -> Lookup:
+    """What the user's and the system's ssh_config say of a host; both are read once, the user's goes first.
+
+    The lookup raises WrongInput for a file that cannot be understood.
+    """
+    files = [path for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")) if path.is_file()]
+    # What stands before a file's first Host is for all hosts.
+    lines = [line for file in files for line in ("Host *", *_included(file, 0))]
+    config = paramiko.SSHConfig()
+
+    @functools.cache
+    def lookup(host: str) -> Mapping[str, Any]:
+        try:
+            found: dict[str, Any] = dict(config.lookup(host))
+        except (paramiko.SSHException, ImportError, KeyError, ValueError) as error:
+            raise _unreadable(error) from error
+        if found.get("hostname") == host:
+            del found["hostname"]
+        return found
+
+    try:
+        config.parse(lines)
+    except paramiko.SSHException as error:
+        raise _unreadable(error) from error
+    return lookup
+
+
+def _included(path: Path, depth: int) -> Iterable[str]:
+    """A file's lines, with those of the files that it includes, which paramiko leaves out."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if word.lower() != "include":
+            yield line
+        elif depth < _INCLUDES:
+            for pattern in shlex.split(rest):
+                place = Path(pattern).expanduser()
+                place = place if place.is_absolute() else path.parent / place
+                for file in sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))):
+                    yield from _included(file, depth + 1)
+
+
+def _unreadable(error: Exception) -> WrongInput:
+    return WrongInput(f"ssh_config cannot be understood: {error}", "ssh_config(5)", "correct ~/.ssh/config")
+
+
+def sweep(
+    targets: Sequence[Target],
+    options: Options,
+    *,
+    deadline_s: float,
+    parallel: int = PARALLEL,
+    on_answer: Callable[[Answer], None] = lambda _: None,
+) -> list[Answer]:
+    """Ask every target; returns after ``deadline_s`` seconds at the latest, with an answer for each, in their order.
+
+    ``on_answer`` is called in the caller's thread, as the answers come.
+    """
+    return _Sweep(targets, options, time.monotonic() + deadline_s, parallel, on_answer).run()
+
+
+class _LostError(Exception):
+    """A machine does not answer; how far we came, and why not further."""
+
+    def __init__(self, reach: Reach, said: str) -> None:
+        super().__init__(said)
+        self.reach = reach
+        self.said = said
+
+
+class _Sweep:
+    """The state of one sweep. All but ``_work`` and what it calls runs in the caller's thread."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        options: Options,
+        until: float,
+        parallel: int,
+        on_answer: Callable[[Answer], None],
+    ) -> None:
+        self._targets = targets
+        self._options = options
+        self._until = until
+        self._parallel = max(1, min(parallel, len(targets)))
+        self._on_answer = on_answer
+        self._waiting = deque(targets)
+        self._greetings: dict[int, _Greeting] = {}
+        self._talks: dict[str, _Talk] = {}
+        self._queue: queue.SimpleQueue[_Talk | None] = queue.SimpleQueue()
+        self._answers: dict[str, Answer] = {}
+        self._came: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._ringer = socket.socketpair()
+        self._shared = _Shared(options)
+
+    def run(self) -> list[Answer]:
+        """Ask, and wait."""
+        _raise_file_limit()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        for _ in range(self._parallel):
+            threading.Thread(target=self._work, daemon=True).start()
+        try:
+            while len(self._answers) < len(self._targets) and time.monotonic() < self._until:
+                self._begin()
+                self._turn()
+                self._expire()
+        finally:
+            for _ in range(self._parallel):
+                self._queue.put(None)
+            for greeting in self._greetings.values():
+                greeting.socket.close()
+            for talk in self._talks.values():
+                talk.abort(Reach.TIMEOUT, "the sweep ended")
+            self._shared.close()
+            self._selector.close()
+            self._bell.close()
+        for target in self._targets:
+            if target.name not in self._answers:
+                self._answered(self._unfinished(target))
+        return [self._answers[target.name] for target in self._targets]
+
+    def _begin(self) -> None:
+        """Open connections while there is room for more."""
+        while self._waiting and len(self._greetings) + self._unserved() < _CONNECTING:
+            target = self._waiting.popleft()
+            if target.jump:
+                self._hand_over(target, None)
+                continue
+            try:
+                greeting = _Greeting(target, time.monotonic() + self._options.connect_s)
+            except _LostError as lost:
+                self._answered(Answer(target.name, lost.reach, lost.said))
+                continue
+            self._watch(greeting)
+
+    def _unserved(self) -> int:
+        return sum(talk.began is None for talk in self._talks.values())
+
+    def _watch(self, greeting: _Greeting) -> None:
+        self._greetings[greeting.socket.fileno()] = greeting
+        self._selector.register(greeting.socket, selectors.EVENT_READ if greeting.connected else selectors.EVENT_WRITE)
+
+    def _turn(self) -> None:
+        """Wait for something to happen, at most a quarter of a second."""
+        for key, _ in self._selector.select(0.25):
+            if key.fileobj is self._bell:
+                with contextlib.suppress(BlockingIOError):
+                    self._bell.recv(4096)
+                continue
+            greeting = self._greetings.pop(key.fd)
+            self._selector.unregister(key.fileobj)
+            if greeting.connected:
+                self._hand_over(greeting.target, greeting.socket)
+                continue
+            try:
+                greeting.go_on(time.monotonic() + self._options.connect_s)
+            except _LostError as lost:
+                self._answered(Answer(greeting.target.name, lost.reach, lost.said, took_s=greeting.took_s))
+                continue
+            self._watch(greeting)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer = self._came.get_nowait()
+                self._talks.pop(answer.name, None)
+                self._answered(answer)
+
+    def _hand_over(self, target: Target, connection: socket.socket | None) -> None:
+        talk = _Talk(target, connection, self._shared)
+        self._talks[target.name] = talk
+        self._queue.put(talk)
+
+    def _expire(self) -> None:
+        """End what has had its time."""
+        now = time.monotonic()
+        for descriptor, greeting in list(self._greetings.items()):
+            if greeting.until <= now:
+                del self._greetings[descriptor]
+                self._selector.unregister(greeting.socket)
+                greeting.socket.close()
+                self._answered(Answer(greeting.target.name, *greeting.stuck(), took_s=greeting.took_s))
+        for talk in self._talks.values():
+            if talk.began is not None and talk.began + self._options.machine_s <= now:
+                talk.abort(*talk.stuck())
+
+    def _unfinished(self, target: Target) -> Answer:
+        """The answer of a machine that the end of the sweep overtook."""
+        for greeting in self._greetings.values():
+            if greeting.target is target:
+                return Answer(target.name, *greeting.stuck(), took_s=greeting.took_s)
+        talk = self._talks.get(target.name)
+        if talk is None or talk.began is None:
+            return Answer(target.name, Reach.TIMEOUT, "the sweep's time was over before its turn came")
+        return Answer(target.name, *talk.stuck(), took_s=time.monotonic() - talk.began)
+
+    def _answered(self, answer: Answer) -> None:
+        self._answers[answer.name] = answer
+        self._on_answer(answer)
+
+    def _work(self) -> None:
+        """A worker: one machine after the other."""
+        while talk := self._queue.get():
+            self._came.put(talk.hold())
+            with contextlib.suppress(OSError):
+                self._ringer.send(b".")
+
+
+def _raise_file_limit() -> None:
+    """Machines by the thousand need more descriptors than a shell gives by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# --- greeting --------------------------------------------------------------------------------------------------------
+
+
+class _Greeting:
+    """A connection that nobody has said anything on."""
+
+    def __init__(self, target: Target, until: float) -> None:
+        """Begin to connect; raises _LostError."""
+        self.target = target
+        self.until = until
+        self._began = time.monotonic()
+        self.connected = False
+        self._trouble = _LostError(Reach.NO_ROUTE, f"no address for {target.address}")
+        if target.proxy_command:
+            self.connected = True
+            self.socket = _proxied(target.proxy_command)
+            return
+        self._places = deque(_resolve(target.address, target.port))
+        self._connect()
+
+    def go_on(self, until: float) -> None:
+        """The connection came, or did not; then the next address is tried. Raises _LostError after the last."""
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.socket.close()
+            self._trouble = _lost(OSError(code, os.strerror(code)))
+            self._connect()
+            return
+        self.connected = True
+        self.until = until
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def stuck(self) -> tuple[Reach, str]:
+        """What it means that nothing more came."""
+        if self.connected:
+            return Reach.SHELL_HANGS, "it takes the connection, but its sshd does not greet"
+        return Reach.NO_ROUTE, f"no answer from {self.target.address} port {self.target.port}"
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _connect(self) -> None:
+        while self._places:
+            family, address = self._places.popleft()
+            self.socket = socket.socket(family, socket.SOCK_STREAM)
+            self.socket.setblocking(False)
+            code = self.socket.connect_ex(address)
+            if code in {0, errno.EINPROGRESS}:
+                return
+            self.socket.close()
+            self._trouble = _lost(OSError(code, os.strerror(code)))
+        raise self._trouble
+
+
+def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _LostError(Reach.NO_ROUTE, f"{host} is no known name: {error.strerror}") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _proxied(command: str) -> socket.socket:
+    """The connection that a ProxyCommand makes; the command ends when it is closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return ours
+
+
+def _lost(error: OSError) -> _LostError:
+    reach = Reach.REFUSED if isinstance(error, ConnectionError) else Reach.NO_ROUTE
+    return _LostError(reach, error.strerror or type(error).__name__)
+
+
+# --- talking ---------------------------------------------------------------------------------------------------------
+
+
+class _Stage(Enum):
+    """Where a talk is, and what it means when it goes no further."""
+
+    JUMP = (Reach.NO_ROUTE, "the jump host does not get through to it")
+    KEYS = (Reach.SHELL_HANGS, "its sshd greets, but does not come to an agreement on keys")
+    LOGIN = (Reach.SHELL_HANGS, "its sshd does not say whether the login is right")
+    SHELL = (Reach.SHELL_HANGS, "the login is right, but no shell comes")
+    PROBE = (Reach.TIMEOUT, "the probe began, but did not end in time")
+
+
+class _Shared:
+    """What the talks of a sweep share: keys, read once, and the connections to jump hosts."""
+
+    def __init__(self, options: Options) -> None:
+        self.payload = zlib.compress(options.source, 9)
+        self.arguments = json.dumps({"deadline_s": options.probe_s, "framed": True})
+        self.host_keys = HostKeys([settings.known_hosts(), Path.home() / ".ssh/known_hosts"])
+        self.parsing = threading.Lock()
+        self._guard = threading.Lock()
+        self._keys: dict[str, paramiko.PKey | None] = {}
+        self._agent: list[paramiko.PKey] | None = None
+        self._hops: dict[tuple[Target, ...], _Hop] = {}
+
+    def keys(self, target: Target) -> Iterable[paramiko.PKey]:
+        """The private keys to try, those of the inventory first; the agent is asked when they do not fit."""
+        named = [Path(file) for file in target.key_files]
+        for path in named or [Path(name).expanduser() for name in DEFAULT_KEYS]:
+            if key := self._key(str(path)):
+                yield key
+        if not target.identities_only:
+            yield from self._agents()
+
+    def hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
+        """The connection to the last of these jump hosts; raises _LostError. Machines behind it share it."""
+        with self._guard:
+            hop = self._hops.setdefault(jump, _Hop())
+        with hop.guard:
+            if hop.lost is None and hop.transport is None:
+                try:
+                    hop.transport = self._to_hop(jump)
+                except _LostError as lost:
+                    hop.lost = _LostError(lost.reach, f"{jump[-1].name}: {lost.said}")
+            if hop.transport is None:
+                raise hop.lost or _LostError(Reach.NO_ROUTE, f"{jump[-1].name} is not there")
+            return hop.transport
+
+    def close(self) -> None:
+        """End the connections to jump hosts."""
+        for hop in self._hops.values():
+            if hop.transport is not None:
+                hop.transport.close()
+
+    def _to_hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
+        *before, last = jump
+        if before:
+            connection: Any = _tunnel(self.hop(tuple(before)), last)
+        elif last.proxy_command:
+            connection = _proxied(last.proxy_command)
+        else:
+            try:
+                connection = socket.create_connection((last.address, last.port), timeout=_HOP_S)
+            except OSError as error:
+                raise _lost(error) from error
+        connection.settimeout(None)
+        stream = _Stream(connection)
+        timer = threading.Timer(_HOP_S, stream.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            return _login(_handshake(stream, last, self), last, self)
+        finally:
+            timer.cancel()
+
+    def _key(self, path: str) -> paramiko.PKey | None:
+        with self._guard:
+            if path not in self._keys:
+                try:
+                    self._keys[path] = paramiko.PKey.from_path(path)
+                except (OSError, ValueError, TypeError, paramiko.SSHException):
+                    # Not there, or protected by a passphrase: then the agent has it.
+                    self._keys[path] = None
+            return self._keys[path]
+
+    def _agents(self) -> list[paramiko.PKey]:
+        with self._guard:
+            if self._agent is None:
+                lock = threading.Lock()
+                try:
+                    found = paramiko.Agent().get_keys() if os.environ.get("SSH_AUTH_SOCK") else ()
+                except (OSError, paramiko.SSHException):
+                    found = ()
+                self._agent = [_AgentKey(key, lock) for key in found]
+            return self._agent
+
+
+class _Hop:
+    """A jump host's connection, made by whoever needs it first."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.transport: paramiko.Transport | None = None
+        self.lost: _LostError | None = None
+
+
+class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]  # paramiko has no types
+    """A key of the agent; all share one connection to it, so one signs at a time."""
+
+    def __init__(self, key: paramiko.AgentKey, lock: threading.Lock) -> None:
+        super().__init__(key.agent, key.blob)
+        self._lock = lock
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
+        with self._lock:
+            signed: bytes = super().sign_ssh_data(data, algorithm)
+            return signed
+
+
+class _Stream:
+    """A socket as paramiko wants it, that reads ahead: half the system calls, and no waking up ten times a second."""
+
+    _closed = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._ahead = b""
+
+    def send(self, data: bytes) -> int:
+        sent: int = self._connection.send(data)
+        return sent
+
+    def recv(self, size: int) -> bytes:
+        ahead = self._ahead or self._connection.recv(1 << 16)
+        self._ahead = ahead[size:]
+        return bytes(ahead[:size])
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Whoever watches over the talk closes the socket when it is time."""
+
+    def close(self) -> None:
+        self._closed = True
+        # Only this wakes a thread that reads.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+class _Packetizer(Packetizer):  # type: ignore[misc]  # as above
+    """Without paramiko's timer of the handshake, a thread for each connection: the talk is watched over as a whole."""
+
+    def start_handshake(self, timeout: float) -> None:
+        pass
+
+
+class _Talk:
+    """One machine's conversation: keys, login, shell, probe. ``hold`` runs in a worker, ``abort`` from outside."""
+
+    def __init__(self, target: Target, connection: socket.socket | None, shared: _Shared) -> None:
+        self.target = target
+        self.began: float | None = None
+        self._connection = connection
+        self._shared = shared
+        self._stage = _Stage.JUMP if connection is None else _Stage.KEYS
+        self._stream: _Stream | None = None
+        self._aborted: tuple[Reach, str] | None = None
+
+    def stuck(self) -> tuple[Reach, str]:
+        """What it means that it goes no further."""
+        return self._stage.value
+
+    def abort(self, reach: Reach, said: str) -> None:
+        """Close the connection under it."""
+        if self._aborted is None:
+            self._aborted = reach, said
+            if self._stream is not None:
+                self._stream.close()
+            elif self._connection is not None:
+                self._connection.close()
+
+    def hold(self) -> Answer:
+        """Talk to the end; raises nothing."""
+        self.began = time.monotonic()
+        facts = None
+        try:
+            facts = self._talk()
+            reach, said = Reach.ANSWERED, ""
+        except _LostError as lost:
+            reach, said = lost.reach, lost.said
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            reach, said = self._meaning(error)
+        except Exception as error:  # whatever a machine makes paramiko do, the sweep goes on
+            reach, said = Reach.PROBE_FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+        if facts is None and self._aborted is not None:
+            reach, said = self._aborted
+        return Answer(self.target.name, reach, _line(said), facts, time.monotonic() - self.began)
+
+    def _talk(self) -> Mapping[str, Any]:
+        connection: Any = self._connection
+        if self._aborted:
+            raise EOFError
+        if connection is None:
+            connection = _tunnel(self._shared.hop(self.target.jump), self.target)
+        else:
+            connection.setblocking(True)
+        self._stream = _Stream(connection)
+        if self._aborted:
+            raise EOFError
+        self._stage = _Stage.KEYS
+        transport = _handshake(self._stream, self.target, self._shared)
+        self._stage = _Stage.LOGIN
+        _login(transport, self.target, self._shared)
+        self._stage = _Stage.SHELL
+        channel = transport.open_session()
+        channel.exec_command(_command(self.target, self._shared.arguments))
+        channel.sendall(self._shared.payload)
+        channel.shutdown_write()
+        packed = self._answer(channel)
+        transport.close()
+        with self._shared.parsing:
+            return _unpacked(packed)
+
+    def _answer(self, channel: paramiko.Channel) -> bytes:
+        """The compressed document, out of whatever else the login shell prints."""
+        data = b""
+        length = None
+        while length is None:
+            chunk = channel.recv(1 << 16)
+            data += chunk
+            start = data.find(_MARK)
+            if start >= 0 and self._stage is _Stage.SHELL:
+                self._stage = _Stage.PROBE
+            length, data = _framed(data) if start >= 0 else (None, data)
+            if length is None and (not chunk or len(data) > _NOISE_BYTES):
+                raise _LostError(Reach.PROBE_FAILED, _complaint(channel, data, over=bool(chunk)))
+        if length > PACKED_BYTES:
+            raise _LostError(Reach.PROBE_FAILED, f"it answers with {length} bytes; at most {PACKED_BYTES} are taken")
+        parts = [data]
+        missing = length - len(data)
+        while missing > 0:
+            chunk = channel.recv(1 << 16)
+            if not chunk:
+                raise _LostError(Reach.PROBE_FAILED, "its answer breaks off")
+            parts.append(chunk)
+            missing -= len(chunk)
+        return b"".join(parts)[:length]
+
+    def _meaning(self, error: Exception) -> tuple[Reach, str]:
+        """What an error of paramiko or of the socket says of the machine."""
+        if self._stage is _Stage.KEYS:
+            said = str(error)
+            if isinstance(error, EOFError | ConnectionError) or "banner" in said or not said:
+                return Reach.REFUSED, "its sshd hangs up before the login"
+            return Reach.SHELL_HANGS if "imed out" in said else Reach.REFUSED, said
+        if self._stage is _Stage.LOGIN:
+            return Reach.LOGIN_REFUSED, str(error) or "its sshd hangs up during the login"
+        if self._stage is _Stage.JUMP:
+            return Reach.NO_ROUTE, str(error) or "the jump host hangs up"
+        return Reach.PROBE_FAILED, str(error) or "the connection broke"
+
+
+def _tunnel(transport: paramiko.Transport, target: Target) -> paramiko.Channel:
+    """A connection to ``target`` from the machine at the other end of ``transport``."""
+    try:
+        return transport.open_channel("direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=_HOP_S)
+    except paramiko.ChannelException as error:
+        refused = "refused" in error.text.lower()
+        raise _LostError(Reach.REFUSED if refused else Reach.NO_ROUTE, f"from the jump host: {error.text}") from error
+    except (paramiko.SSHException, EOFError) as error:
+        raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error or 'no answer'}") from error
+
+
+def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Transport:
+    """Agree on keys, and hold the machine's own against what we know; raises _LostError."""
+    transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
+    transport.banner_timeout = _HOP_S
+    security = transport.get_security_options()
+    name = target.host_key_name
+    if known := shared.host_keys.types(name):
+        # As ssh does: ask for a key of a kind that we can hold against something.
+        wanted = [kind for kind in security.key_types if any(_same_kind(kind, each) for each in known)]
+        security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+    ended = threading.Event()
+    transport.start_client(event=ended)
+    ended.wait()
+    if not transport.is_active():
+        raise transport.get_exception() or EOFError
+    key = transport.get_remote_server_key()
+    trust = shared.host_keys.judge(name, key.get_name(), key.asbytes())
+    if trust in {Trust.CHANGED, Trust.REVOKED}:
+        transport.close()
+        told = "has changed" if trust is Trust.CHANGED else "is revoked"
+        raise _LostError(
+            Reach.KEY_CHANGED,
+            f"its host key {told}: {key.get_name()} {key.fingerprint}; if that is right, run `ssh-keygen -R "
+            f"'{name}' -f {settings.known_hosts()}`",
+        )
+    return transport
+
+
+def _same_kind(algorithm: str, kind: str) -> bool:
+    """Whether a key of this kind signs with this algorithm: a key of kind ssh-rsa does with rsa-sha2-*."""
+    return algorithm == kind or (kind == "ssh-rsa" and algorithm.startswith("rsa-sha2-"))
+
+
+def _login(transport: paramiko.Transport, target: Target, shared: _Shared) -> paramiko.Transport:
+    """Log in with the keys, then the password; raises _LostError when none is taken."""
+    transport.auth_timeout = None
+    tried = 0
+    for key in shared.keys(target):
+        if tried == _LOGIN_TRIES:
+            break
+        tried += 1
+        with contextlib.suppress(paramiko.AuthenticationException):
+            if not transport.auth_publickey(target.user, key):
+                return transport
+        if not transport.is_active():
+            break
+    if target.password and transport.is_active():
+        with contextlib.suppress(paramiko.AuthenticationException):
+            if not transport.auth_password(target.user, target.password, fallback=False):
+                return transport
+    how = f"{tried} key{'s' if tried != 1 else ''}" + (" and the password" if target.password else "")
+    raise _LostError(Reach.LOGIN_REFUSED, f"{target.user} is not let in with {how}")
+
+
+def _command(target: Target, arguments: str) -> str:
+    """What the machine's login shell is told: unpack what comes on standard input and run it, as root if we may."""
+    script = _AS_ROOT if target.become else _AS_IS
+    return shlex.join(["exec", "sh", "-c", script, target.python, _UNPACK, arguments])
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def _framed(data: bytes) -> tuple[int | None, bytes]:
+    """The announced length and what follows it; None while it has not come. Raises _LostError for nonsense."""
+    start = 0
+    while (start := data.find(_MARK, start)) >= 0:
+        end = data.find(b"\n", start)
+        if end < 0:
+            break
+        word = data[start + len(_MARK) : end]
+        if word.isdigit() and len(word) < len(str(1 << 63)):
+            return int(word), data[end + 1 :]
+        start = end
+    return None, data
+
+
+def _unpacked(packed: bytes) -> Mapping[str, Any]:
+    """The document; raises _LostError for anything but a JSON object of a bearable size."""
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, UNPACKED_BYTES)
+        if not unpacker.eof:
+            raise _LostError(Reach.PROBE_FAILED, f"its answer unpacks to more than {UNPACKED_BYTES} bytes, or is cut")
+        if sum(data.count(sign) for sign in b"[{,") > ITEMS:
+            raise _LostError(Reach.PROBE_FAILED, f"its answer holds more than {ITEMS} values")
+        document = json.loads(data)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise _LostError(Reach.PROBE_FAILED, f"its answer cannot be read: {type(error).__name__}") from error
+    if not isinstance(document, dict):
+        raise _LostError(Reach.PROBE_FAILED, "its answer is no JSON object")
+    return document
+
+
+def _complaint(channel: paramiko.Channel, data: bytes, *, over: bool) -> str:
+    """Why no probe spoke, in the machine's own words."""
+    if over:
+        return f"it prints more than {_NOISE_BYTES} bytes before the probe speaks"
+    said = channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
+    words = (said or data[-4096:]).decode("utf-8", "replace").strip().splitlines()
+    status = channel.recv_exit_status() if channel.exit_status_ready() else -1
+    return words[-1] if words else f"the probe said nothing; exit status {status}"
+
+
+def _line(text: str) -> str:
+    """One line that cannot steer a terminal, of bearable length."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)[:300]
+
+
+# What paramiko has to say comes as exceptions too.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)

@@ -1,0 +1,157 @@
+"""Where a machine of the inventory is reached over SSH, from Ansible's variables and ssh_config(5)."""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpunodes.errors import WrongInput
+
+Lookup = Callable[[str], Mapping[str, Any]]
+"""What ssh_config says of a host, by the option's name in lower case."""
+
+DEFAULT_PORT = 22
+DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+PYTHON = "/usr/bin/python3"
+
+_ALIASES = {
+    "host": ("ansible_ssh_host", "ansible_host"),
+    "port": ("ansible_ssh_port", "ansible_port"),
+    "user": ("ansible_ssh_user", "ansible_user"),
+    "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
+    "password": ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password"),
+}
+# ssh(1)'s short options that name what a long one does too.
+_SHORT = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine as SSH reaches it. ``jump`` are the machines on the way, the nearest to us first."""
+
+    name: str
+    address: str
+    port: int = DEFAULT_PORT
+    user: str = ""
+    key_files: tuple[str, ...] = ()
+    password: str = field(default="", repr=False)
+    jump: tuple[Target, ...] = ()
+    proxy_command: str = ""
+    host_key_alias: str = ""
+    identities_only: bool = False
+    python: str = PYTHON
+    become: bool = True
+
+    @property
+    def host_key_name(self) -> str:
+        """What its host key is filed under (sshd(8), known_hosts)."""
+        if self.host_key_alias:
+            return self.host_key_alias
+        return self.address if self.port == DEFAULT_PORT else f"[{self.address}]:{self.port}"
+
+
+def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
+    """The machine ``name`` with these inventory variables.
+
+    What the inventory says goes before ssh_config, as with Ansible. Raises WrongInput for a value that cannot be used.
+    """
+    said = {**_arguments(name, variables), **{key: value for key, value in _variables(variables).items() if value}}
+    host = str(said.get("host") or name)
+    for value in (host, *(str(value) for value in said.values())):
+        if "{{" in value:
+            raise WrongInput(
+                f"the machine {name} is to be reached by {value!r}, a template",
+                "a plain value",
+                "write it out in the inventory, or set it in ~/.ssh/config",
+            )
+    found = _reach(name, host, said, lookup)
+    python = str(variables.get("ansible_python_interpreter") or PYTHON)
+    become = variables.get("ansible_become")
+    jump = said.get("proxyjump") or ("" if said.get("proxycommand") else lookup(host).get("proxyjump"))
+    return Target(
+        **found,
+        password=str(said.get("password") or ""),
+        jump=_hops(str(jump), lookup, found["key_files"]) if jump and str(jump).lower() != "none" else (),
+        python=python if python.startswith("/") else PYTHON,
+        become=str(become).lower() not in {"false", "no", "0"} if become is not None else True,
+    )
+
+
+def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup) -> dict[str, Any]:
+    """The part of a Target that a jump host has too."""
+    known = {**lookup(host), **said}
+    address = str(known.get("hostname") or host).replace("%h", host)
+    port = str(known.get("port") or DEFAULT_PORT)
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise WrongInput(f"the machine {name} has the SSH port {port!r}", "a number up to 65535", "correct it")
+    user = str(known.get("user") or getpass.getuser())
+    files = known.get("identityfile") or ()
+    command = known.get("proxycommand") or ""
+    return {
+        "name": name,
+        "address": address,
+        "port": int(port),
+        "user": user,
+        "key_files": tuple(str(Path(file).expanduser()) for file in ((files,) if isinstance(files, str) else files)),
+        "proxy_command": "" if command.lower() == "none" else _expand(command, address, port, user),
+        "host_key_alias": str(known.get("hostkeyalias") or ""),
+        "identities_only": str(known.get("identitiesonly", "no")).lower() == "yes",
+    }
+
+
+def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: next((variables[name] for name in names if variables.get(name) is not None), None)
+        for key, names in _ALIASES.items()
+    }
+
+
+def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What the ssh arguments of an inventory say, by ssh_config's names; the first one counts."""
+    words: list[str] = []
+    for variable in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        try:
+            words += shlex.split(str(variables.get(variable) or ""))
+        except ValueError as error:
+            raise WrongInput(f"{variable} of {name} cannot be read: {error}", "ssh arguments", "correct it") from error
+    found: dict[str, Any] = {}
+    for word, following in itertools.pairwise([*words, ""]):
+        option, value = word[:2], word[2:] or following
+        if option == "-o":
+            key, _, rest = value.replace("=", " ", 1).partition(" ")
+            found.setdefault(key.lower(), rest.strip().strip('"'))
+        elif option in _SHORT:
+            found.setdefault(_SHORT[option], value)
+    return found
+
+
+def _hops(jump: str, lookup: Lookup, keys: Sequence[str]) -> tuple[Target, ...]:
+    """ssh_config's ProxyJump, ``user@host:port,...``; a hop has the keys of ssh_config, and the machine's own."""
+    hops: list[Target] = []
+    for part in jump.split(","):
+        user, _, place = part.strip().removeprefix("ssh://").rpartition("@")
+        host, port = place, ""
+        if place.startswith("["):
+            host, _, port = place[1:].partition("]")
+            port = port.removeprefix(":")
+        elif place.count(":") == 1:
+            host, _, port = place.partition(":")
+        said = {key: value for key, value in (("user", user), ("port", port)) if value}
+        found = _reach(f"jump host {host}", host, said, lookup)
+        found["key_files"] = tuple(dict.fromkeys([*found["key_files"], *keys]))
+        # A hop is reached by the one before it.
+        found["proxy_command"] = "" if hops else found["proxy_command"]
+        hops.append(Target(**found))
+    return tuple(hops)
+
+
+def _expand(command: str, address: str, port: str, user: str) -> str:
+    """ProxyCommand's tokens (ssh_config(5), TOKENS)."""
+    values = {"%h": shlex.quote(address), "%p": port, "%r": shlex.quote(user), "%%": "%"}
+    return re.sub("%[hpr%]", lambda found: values[found[0]], command)
