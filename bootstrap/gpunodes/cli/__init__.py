@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -19,30 +21,43 @@ COMMANDS = {
     "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
     "remove": "Empty a node, delete it from the cluster and reset its machine.",
     "reset": "Bring machines back to what they were before us.",
+    "health": "Say of each GPU machine whether it is well, what to do, and why.",
     "preflight": "Say what would stop a join; nothing is touched.",
+    "gpu": "Say what machines with GPUs get, and why.",
+    "gates": "List the kubelet's feature gates that matter for GPUs.",
     "lab": "Virtual machines to try gpunodes on.",
 }
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module only when that command is called."""
+    """A group that imports a command's module, of the package ``where``, only when that command is called."""
+
+    def __init__(self, *arguments: Any, listing: Mapping[str, str], where: str, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._listing = listing
+        self._where = where
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(COMMANDS)
+        return list(self._listing)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._listing:
             return None
-        module = importlib.import_module(f"gpunodes.cli.{cmd_name.replace('-', '_')}")
+        module = importlib.import_module(f"{self._where}.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(self._listing.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    listing=COMMANDS,
+    where="gpunodes.cli",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="gpunodes")
 def root() -> None:
     """Turn bare machines that answer on SSH into a GPU Kubernetes cluster, and keep it healthy.

@@ -1,0 +1,241 @@
+"""How the lines of interest are written, in every form of a kernel log.
+
+A line is a header (who logged it, and when) and a message. The patterns below know the messages; `Header` knows the
+headers, and which of them say that the kernel was not the writer: anybody may write a line that looks like one of its.
+Messages are matched on bytes, across line breaks where a mail or a page may have wrapped them.
+
+Sources of the forms: NVIDIA open-gpu-kernel-modules (nvidia/nv.c, nv-pci.c, src/nvidia/kernel), Linux
+kernel/hung_task.c, kernel/watchdog.c, drivers/pci/pcie/aer.c, Documentation/ABI/testing/dev-kmsg, journalctl(1).
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpunodes.health.model import Time
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+_DATE = (
+    rb"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"  # ISO 8601, journalctl -o short-iso
+    rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]{3,5})?)"  # syslog, short
+)
+_STAMP = rb"\[\s*(?:\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]"
+_KERNEL_TAIL = rb"(?:<(?P<pri>\d+)>)?\s*(?P<stamp>" + _STAMP + rb")?\s*(?:\[\s*[TC]\d+\]\s*)?"
+_HEADER = re.compile(
+    rb"\s*(?:>\s*)*"  # a mail's quoting marks
+    rb"(?:<(?P<raw>\d+)>\s*|(?P<facility>\w+)\s*:\s*\w+\s*:\s*)?"
+    rb"(?:(?P<kmsg>\d+),\d+,(?P<usec>\d+),[^;\n]{0,40};"
+    rb"|(?:(?P<date>" + _DATE + rb")\s+)?(?:\[\s*\d+\.\d+\]\s+)?(?:(?:\S+\s+)?(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s+)?)?"
+    rb"(?:message repeated (?P<repeated>\d+) times: \[\s*)?" + _KERNEL_TAIL
+)
+# A tool's own words before a kernel line that it quotes: the line's header must stand right before the message.
+_QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*)(?:\[\s*[TC]\d+\]\s*)?$")
+# A line that begins as syslog begins a line, and names its writer.
+_WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s")
+_PRIORITY = re.compile(rb"\s*\d+,|[^\n]*<\d+>")
+_NEXT_FACILITY = 8
+"""Priorities from here on are not of the kernel's facility."""
+_SHAPES = 1000
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+HEADER_BYTES = 400
+"""As much of what stands before a message is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before a message."""
+
+    kernel: bool
+    """The kernel may have written it."""
+    repeated: int = 1
+    """How often, where syslog says "message repeated N times"."""
+
+
+_shapes: dict[bytes, bool] = {}
+"""Whether the kernel may have written a line whose header has this shape (digits masked); a storm has one shape."""
+
+
+def from_kernel(header: bytes) -> bool:
+    """Whether the kernel may have written the line that begins with ``header``."""
+    shape = header.translate(_DIGITS)
+    known = _shapes.get(shape)
+    if known is None:
+        known = parse(header).kernel
+        # A priority is a number that decides: its shape does not.
+        if len(_shapes) < _SHAPES and not _PRIORITY.match(header):
+            _shapes[shape] = known
+    return known
+
+
+def parse(header: bytes) -> Header:
+    """Read a header (bytes before a message, on its line)."""
+    found = _HEADER.fullmatch(header)
+    if found is None:
+        writer = _WRITER.match(header)
+        named = writer is not None and writer["ident"] != b"kernel"
+        return Header(kernel=not named and _QUOTED.search(header) is not None)
+    priorities = [int(found[name][:9]) for name in ("raw", "kmsg", "pri") if found[name]]
+    kernel = (
+        all(priority < _NEXT_FACILITY for priority in priorities)
+        and (found["facility"] or b"kern") == b"kern"
+        and (found["ident"] or b"kernel") == b"kernel"
+    )
+    return Header(kernel, int(found["repeated"][:9]) if found["repeated"] else 1)
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+_MONOTONIC = re.compile(rb"\[\s*(\d{1,12}\.\d{1,9})\]")
+_USEC = re.compile(rb"\d+,\d+,(\d{1,18}),[^;\n]{0,40};")
+_ISO = re.compile(rb"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?\d*(Z|[+-]\d\d:?\d\d)?")
+_CTIME = re.compile(rb"([A-Z][a-z]{2}) ([ \d]\d) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?: (\d{4}))?")
+_MONTHS = {name.encode(): number for number, name in enumerate(calendar.month_abbr) if name}
+
+
+def time_of(header: bytes) -> Time:
+    """The time that a header names."""
+    monotonic, epoch, dated, text = None, None, True, ""
+    if found := _MONOTONIC.search(header):
+        monotonic, text = float(found[1]), found[0].decode()
+    elif found := _USEC.search(header):
+        monotonic = int(found[1]) / 1e6
+        text = f"[{monotonic:.6f}]"
+    if found := _ISO.search(header):
+        text = found[0].decode()
+        epoch = _iso(text)
+    elif found := _CTIME.search(header):
+        text = found[0].decode()
+        year = found[3] or found[7]
+        dated = year is not None
+        try:
+            # 1972: a leap year, so that every day of any year has a place.
+            moment = (int(year or 1972), _MONTHS[found[1]], int(found[2]), *(int(found[part]) for part in (4, 5, 6)))
+            epoch = float(calendar.timegm((*moment, 0, 0, 0)))
+        except (KeyError, ValueError):
+            epoch = None
+    return Time(monotonic, epoch, dated, text)
+
+
+def _iso(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text.replace(",", "."))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        return float(calendar.timegm(moment.timetuple()))
+    return moment.timestamp()
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+# domain:bus:slot.function; the domain has four digits, or eight in nvidia-smi; the function may be missing.
+ADDRESS = rb"[0-9a-fA-F]{1,8}(?::[0-9a-fA-F]{1,2}){1,2}(?:\.[0-7])?"
+
+XID = re.compile(
+    rb"NVRM:\s+Xid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")[^)\n]{0,40}\):\s+(\d{1,4})(?!\d)"
+    rb"(?:,\s+pid='?(\d+))?"
+)
+RECOVERY = re.compile(rb"[^\n]{0,200}?\s+(?:changed\s+from\s+0x\w+\s+\([^)]{0,60}\)\s+)?to\s+0x([0-9a-fA-F]{1,2})\b")
+REGISTERS = re.compile(rb"[^(\n]{0,200}\((0x[0-9a-fA-F]{8})\s+(0x[0-9a-fA-F]{8})")
+FATAL = re.compile(rb",\s+\S+\s+(Fatal|Link Fatal)\b")
+
+SXID = re.compile(
+    rb"(?:nvidia-nvswitch\d*:\s+)?SXid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")\):\s+(\d{1,6})(?!\d)"
+    rb"(?:,\s+(?:(Fatal|Non-fatal)|Severity\s+(\d)|(Data\s*\{)))?",
+    re.IGNORECASE,
+)
+
+HUNG_TASK = re.compile(
+    rb"(?:INFO:\s+)?task\s+(\S[^\n]{0,60}?):(\d+)\s+(?:<\w+>\s+)?blocked\s+(?:in I/O wait\s+)?for\s+more\s"
+)
+SOFT_LOCKUP = re.compile(
+    rb"BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[([^\n\]]{1,60}(?:\][^\n\]]{1,40})?):\d+\]"
+)
+# Where the block of a report ends: the next report begins.
+NEXT_REPORT = re.compile(rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |Sending NMI|rcu: INFO: ")
+# A frame, or the work item of a kernel worker, in one of NVIDIA's modules. Newer kernels add the build id.
+NVIDIA_FRAME = re.compile(
+    rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
+)
+# Threads of the driver, and the programs that do nothing but talk to it. The kernel cuts names after 15 signs.
+NVIDIA_TASK = re.compile(
+    rb"nvidia-smi|nvidia-persiste(?:nced)?|nvidia-fabricma\w*|nv-fabricmanage\w*|nvidia-modprobe|nvidia-powerd|nvidia-imex"
+    rb"|nvidia-modeset/?\S*|nvidia-drm/?\S*|nvidia-cuda-mps\S*|nvidia-containe\w*|nvidia-bug-repo\S*"
+    rb"|nv_queue|nv_open_q|nvc:\[(?:driver|daemon)\]|irq/\d+-nvidia\S*|UVM (?:global|GPU|deferred|Tools)[^:]*"
+    rb"|nv-hostengine|dcgm\S*"
+)
+
+OFF_BUS = re.compile(
+    rb"GPU\s+(?:at\s+)?(?:PCI:)?(" + ADDRESS + rb"):?\s+(?:GPU\s+)?has\s+fallen\s+off\s+the\s+bus"
+    rb"|NVIDIA\s+GPU\s+(" + ADDRESS + rb")[^;]{0,160}?fallen\s+off\s+the\s+bus",
+)
+INIT_FAILED = re.compile(
+    rb"NVRM:\s+(?:GPU\s+(?:at\s+)?(?:PCI:)?("
+    + ADDRESS
+    + rb"):?\s+)?(?:RmInitAdapter\s+failed|rm_init_adapter(?:\(\d+\))?\s+failed)"
+    rb"|NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+failed"
+)
+# A start-up failure that comes again at every boot: firmware, module flavour or BIOS.
+INIT_CAUSE = re.compile(
+    rb"NVRM:\s[^\n]{0,120}?(?:No firmware image found|RmFetchGspRmImages|[Ff]ailed to load firmware"
+    rb"|requires use of the NVIDIA open kernel modules|is not supported by (?:the|open)\b"
+    rb"|I/O region assigned to your NVIDIA device is invalid|BIOS may have misconfigured your GPU"
+    rb"|64-bit BAR mapped above 4GB by the system)"
+    rb"|NVRM:\s+installed in this system (?:is not supported by|requires use of)"
+)
+MISMATCH = re.compile(
+    rb"NVRM:\s+API\s+mismatch:\s+the\s+client\s+(?:'([^'\n]{0,40})'\s+(?:\(pid \d+\)\s+)?)?"
+    rb"has\s+the\s+version\s+([\d.]+\d)"
+    rb"(?:[^;]{0,80}?kernel\s+module\s+has\s+the\s+version\s+([\d.]+\d))?"
+)
+GSP_TIMEOUT = re.compile(
+    rb"NVRM:[^\n]{0,120}?(?:[Tt]imeout\s[^\n]{0,40}RPC\s+(?:response\s+)?from\s+(?:GPU\d+\s+)?GSP)"
+)
+RESET_REQUIRED = re.compile(rb"NVRM:[^\n]{0,120}?\[NV_ERR_RESET_REQUIRED\]")
+UVM_FATAL = re.compile(rb"(?:nvidia-uvm:[^\n]{0,160}?)?[Ee]ncountered\s+a\s+global\s+fatal\s+error")
+AER = re.compile(
+    rb"(\S+)\s+("
+    + ADDRESS
+    + rb"):\s+(?:AER:\s+)?PCIe\s+Bus\s+Error:\s+severity=(Corrected|Uncorrect\w+)(?:\s+\((Fatal|Non-Fatal)\))?"
+)
+AER_UNHANDLED = re.compile(
+    rb"nvidia\s+(" + ADDRESS + rb"):\s+(?:AER:\s+)?(?:can't\s+recover|device\s+has\s+no\s+AER-aware)"
+)
+
+# nvidia-smi's own messages, at the beginning of a line.
+SMI_SAID = re.compile(
+    rb"(?:nvidia-smi:?\s+)?(?:"
+    rb"Unable\s+to\s+determine\s+the\s+device\s+handle\s+for\s+GPU\s*\d*:?\s*(" + ADDRESS + rb"):\s+([^\n]{0,80})"
+    rb"|(Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80})"
+    rb"|(NVIDIA-SMI\s+has\s+failed\s+because\s+[^\n]{0,80})"
+    rb"|(No\s+devices\s+were\s+found))"
+)
+
+# --- whole logs ------------------------------------------------------------------------------------------------------
+
+# A line that the kernel wrote, by its header alone.
+KERNEL_LINE = re.compile(
+    rb"^\s*(?:<\d+>|kern\s*:\s*\w+\s*:\s*|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
+    rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb"\s|\{[^\n]{0,4000}\"_TRANSPORT\"\s*:\s*\"kernel\")",
+    re.MULTILINE,
+)
+BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
+
+
+def newest_first(lines: Iterable[bytes]) -> bool:
+    """Whether the times of these lines go down rather than up (``journalctl -r``)."""
+    up = down = 0
+    previous = Time()
+    for line in lines:
+        now = time_of(line[:HEADER_BYTES])
+        if now.before(previous):
+            down += 1
+        elif previous.before(now):
+            up += 1
+        previous = now
+    return down > up

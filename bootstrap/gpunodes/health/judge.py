@@ -1,0 +1,107 @@
+"""What was seen of a machine, to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpunodes.health import facts as probe
+from gpunodes.health import rules, scan, smi
+from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time, Verdict
+
+MANY_FINDINGS = 200
+"""A verdict has no more; the worst are kept."""
+
+
+def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
+    """The verdict on a live machine by the probe's facts. What the log says of before ``since`` does not count."""
+    found = probe.read(facts)
+    scanner = scan.Scanner(since)
+    scanner.feed(found.log.encode())
+    log = scanner.finish()
+    gpus = None
+    if found.smi.xml:
+        reader = smi.Reader()
+        reader.feed(found.smi.xml.encode())
+        gpus = reader.finish()
+    seen = rules.Seen(log.records, gpus or (), found, site)
+    readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
+    present = sum(function.is_gpu for function in found.functions)
+    return _verdict(
+        name,
+        "live",
+        seen,
+        readable,
+        boot_id=found.boot_id,
+        expected=found.expected if found.expected is not None else present,
+        seen_gpus=len(gpus) if gpus is not None else sum(one.is_gpu and one.answers for one in found.functions),
+    )
+
+
+def judge_files(name: str, streams: Iterable[Iterable[bytes]], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
+    """The verdict on a machine by its saved logs: each stream the pieces of one file, unpacked."""
+    logs = []
+    for stream in streams:
+        scanner = scan.Scanner(since)
+        for piece in stream:
+            scanner.feed(piece)
+        logs.append(scanner.finish())
+    shown = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
+    asked = any(log.gpus is not None for log in logs)
+    seen = rules.Seen(_of_last_boot(logs), tuple(shown.values()), None, site)
+    readable = any(log.recognised for log in logs)
+    boot_id = next((log.boot_id for log in logs if log.boot_id), None)
+    return _verdict(name, "file", seen, readable, boot_id=boot_id, seen_gpus=len(shown) if asked else None)
+
+
+def unreachable(name: str, how: str, said: str) -> Verdict:
+    """The verdict on a machine that gave no facts; ``how`` names the reason in a word, ``said`` tells it."""
+    finding = Finding(
+        f"unreachable-{how.replace('_', '-')}",
+        "",
+        Action.NONE,
+        State.UNREACHABLE,
+        evidence=(scan.clean(said.encode()),) if said else (),
+        source="the connection",
+        said="The machine gave no answer.",
+    )
+    return Verdict(name, "live", State.UNREACHABLE, Action.NONE, findings=(finding,))
+
+
+def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[Record, ...]:
+    """What belongs to the last boot that any of the logs knows of; the same line in two logs is one."""
+    booted = scan.NO_TIME
+    for log in logs:
+        if booted == scan.NO_TIME or booted.before(log.booted):
+            booted = log.booted
+    # Monotonic times begin anew at each boot: only dates tell one boot from another.
+    booted = Time(epoch=booted.epoch, dated=booted.dated)
+    return tuple(record for log in logs for record in log.records if not record.last.before(booted))
+
+
+def _verdict(
+    name: str,
+    source: str,
+    seen: rules.Seen,
+    readable: bool,
+    *,
+    boot_id: str | None = None,
+    expected: int | None = None,
+    seen_gpus: int | None = None,
+) -> Verdict:
+    findings = sorted(rules.check(seen), key=lambda one: (-one.state.rank, -one.action.rank))[:MANY_FINDINGS]
+    worst = max((finding.state for finding in findings), key=lambda state: state.rank, default=State.WELL)
+    if worst is State.WELL and not readable:
+        worst = State.UNKNOWN
+    return Verdict(
+        name,
+        source,
+        worst,
+        max((finding.action for finding in findings), key=lambda action: action.rank, default=Action.NONE),
+        any(finding.hung for finding in findings),
+        tuple(sorted({record.code for record in seen.of(Kind.XID)})),
+        tuple(sorted({record.code for record in seen.of(Kind.SXID)})),
+        boot_id,
+        expected,
+        seen_gpus,
+        tuple(findings),
+    )

@@ -1,0 +1,147 @@
+"""The words of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+
+class Action(StrEnum):
+    """What to do about a machine, from nothing to hands on it; ordered by ``rank``."""
+
+    NONE = "none"
+    RESTART_APP = "restart_app"
+    RESET_GPU = "reset_gpu"
+    REBOOT = "reboot"
+    REPAIR = "repair"
+
+    @property
+    def rank(self) -> int:
+        return list(Action).index(self)
+
+
+class State(StrEnum):
+    """How a machine is; ordered by ``rank``, the worst last."""
+
+    WELL = "well"
+    DEGRADED = "degraded"
+    """It works, but something is to be restarted, reset or watched."""
+    UNKNOWN = "unknown"
+    """Nothing that says anything could be read."""
+    SICK = "sick"
+    """A GPU cannot be used."""
+    HUNG = "hung"
+    """A task is stuck inside the NVIDIA driver: nothing but a reboot ends it."""
+    UNREACHABLE = "unreachable"
+
+    @property
+    def rank(self) -> int:
+        return list(State).index(self)
+
+
+class Kind(Enum):
+    """What a line of a kernel log, or of nvidia-smi's messages, says."""
+
+    XID = "Xid"
+    SXID = "SXid"
+    HUNG_TASK = "hung task"
+    SOFT_LOCKUP = "soft lockup"
+    OFF_BUS = "fallen off the bus"
+    INIT_FAILED = "start-up failure"
+    INIT_CAUSE = "cause of a start-up failure"
+    MISMATCH = "version mismatch"
+    GSP_TIMEOUT = "GSP timeout"
+    RESET_REQUIRED = "reset required"
+    UVM_FATAL = "UVM fatal error"
+    AER = "PCIe AER"
+    SMI_SAID = "nvidia-smi's message"
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """When a line was written, as far as its header says."""
+
+    monotonic: float | None = None
+    """Seconds since boot."""
+    epoch: float | None = None
+    """Seconds since 1970. A header without a zone is taken for UTC, one without a year for 1972."""
+    dated: bool = True
+    """``epoch`` has a year."""
+    text: str = ""
+    """As it stood."""
+
+    def before(self, other: Time) -> bool:
+        """Whether this is certainly earlier: both name the same kind of time."""
+        if self.epoch is not None and other.epoch is not None and self.dated == other.dated:
+            return self.epoch < other.epoch
+        if self.monotonic is not None and other.monotonic is not None:
+            return self.monotonic < other.monotonic
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Lines that say the same: of one kind, one GPU (its PCI address, or empty), one code and detail."""
+
+    kind: Kind
+    gpu: str = ""
+    code: int = 0
+    detail: str = ""
+    count: int = 1
+    first: Time = Time()
+    last: Time = Time()
+    evidence: tuple[str, ...] = ()
+    processes: int = 0
+    """How many different processes the lines name; counted up to `MANY_PROCESSES`."""
+
+
+MANY_PROCESSES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found, and the lines that it rests on."""
+
+    rule: str
+    gpu: str
+    action: Action
+    state: State
+    """The best state that a machine with this finding can be in."""
+    count: int = 1
+    first: str = ""
+    last: str = ""
+    evidence: tuple[str, ...] = ()
+    source: str = ""
+    said: str = ""
+    """What it means and what to do, in a sentence."""
+    code: int | None = None
+    """The Xid or SXid."""
+    hung: bool = False
+    """A task is stuck inside the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one machine is, and why."""
+
+    name: str
+    source: str
+    """``live`` or ``file``."""
+    state: State
+    action: Action
+    hung_in_driver: bool = False
+    xids: tuple[int, ...] = ()
+    sxids: tuple[int, ...] = ()
+    boot_id: str | None = None
+    gpus_expected: int | None = None
+    gpus_seen: int | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRules:
+    """What a site says of single codes: action by code; ``none`` marks one as harmless."""
+
+    xids: Mapping[int, Action] = field(default_factory=dict)
+    sxids: Mapping[int, Action] = field(default_factory=dict)

@@ -1,0 +1,462 @@
+"""A log, of any length, to records: what it says of NVIDIA's GPUs, each kind of line once with its count.
+
+Only a few lines of a log matter. So blocks of bytes are searched for a handful of words, and lines are looked at only
+where one of these stands. A window reaches behind and ahead of the block in work, for what a line belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpunodes.health import catalog, forms, smi
+from gpunodes.health.model import MANY_PROCESSES, Kind, Record, Time
+
+AHEAD = 64 << 10
+"""Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
+BEHIND = 64 << 10
+"""The same before it, for logs with the newest line first."""
+EVIDENCE_LINES = 3
+EVIDENCE_CHARACTERS = 400
+MANY_RECORDS = 4096
+"""More different records than any machine has; what a made-up log has beyond them is not kept."""
+_JSON_LINE = 64 << 10
+
+NO_TIME = Time()
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What one stream said."""
+
+    records: tuple[Record, ...] = ()
+    booted: Time = NO_TIME
+    """When the last boot in it began."""
+    boot_id: str | None = None
+    recognised: bool = False
+    """It held lines of a kernel, or output of nvidia-smi."""
+    gpus: tuple[smi.Gpu, ...] | None = None
+    """What nvidia-smi said of each GPU; None where it was not asked."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A record in the making. Headers are read only at the end: a storm would spend its time there."""
+
+    first: bytes
+    last: bytes
+    count: int = 0
+    evidence: list[str] = field(default_factory=list)
+    processes: set[bytes] = field(default_factory=set)
+
+
+_Key = tuple[Kind, bytes, int, str]
+
+
+class Scanner:
+    """Takes a stream in pieces; ``finish`` gives what it said. ``since``: what is older does not count."""
+
+    def __init__(self, since: Time = NO_TIME) -> None:
+        self._since = since if since != NO_TIME else None
+        self._window = b""
+        self._next = 0
+        self._tallies: dict[_Key, _Tally] = {}
+        self._booted = NO_TIME
+        self._boot_id: str | None = None
+        self._reversed = False
+        self._skip = False
+        """The lines now read belong to an older boot."""
+        self._recognised = False
+        self._begun = False
+        self._is_log = False
+        self._smi = smi.Reader()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the stream."""
+        keep = max(0, self._next - BEHIND)
+        self._window = self._window[keep:] + data
+        self._next -= keep
+        if not self._begun and len(self._window) > AHEAD:
+            self._begin()
+        end = len(self._window) - AHEAD
+        if end > self._next:
+            self._scan(self._next, end)
+            self._next = end
+
+    def finish(self) -> Log:
+        """The stream has ended."""
+        if not self._begun:
+            self._begin()
+        self._scan(self._next, len(self._window))
+        gpus = self._smi.finish()
+        records = tuple(_record(key, tally) for key, tally in self._tallies.items())
+        recognised = self._recognised or bool(records) or gpus is not None
+        return Log(records, self._booted, self._boot_id, recognised, gpus)
+
+    def _begin(self) -> None:
+        """Look at the beginning: what kind of text it is, and which line comes first."""
+        self._begun = True
+        lines = self._window[: 1 << 20].splitlines()[:300]
+        self._reversed = forms.newest_first(lines)
+        written = [line for line in lines if line.strip()]
+        stamped = sum(forms.time_of(line[:120]).text != "" or line.startswith(b'{"') for line in written)
+        self._is_log = stamped * 2 > len(written)
+
+    def _scan(self, begin: int, end: int) -> None:
+        window = self._window
+        if not self._recognised:
+            self._recognised = forms.KERNEL_LINE.search(window, begin, end) is not None
+        if not self._is_log:
+            self._smi.feed(window[begin:end])
+        hits = sorted(_hits(window, begin, end, ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS)))
+        if not hits and not self._tallies and not self._reversed:
+            return
+        boots = sorted(position for word in _BOOT_WORDS for position in _positions(window, word, begin, end))
+        for position, number in hits:
+            while boots and boots[0] < position:
+                self._boot(boots.pop(0))
+            if not self._skip:
+                self._visit(position, (*ANCHORS, *TEXT_ANCHORS)[number].read)
+        for position in boots:
+            self._boot(position)
+
+    def _boot(self, position: int) -> None:
+        """A boot begins here, if it is the kernel that says so."""
+        found = forms.BOOTED.match(self._window, position)
+        header = self._header(position)
+        if found is None:
+            return
+        time = forms.time_of(header)
+        # A marker of journalctl stands alone; the kernel's line has a time, or it is a copy of /proc/version.
+        if found[0].startswith(b"--") if not header else time.text and forms.from_kernel(header):
+            self._new_boot(time)
+
+    def _new_boot(self, time: Time) -> None:
+        if self._reversed or time.before(self._booted):
+            self._skip = True
+        else:
+            self._skip = False
+            self._booted = time
+            self._tallies.clear()
+
+    def _header(self, position: int) -> bytes:
+        """What stands before a place on its line."""
+        begin = max(0, position - forms.HEADER_BYTES)
+        return self._window[self._window.rfind(b"\n", begin, position) + 1 or begin : position]
+
+    def _visit(self, position: int, read: _Read) -> None:
+        """Look at a line that has one of the words."""
+        header = self._header(position)
+        if header.startswith(b"{"):
+            self._visit_json(position, read)
+            return
+        for sight in read(self._window, position, self._reversed):
+            self._count(sight, sight.header if sight.header is not None else header)
+
+    def _visit_json(self, position: int, read: _Read) -> None:
+        """An entry of ``journalctl -o json``: its message is read as a line of its own."""
+        begin = position - len(self._header(position))
+        end = self._window.find(b"\n", position, begin + _JSON_LINE)
+        line = self._window[begin : end if end > 0 else begin + _JSON_LINE]
+        entry = _journal_entry(line)
+        if entry is None:
+            return
+        boot = entry.get("_BOOT_ID")
+        header = _journal_header(entry)
+        if isinstance(boot, str) and boot != self._boot_id and re.fullmatch("[0-9a-f]{32}", boot):
+            if self._boot_id is not None:
+                self._new_boot(forms.time_of(header))
+            if not self._skip:
+                self._boot_id = boot
+        if self._skip:
+            return
+        message = str(entry["MESSAGE"]).encode()
+        text = header + message + b"\n" + self._window[begin + len(line) : begin + len(line) + AHEAD]
+        for at, number in sorted(_hits(text, len(header), len(header) + len(message), ANCHORS)):
+            if ANCHORS[number].read is read:
+                for sight in read(text, at, False):
+                    self._count(sight, header)
+                return
+
+    def _count(self, sight: Sight, header: bytes) -> None:
+        if not sight.spoken and not forms.from_kernel(header):
+            return
+        self._recognised = True
+        if sight.kind is None or (self._since is not None and forms.time_of(header).before(self._since)):
+            return
+        key = (sight.kind, sight.gpu, sight.code, sight.detail)
+        tally = self._tallies.get(key)
+        if tally is None:
+            if len(self._tallies) >= MANY_RECORDS:
+                return
+            tally = self._tallies[key] = _Tally(header, header)
+        tally.count += forms.parse(header).repeated if b"repeated" in header else 1
+        tally.last = header
+        if len(tally.evidence) < EVIDENCE_LINES:
+            tally.evidence.append(clean(header + sight.text))
+        if sight.process and len(tally.processes) < MANY_PROCESSES:
+            tally.processes.add(sight.process)
+
+
+def clean(line: bytes) -> str:
+    """A line as evidence: bounded, without anything that could steer a terminal."""
+    text = line[: 4 * EVIDENCE_CHARACTERS].decode("utf-8", "replace")
+    return "".join(sign if sign.isprintable() else " " for sign in text).strip()[:EVIDENCE_CHARACTERS]
+
+
+def address(text: bytes) -> str:
+    """A PCI address as Linux writes it, ``0000:3b:00.0``, of any of the forms in which drivers write it."""
+    place, _, function = text.decode().lower().partition(".")
+    parts = place.split(":")
+    domain, bus, slot = (int(part, 16) for part in ["0", *parts][-3:])
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.{function or 0}"
+
+
+def _record(key: _Key, tally: _Tally) -> Record:
+    kind, gpu, code, detail = key
+    first, last = forms.time_of(tally.first), forms.time_of(tally.last)
+    if last.before(first):
+        first, last = last, first
+    return Record(
+        kind,
+        address(gpu) if gpu else "",
+        code,
+        detail,
+        tally.count,
+        first,
+        last,
+        tuple(tally.evidence),
+        len(tally.processes),
+    )
+
+
+def _journal_entry(line: bytes) -> dict[str, object] | None:
+    """The kernel's entry in a line of JSON, None for any other."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("MESSAGE"), str):
+        return None
+    transport = entry.get("_TRANSPORT", entry.get("SYSLOG_IDENTIFIER"))
+    return entry if transport == "kernel" and entry.get("SYSLOG_FACILITY", "0") == "0" else None
+
+
+def _journal_header(entry: dict[str, object]) -> bytes:
+    """A header, as dmesg would write it, of a journal's entry."""
+    monotonic = str(entry.get("__MONOTONIC_TIMESTAMP", entry.get("_SOURCE_MONOTONIC_TIMESTAMP", "")))
+    if not re.fullmatch(r"[0-9]{1,15}", monotonic):
+        return b""
+    return b"[%d.%06d] " % divmod(int(monotonic), 1_000_000)
+
+
+def _positions(window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
+    """Where a word begins, from ``begin`` to before ``end``."""
+    stop = end + len(word) - 1
+    position = window.find(word, begin, stop)
+    while position >= 0:
+        yield position
+        position = window.find(word, position + 1, stop)
+
+
+def _hits(window: bytes, begin: int, end: int, anchors: Iterable[Anchor]) -> Iterator[tuple[int, int]]:
+    """Where which anchor stands."""
+    for number, anchor in enumerate(anchors):
+        for position in _positions(window, anchor.word, begin, end):
+            yield position, number
+
+
+# --- what the words lead to ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One line that says something."""
+
+    kind: Kind | None
+    """None: a line of a kernel that says nothing of an NVIDIA GPU."""
+    text: bytes
+    gpu: bytes = b""
+    code: int = 0
+    detail: str = ""
+    process: bytes = b""
+    header: bytes | None = None
+    """What stands before it, where that is not what stands before the word."""
+    spoken: bool = False
+    """A program's message, no line of a log."""
+
+
+_Read = Callable[[bytes, int, bool], Iterator[Sight]]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A word that the lines of a form have, and the function that reads such a line."""
+
+    word: bytes
+    read: _Read
+
+
+def _line(window: bytes, begin: int) -> bytes:
+    """The rest of a line, as much as evidence takes."""
+    limit = begin + 4 * EVIDENCE_CHARACTERS
+    end = window.find(b"\n", begin, limit)
+    return window[begin : end if end >= 0 else limit]
+
+
+def _around(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
+    """The match of a pattern that covers a place."""
+    for found in pattern.finditer(window, max(0, position - 240), position + 240):
+        if found.end() > position:
+            return found if found.start() <= position else None
+    return None
+
+
+def _before(window: bytes, begin: int) -> bytes:
+    limit = max(0, begin - forms.HEADER_BYTES)
+    return window[window.rfind(b"\n", limit, begin) + 1 or limit : begin]
+
+
+def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = forms.XID.match(window, position)
+    if found:
+        code = int(found[2])
+        yield Sight(
+            Kind.XID, _line(window, position), found[1], code, _xid_detail(window, found, code), found[3] or b""
+        )
+        return
+    for kind, pattern in _NVRM_KINDS:
+        found = pattern.match(window, position)
+        if found:
+            gpu = found[1] if pattern.groups == 1 and found[1] else b""
+            detail = _mismatch_detail(found) if kind is Kind.MISMATCH else ""
+            yield Sight(kind, _line(window, position), gpu, detail=detail)
+            return
+    found = forms.OFF_BUS.match(window, position + 6) or forms.OFF_BUS.match(window, position + 10)
+    if found:
+        yield Sight(Kind.OFF_BUS, _line(window, position), found[1] or found[2])
+
+
+_NVRM_KINDS = (
+    (Kind.MISMATCH, forms.MISMATCH),
+    (Kind.INIT_CAUSE, forms.INIT_CAUSE),
+    (Kind.INIT_FAILED, forms.INIT_FAILED),
+    (Kind.GSP_TIMEOUT, forms.GSP_TIMEOUT),
+    (Kind.RESET_REQUIRED, forms.RESET_REQUIRED),
+)
+
+
+def _xid_detail(window: bytes, found: re.Match[bytes], code: int) -> str:
+    """What beside its number decides about an Xid: the recovery number of 154, the registers of NVLink 5."""
+    if code == catalog.RECOVERY_CHANGED:
+        number = forms.RECOVERY.match(window, found.end())
+        return str(int(number[1], 16)) if number else ""
+    if code in catalog.NVLINK5:
+        registers = forms.REGISTERS.match(window, found.end())
+        fatal = "fatal" if forms.FATAL.match(window, found.end()) else ""
+        return f"{registers[1].decode()} {registers[2].decode()} {fatal}" if registers else fatal
+    return ""
+
+
+def _mismatch_detail(found: re.Match[bytes]) -> str:
+    """Which client has which version, against which module."""
+    return " ".join((part or b"-").decode("ascii", "replace").replace(" ", "_") for part in found.groups())
+
+
+def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = _around(forms.SXID, window, position)
+    if found and not found[5]:
+        severity = (found[3] or b"").decode().lower()
+        if found[4]:
+            # The driver's own numbers: 0 non-fatal, 1 fatal.
+            severity = "fatal" if found[4] == b"1" else "non-fatal"
+        begin = found.start()
+        yield Sight(Kind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin))
+
+
+def _block(window: bytes, found: re.Match[bytes], newest_first: bool) -> tuple[int, int]:
+    """Where the rest of a report stands: up to the next one, which comes before it where the newest line is first."""
+    if not newest_first:
+        following = forms.NEXT_REPORT.search(window, found.end(), found.end() + AHEAD)
+        return found.end(), following.start() if following else found.end() + AHEAD
+    begin = max(0, found.start() - BEHIND)
+    for other in forms.NEXT_REPORT.finditer(window, begin, found.start()):
+        begin = other.end()
+    return begin, found.start()
+
+
+def _hung(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
+    found = _around(forms.HUNG_TASK, window, position)
+    if found:
+        begin, end = _block(window, found, newest_first)
+        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
+        task = clean(found[1] + b":" + found[2]) if ours else ""
+        text = _line(window, found.start())
+        header = _before(window, found.start())
+        yield Sight(Kind.HUNG_TASK if ours else None, text, detail=task, header=header)
+
+
+def _soft_lockup(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
+    found = _around(forms.SOFT_LOCKUP, window, position)
+    if found:
+        begin, end = _block(window, found, newest_first)
+        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
+        text = _line(window, found.start())
+        header = _before(window, found.start()).removesuffix(b"watchdog: ")
+        yield Sight(Kind.SOFT_LOCKUP if ours else None, text, detail=clean(found[1]) if ours else "", header=header)
+
+
+def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = _around(forms.AER, window, position)
+    if not found:
+        return
+    driver, place, severity, fatal = found.groups()
+    header = _before(window, found.start())
+    text = _line(window, found.start())
+    detail = "corrected" if severity == b"Corrected" else "fatal" if fatal == b"Fatal" else "non-fatal"
+    unhandled = forms.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
+    if driver != b"nvidia" and unhandled:
+        place, driver = unhandled[1], b"nvidia"
+    yield Sight(Kind.AER if driver == b"nvidia" else None, text, place, detail=detail, header=header)
+
+
+def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = _around(forms.UVM_FATAL, window, position)
+    if found:
+        yield Sight(Kind.UVM_FATAL, _line(window, found.start()), header=_before(window, found.start()))
+
+
+def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = _around(forms.OFF_BUS, window, position)
+    if found and not _before(window, found.start()).rstrip().endswith(b"NVRM:"):
+        text = _line(window, found.start())
+        yield Sight(Kind.OFF_BUS, text, found[1] or found[2], header=_before(window, found.start()))
+
+
+def _smi_said(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = _around(forms.SMI_SAID, window, position)
+    if found and not _before(window, found.start()).strip():
+        said = b" ".join((found[2] or found[3] or found[4] or found[5]).split())
+        gpu = found[1] or b""
+        yield Sight(Kind.SMI_SAID, _line(window, found.start()), gpu, detail=clean(said), header=b"", spoken=True)
+
+
+ANCHORS = (
+    Anchor(b"NVRM: ", _nvrm),
+    Anchor(b"SXid (", _sxid),
+    Anchor(b"blocked for more", _hung),
+    Anchor(b"soft lockup - CPU", _soft_lockup),
+    Anchor(b"PCIe Bus Error:", _aer),
+    Anchor(b"global fatal error", _uvm),
+)
+# In a log these would be a program's words about another day, or a quotation.
+TEXT_ANCHORS = (
+    Anchor(b"fallen off the bus", _off_bus),
+    Anchor(b"Failed to initialize NVML", _smi_said),
+    Anchor(b"NVIDIA-SMI has failed", _smi_said),
+    Anchor(b"Unable to determine the device", _smi_said),
+    Anchor(b"No devices were found", _smi_said),
+)
+_BOOT_WORDS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")

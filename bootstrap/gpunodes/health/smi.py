@@ -1,0 +1,213 @@
+"""What ``nvidia-smi -q`` says of each GPU, as text or as XML; either may stand inside a longer text.
+
+Only the fields below are kept. Source of their names: nvidia-smi's own output, drivers 390 to 595 (nvsmi_device_v10 to
+v13.dtd); of their meaning: nvidia-smi(1), NVML API reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from gpunodes.errors import WrongInput
+
+_FIELDS = (
+    ("persistence", r"persistence_mode"),
+    ("recovery", r"gpu_recovery_action"),
+    ("reset_required", r"gpu_reset_status/reset_required"),
+    ("drain_and_reset", r"gpu_reset_status/drain_and_reset_recommended"),
+    ("hw_slowdown", r"clocks_(?:event|throttle)_reasons/hw_slowdown"),
+    ("hw_thermal", r"clocks_(?:event|throttle)_reasons/(?:hw_slowdown/)?hw_thermal_slowdown"),
+    ("power_brake", r"clocks_(?:event|throttle)_reasons/(?:hw_slowdown/)?hw_power_brake_slowdown"),
+    ("ecc_volatile", r"ecc_errors/volatile/(?:[sd]ram_uncorrectable\w*|double_bit/total)"),
+    ("ecc_aggregate", r"ecc_errors/aggregate/(?:[sd]ram_uncorrectable\w*|double_bit/total)"),
+    ("sram_threshold", r"ecc_errors/aggregate/sram_threshold_exceeded"),
+    ("channel_repair", r"ecc_errors/channel_repair_pending"),
+    ("tpc_repair", r"ecc_errors/tpc_repair_pending"),
+    ("unrepairable_memory", r"ecc_errors/unrepairable_memory"),
+    ("pages_pending", r"retired_pages/pending\w*"),
+    ("remap_pending", r"remapped_rows/pending"),
+    ("remap_failure", r"remapped_rows/(?:failure|remapping_failure_occurred)"),
+)
+_PATHS = re.compile("|".join(f"(?P<{name}>{path})" for name, path in _FIELDS))
+_COUNTED = {"ecc_volatile", "ecc_aggregate"}
+_LOST = ("GPU is lost", "GPU requires reset")
+MANY_GPUS = 256
+_DEPTH = 32
+_LINE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as nvidia-smi shows it; ``address`` is as nvidia-smi writes it (``00000000:3B:00.0``)."""
+
+    address: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def yes(self, name: str) -> bool:
+        """Whether a field says so."""
+        return self.values.get(name, "").lower() in {"yes", "active"}
+
+    def number(self, name: str) -> int:
+        """A counter's value; 0 where it is not supported."""
+        return int(self.values.get(name, "0"))
+
+
+class Reader:
+    """Finds nvidia-smi's output in a stream of bytes, fed piece by piece."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, dict[str, str]] = {}
+        self._rest = b""
+        self._xml: _Xml | None = None
+        self._text: _Text | None = None
+        self._found = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece. Raises WrongInput for XML that declares entities or is nested without end."""
+        data = self._rest + data
+        whole = data.rfind(b"\n") + 1
+        if len(data) - whole > _LINE:
+            whole = len(data)
+        self._rest = data[whole:]
+        self._take(data[:whole])
+
+    def finish(self) -> tuple[Gpu, ...] | None:
+        """Every GPU shown, by its last showing; None where there was no such output."""
+        self._take(self._rest + b"\n")
+        return tuple(Gpu(address, values) for address, values in self._gpus.items()) if self._found else None
+
+    def _take(self, data: bytes) -> None:
+        while data:
+            if self._xml:
+                end = data.find(_Xml.END)
+                data, rest = (data, b"") if end < 0 else (data[: end + len(_Xml.END)], data[end + len(_Xml.END) :])
+                if not self._xml.feed(data) or end >= 0:
+                    self._xml = None
+                data = rest
+                continue
+            begin = data.find(_Xml.BEGIN)
+            before = data if begin < 0 else data[:begin]
+            self._take_text(before)
+            if begin < 0:
+                return
+            if b"<!ENTITY" in before[before.rfind(b"<!DOCTYPE") :]:
+                raise WrongInput(
+                    "the XML declares entities", "the output of `nvidia-smi -q -x` as it was", "leave it out"
+                )
+            self._found = True
+            self._xml = _Xml(self._gpus)
+            data = data[begin:]
+
+    def _take_text(self, data: bytes) -> None:
+        if self._text is None and b"==NVSMI LOG==" not in data:
+            return
+        for line in data.splitlines():
+            if b"==NVSMI LOG==" in line:
+                self._found = True
+                self._text = _Text(self._gpus)
+            elif self._text and not self._text.take(line[:_LINE].decode("ascii", "replace")):
+                self._text = None
+
+
+def _keep(gpu: dict[str, str], path: str, value: str) -> None:
+    """Keep a field's value if it is one of ours."""
+    value = value.strip()
+    if value in _LOST:
+        gpu["lost"] = value
+    found = _PATHS.fullmatch(path)
+    name = found.lastgroup if found else None
+    if name is None:
+        return
+    if name in _COUNTED:
+        if re.fullmatch("[0-9]{1,18}", value):
+            gpu[name] = str(int(gpu.get(name, "0")) + int(value))
+    elif name not in gpu or value.lower() in {"yes", "active"}:
+        gpu[name] = value[:80]
+
+
+def _new(gpus: dict[str, dict[str, str]], address: str) -> dict[str, str]:
+    """The fields of a GPU that is shown now; what an earlier showing said of it is forgotten."""
+    fields: dict[str, str] = {}
+    if re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]", address) and len(gpus) < MANY_GPUS:
+        gpus[address] = fields
+    return fields
+
+
+class _Text:
+    """The lines after ``NVSMI LOG``: keys with values, below section names, told apart by their indentation."""
+
+    _GPU = re.compile(r"GPU ([0-9A-Fa-f:.]+)\s*")
+    _FIELD = re.compile(r"( *)([^:]{1,80}?)\s*(?::\s*(.*))?")
+    _HEAD = re.compile(r"(?:Timestamp|Driver Version|CUDA Version|Attached GPUs|HIC Info)\b.*|\s*")
+
+    def __init__(self, gpus: dict[str, dict[str, str]]) -> None:
+        self._gpus = gpus
+        self._gpu: dict[str, str] = {}
+        self._path: list[tuple[int, str]] = []
+
+    def take(self, line: str) -> bool:
+        """Take a line; False when it belongs to nvidia-smi's output no more."""
+        if found := self._GPU.fullmatch(line):
+            self._gpu = _new(self._gpus, found[1])
+            self._path.clear()
+            return True
+        if self._HEAD.fullmatch(line):
+            return True
+        found = self._FIELD.fullmatch(line)
+        if found is None:
+            return line.startswith(" ")
+        indent, name, value = len(found[1]), found[2], found[3]
+        if indent == 0:
+            return False
+        while self._path and self._path[-1][0] >= indent:
+            self._path.pop()
+        self._path.append((indent, re.sub(r"[^a-z0-9]+", "_", name.lower())))
+        if value is not None and len(self._path) <= _DEPTH:
+            _keep(self._gpu, "/".join(part for _, part in self._path), value)
+        return True
+
+
+class _Xml:
+    """One ``<nvidia_smi_log>``. Parsing begins at that element: a document type, and with it entities, has no place."""
+
+    BEGIN = b"<nvidia_smi_log"
+    END = b"</nvidia_smi_log>"
+
+    def __init__(self, gpus: dict[str, dict[str, str]]) -> None:
+        self._gpus = gpus
+        self._gpu: dict[str, str] = {}
+        self._path: list[str] = []
+        self._value = ""
+        self._parser = expat.ParserCreate("UTF-8")
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._characters
+
+    def feed(self, data: bytes) -> bool:
+        """Parse on; False when the document is broken here, and what came before it is all there is."""
+        try:
+            self._parser.Parse(data)
+        except expat.ExpatError:
+            return False
+        return True
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if len(self._path) >= _DEPTH:
+            raise WrongInput("the XML is nested without end", "the output of `nvidia-smi -q -x`", "leave it out")
+        self._path.append(name[:80])
+        self._value = ""
+        if name == "gpu" and len(self._path) == 2:  # noqa: PLR2004 - below the root
+            self._gpu = _new(self._gpus, attributes.get("id", ""))
+
+    def _characters(self, data: str) -> None:
+        if len(self._value) < _LINE:
+            self._value += data
+
+    def _end(self, name: str) -> None:
+        leaf = re.sub(r"^(?:clocks_(?:event|throttle)_reason|remapped_row)_", "", name)
+        _keep(self._gpu, "/".join((*self._path[2:-1], leaf)), self._value)
+        self._path.pop()
+        self._value = ""

@@ -1,0 +1,172 @@
+"""Files as people keep them, to streams of bytes: recognised by content, unpacked in memory, bounded.
+
+No name of an archive is ever used as a path, and nothing is written. A compressed file may hold a log of any length:
+what comes out is read piece by piece. What grows beyond all measure against what it came from is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import BinaryIO, Protocol, cast
+
+from gpunodes.errors import WrongInput
+
+PIECE = 1 << 20
+GROWTH = 250
+"""A text that repeats itself shrinks to a hundredth; one that grows by more than this is made to fill the memory."""
+UNSUSPECTED = 256 << 20
+"""Bytes up to which growth is not looked at."""
+MEMORY = 96 << 20
+"""Bytes that a decompressor may take for itself: xz -9 takes 65 MiB."""
+MEMBERS = 200_000
+DEPTH = 4
+"""Archives and compressions within each other."""
+
+Unpack = Callable[[BinaryIO], BinaryIO]
+_WANTED = "a kernel log, a journal, nvidia-smi's output, or an archive of them"
+
+
+class _Pieces:
+    """An iterator of bytes, readable as a file: what tarfile and the decompressors want."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+        self.taken = 0
+        """Bytes read so far."""
+
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size and (piece := next(self._pieces, b"")):
+            self._rest += piece
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        self.taken += len(taken)
+        return taken
+
+    def head(self) -> bytes:
+        """The beginning, which stays to be read."""
+        self._rest = self.read(tarfile.BLOCKSIZE) + self._rest
+        self.taken = 0
+        return self._rest[: tarfile.BLOCKSIZE]
+
+    def all(self) -> Iterator[bytes]:
+        """Everything, in pieces."""
+        if self._rest:
+            yield self._rest
+        yield from self._pieces
+
+
+def texts(stream: BinaryIO, name: str, unzstd: Unpack) -> Iterator[Iterator[bytes]]:
+    """The texts of a file: one, or those of an archive's members, each in pieces; they are to be read in turn.
+
+    Raises WrongInput for what is broken, would fill the memory, or reaches outside of its archive.
+    """
+    try:
+        yield from _open(_Pieces(_in_pieces(stream)), name, unzstd, 0)
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError) as error:
+        raise WrongInput(f"{name} cannot be unpacked: {error}", _WANTED, "save it again") from error
+
+
+def _open(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[Iterator[bytes]]:
+    if depth > DEPTH:
+        raise WrongInput(f"{name} holds archives within archives without end", _WANTED, "unpack it")
+    head = pieces.head()
+    plain: Iterator[bytes] | None = None
+    if head.startswith(b"\x1f\x8b"):
+        plain = _unpacked(pieces, lambda: zlib.decompressobj(wbits=31))
+    elif head.startswith(b"\xfd7zXZ\x00"):
+        plain = _unpacked(pieces, _Xz)
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        plain = _in_pieces(unzstd(cast(BinaryIO, pieces)))
+    if plain is not None:
+        yield from _open(_Pieces(_bounded(plain, pieces, name)), name, unzstd, depth + 1)
+    elif head[257:262] == b"ustar":
+        yield from _members(pieces, name, unzstd, depth)
+    elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        yield (text.encode() for text in codecs.iterdecode(pieces.all(), "utf-16", "replace"))
+    else:
+        yield pieces.all()
+
+
+def _members(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[Iterator[bytes]]:
+    """The files of a tar archive. Links and devices, of which a sosreport has many, are passed over."""
+    with tarfile.open(fileobj=cast(BinaryIO, pieces), mode="r|", bufsize=PIECE) as archive:
+        for number, member in enumerate(archive):
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise WrongInput(f"{name} has a member that reaches outside of it", _WANTED, "do not trust it")
+            if number >= MEMBERS:
+                raise WrongInput(f"{name} has more than {MEMBERS} members", _WANTED, "give the log alone")
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is not None:
+                yield from _open(_Pieces(_in_pieces(cast(BinaryIO, content))), name, unzstd, depth + 1)
+            # tarfile remembers every member; those of a large archive would fill the memory.
+            archive.members.clear()  # type: ignore[attr-defined]  # not in typeshed, in every Python
+
+
+def _in_pieces(stream: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: stream.read(PIECE), b"")
+
+
+class _Decompressor(Protocol):
+    """What a decompressor of zlib's is to us."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, most: int, /) -> bytes: ...
+
+
+class _Xz:
+    """lzma's decompressor in the manner of zlib's; it keeps its input, where zlib's gives it back."""
+
+    unconsumed_tail = b""
+
+    def __init__(self) -> None:
+        self._unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
+
+    @property
+    def eof(self) -> bool:
+        return self._unpacker.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._unpacker.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._unpacker.decompress(data, most)
+
+
+def _unpacked(pieces: _Pieces, make: Callable[[], _Decompressor]) -> Iterator[bytes]:
+    """What is compressed, also as several streams one after another; of a file that is cut off, what it has."""
+    data = pieces.read(PIECE)
+    while data:
+        unpacker = make()
+        while not unpacker.eof:
+            plain = unpacker.decompress(data, PIECE)
+            data = unpacker.unconsumed_tail
+            if plain:
+                yield plain
+            if not data and not unpacker.eof and len(plain) < PIECE and not (data := pieces.read(PIECE)):
+                return
+        # What follows the end is another stream, or padding, or a tape's rest.
+        data = unpacker.unused_data or pieces.read(PIECE)
+        if not data.startswith((b"\x1f\x8b", b"\xfd7zXZ\x00")):
+            return
+
+
+def _bounded(plain: Iterator[bytes], packed: _Pieces, name: str) -> Iterator[bytes]:
+    """``plain``, until it has grown beyond all measure."""
+    size = 0
+    for piece in plain:
+        size += len(piece)
+        if size > UNSUSPECTED and size > GROWTH * packed.taken:
+            raise WrongInput(f"{name} unpacks to more than {GROWTH} times its size", _WANTED, "do not trust it")
+        yield piece

@@ -1,0 +1,69 @@
+"""Verdicts: as lines for a person, as the document ``gpunodes.health/1`` for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpunodes.health.model import Action, Finding, State, Verdict
+
+SCHEMA = "gpunodes.health/1"
+
+
+def document(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """``gpunodes.health/1``."""
+    return {"schema": SCHEMA, "machines": [_machine(verdict) for verdict in verdicts]}
+
+
+def _machine(verdict: Verdict) -> Mapping[str, Any]:
+    return {
+        "name": verdict.name,
+        "source": verdict.source,
+        "state": verdict.state.value,
+        "action": verdict.action.value,
+        "hung_in_driver": verdict.hung_in_driver,
+        "xids": list(verdict.xids),
+        "sxids": list(verdict.sxids),
+        "boot_id": verdict.boot_id,
+        "gpus": {"expected": verdict.gpus_expected, "seen": verdict.gpus_seen},
+        "findings": [_finding(finding) for finding in verdict.findings],
+    }
+
+
+def _finding(finding: Finding) -> Mapping[str, Any]:
+    return {
+        "rule": finding.rule,
+        "gpu": finding.gpu or None,
+        "code": finding.code,
+        "action": finding.action.value,
+        "count": finding.count,
+        "first": finding.first or None,
+        "last": finding.last or None,
+        "said": finding.said,
+        "evidence": list(finding.evidence),
+        "source": finding.source,
+    }
+
+
+def listing(verdicts: Sequence[Verdict]) -> str:
+    """Every machine that is not well, the worst first, with its findings; then how many are."""
+    from gpunodes.views.text import clean
+
+    lines = []
+    for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
+        if verdict.state is State.WELL and len(verdicts) > 1:
+            continue
+        action = f", {verdict.action.value.replace('_', ' ')}" if verdict.action is not Action.NONE else ""
+        lines.append(f"{verdict.name}: {verdict.state.value}{action}")
+        for finding in verdict.findings:
+            times = (
+                f" ({finding.count} times, {finding.first or '?'} to {finding.last or '?'})"
+                if finding.count > 1
+                else ""
+            )
+            gpu = f"{finding.gpu}: " if finding.gpu else ""
+            lines.append(f"  {finding.rule}: {gpu}{finding.said}{times}")
+            lines += [f"    | {line}" for line in finding.evidence[:1]]
+    well = sum(verdict.state is State.WELL for verdict in verdicts)
+    lines.append(f"{well} of {len(verdicts)} well.")
+    return "\n".join(clean(line) for line in lines)
