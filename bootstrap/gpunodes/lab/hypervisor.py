@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import overlay
 from gpunodes.lab.host import which
-from gpunodes.lab.layout import BRIDGE, Layout, Machine
+from gpunodes.lab.layout import BRIDGE, Layout, Machine, Role
 
 _FOLDERS = {
     "/etc/libvirt": "libvirt-etc",
@@ -51,6 +51,15 @@ _UNEMULATED = ("cx16", "la57", "smap", "svm")
 # Drivers of disks that are not there, and SSH over vsock, cost a second of each start.
 _KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10 module_blacklist=ahci systemd.ssh_auto=no"
 
+# All wait for the control plane, and an emulated one gets too little of a small host while the workers install. A group
+# of processes that Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
+_YIELDING = "yielding-qemu"
+_YIELDING_TEXT = """\
+#!/bin/sh
+echo 10 2>/dev/null >/proc/self/autogroup
+exec nice -n 10 {qemu} "$@"
+"""
+
 
 def prepare(layout: Layout) -> list[str]:
     """Write the daemon's settings; return the command that starts it inside the namespace."""
@@ -59,6 +68,9 @@ def prepare(layout: Layout) -> list[str]:
     sockets = layout.state / "libvirt"
     sockets.mkdir(mode=0o700, exist_ok=True)
     (layout.state / "console").mkdir(exist_ok=True)
+    yielding = layout.state / _YIELDING
+    yielding.write_text(_YIELDING_TEXT.format(qemu=which("qemu-system-x86_64")))
+    yielding.chmod(0o700)
     config = layout.state / "libvirtd.conf"
     config.write_text(_DAEMON.format(sockets=sockets))
     (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
@@ -109,6 +121,8 @@ def domain_xml(layout: Layout, machine: Machine, accelerator: str) -> str:
     add(domain, "on_reboot", "restart")
     add(domain, "on_crash", "restart")
     devices = add(domain, "devices")
+    if accelerator != "kvm" and machine.role is Role.WORKER:
+        add(devices, "emulator", str(layout.state / _YIELDING))
     disk = add(devices, "disk", type="file", device="disk")
     # The disks die with the lab: nothing is gained by waiting for the host's.
     add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")

@@ -14,11 +14,14 @@ from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import USER, Layout, Record, Role
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
-# Their only control plane needs no election either: it would lose its leases to any load, and restart for it.
+# Their only control plane needs no election either: it would lose its leases to any load, and restart for it. Two
+# seconds for etcd to answer a health check, and 50 for a node's next word, are too short for it as well: the API server
+# was killed, and the control plane's own node called lost, while workers installed packages.
 _SLOW = {
     "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
     "gpunodes_component_arguments": {
-        "controllerManager": {"leader-elect": "false"},
+        "apiServer": {"etcd-healthcheck-timeout": "10s", "etcd-readycheck-timeout": "10s"},
+        "controllerManager": {"leader-elect": "false", "node-monitor-grace-period": "2m0s"},
         "scheduler": {"leader-elect": "false"},
     },
 }
