@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gpunodes.model import Finding, Role, Severity
+from gpunodes.planner.gpu import Wishes
 from gpunodes.planner.preflight import CHECKS, Candidate, Wants, judge
 
 WANTS = Wants(kubernetes="1.36")
@@ -72,6 +73,16 @@ def test_a_good_machine_passes() -> None:
             "no route",
         ),
         ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
+        (
+            "gpu",
+            {
+                "gpu": {
+                    "functions": [{"address": "3b:00.0", "vendor": "10de", "device": "102d", "class": "030200"}],
+                    "headers": {"running": True, "package": None},
+                }
+            },
+            "Kepler",
+        ),
     ],
 )
 def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], said: str) -> None:
@@ -84,11 +95,25 @@ def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], said:
 
 def test_every_check_has_a_case() -> None:
     cases = next(mark for mark in test_each_check_finds_its_fault.pytestmark if mark.name == "parametrize").args[1]
-    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster"}
+    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster", "gates"}
 
 
 def test_swap_is_a_warning() -> None:
     assert [finding.severity for finding in check({"swap": ["/dev/sda2"]})] == [Severity.WARNING]
+
+
+def test_a_feature_gate_that_the_kubelet_does_not_know_is_refused() -> None:
+    wishes = Wishes("", gates={"Accelerators": True, "ResourceHealthStatus": True})
+    found = judge([Candidate("worker-1", Role.WORKER, facts(), wishes=wishes)], WANTS)
+    assert [finding.check for finding in found] == ["gates"]
+    assert "1.11" in found[0].fact
+
+
+def test_what_a_plan_warns_of_is_a_warning() -> None:
+    functions = [{"address": "3b:00.0", "vendor": "10de", "device": "3500", "class": "030200"}]
+    headers = {"running": True, "package": None}
+    found = check({"gpu": {"functions": functions, "headers": headers}})
+    assert [(finding.check, finding.severity) for finding in found] == [("gpu", Severity.WARNING)]
 
 
 def test_an_old_kubernetes_takes_cgroup_v1() -> None:

@@ -23,6 +23,8 @@ COMMANDS = {
     "reset": "Bring machines back to what they were before us.",
     "health": "Say of each GPU machine whether it is well, what to do, and why.",
     "preflight": "Say what would stop a join; nothing is touched.",
+    "gpu": "Say what machines with GPUs get, and why.",
+    "gates": "List the kubelet's feature gates that matter for GPUs.",
     "lab": "Virtual machines to try gpunodes on.",
 }
 

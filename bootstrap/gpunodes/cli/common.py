@@ -64,6 +64,33 @@ def version_option(command: _Command) -> _Command:
     )(command)
 
 
+def gpu_options(command: _Command) -> _Command:
+    """--driver, --with-cuda, --with-cudnn and --runtime, handed on as ``wishes``: settings of this run."""
+
+    @click.option("--driver", metavar="BRANCH", help="A branch of NVIDIA's driver, such as 580; by default what fits.")
+    @click.option("--with-cuda", metavar="VERSION", multiple=True, help="Install this CUDA on the machine; repeatable.")
+    @click.option("--with-cudnn", metavar="VERSION", help="Install this cuDNN, such as 9, on the machine.")
+    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="What runs containers.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        driver: str | None,
+        with_cuda: tuple[str, ...],
+        with_cudnn: str | None,
+        runtime: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        given = {
+            "gpunodes_driver_branch": driver,
+            "gpunodes_cuda_versions": list(with_cuda),
+            "gpunodes_cudnn_version": with_cudnn,
+            "gpunodes_runtime": runtime,
+        }
+        return command(*args, wishes={name: value for name, value in given.items() if value}, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
 def connection_options(command: _Command) -> _Command:
     """--user, --key and --port, handed on as ``connection``; raises WrongInput for values that cannot be used."""
 

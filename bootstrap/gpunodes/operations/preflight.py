@@ -13,7 +13,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import Tracker, View
-from gpunodes.planner import preflight, versions
+from gpunodes.planner import gpu, preflight, versions
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -47,6 +47,10 @@ def look(
 ) -> Look:
     """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any."""
     control = inventory.control_plane()
+    wishes = {
+        machine.name: gpu.wishes_of(settings.of({**inventory.variables(machine.name), **variables}), "")
+        for machine in machines
+    }
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -65,6 +69,7 @@ def look(
                 facts=facts.get(machine.name),
                 unreachable="" if machine.name in facts else why,
                 read_at=tracker.answered_at.get(machine.name),
+                wishes=wishes[machine.name],
             )
         )
     cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)

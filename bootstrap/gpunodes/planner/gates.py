@@ -104,7 +104,7 @@ def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     if gate.status is Status.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
             return Conflict(
-                f"the feature gate {name} went in Kubernetes {gate.removed_in} ({row['removed_by']})",
+                f"the feature gate {name} is {_went(row)}",
                 f"a gate that the kubelet of {minor} knows: this one would stop it",
                 f"take it out: {row['instead']}",
             )
@@ -158,9 +158,14 @@ def _why(row: Mapping[str, Any], minor: str, stage: Mapping[str, Any] | None, ou
         return f"{row['about']}: {ours['why']}"
     if stage is None:
         if row["removed_in"] and _number(minor) >= _number(row["removed_in"]):
-            return f"gone since {row['removed_in']} ({row['removed_by']}): {row['instead']}"
+            return f"{_went(row)}: {row['instead']}"
         return f"comes with {row['stages'][0]['from']}"
-    return f"{row['about']}: its default is right" if stage["default"] else f"{row['about']}: not needed for GPUs"
+    return f"{row['about']}: {'its default is right' if stage['default'] else 'off by default, and left so'}"
+
+
+def _went(row: Mapping[str, Any]) -> str:
+    by = f" (kubernetes PR {row['removed_by']})" if row["removed_by"] else ""
+    return f"gone since Kubernetes {row['removed_in']}{by}"
 
 
 def _locked_from(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner.gates import Conflict
 
@@ -71,6 +72,17 @@ class Wishes:
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """More feature gates of the kubelet."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that say this: ``wishes_of`` reads them."""
+        return {
+            "gpunodes_driver_branch": self.driver,
+            "gpunodes_driver_source": self.source,
+            "gpunodes_cuda_versions": list(self.cuda),
+            "gpunodes_cudnn_version": self.cudnn,
+            "gpunodes_runtime": self.runtime,
+            "gpunodes_feature_gates": dict(self.gates),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +155,78 @@ class Plan:
         return tuple(package for package in self.packages if package.group is group)
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How the plan for one machine came out: a plan, or conflicts, or why its facts could not be read."""
+
+    name: str
+    wishes: Wishes
+    plan: Plan | None = None
+    conflicts: tuple[Conflict, ...] = ()
+    unreachable: str = ""
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The plans of several machines."""
+
+    kubernetes: str
+    machines: Sequence[Planned]
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        made = sum(one.plan is not None for one in self.machines)
+        if made == len(self.machines):
+            return ExitCode.DONE
+        return ExitCode.PARTLY if made else ExitCode.FAILED
+
+
+def planned(machine: str, facts: Facts | None, wishes: Wishes, unreachable: str = "") -> Planned:
+    """``plan`` for one machine of several, with all that led to it."""
+    if facts is None:
+        return Planned(machine, wishes, unreachable=unreachable or "its facts could not be read")
+    found = plan(machine, facts, wishes)
+    if isinstance(found, Plan):
+        return Planned(machine, wishes, plan=found, facts=facts)
+    return Planned(machine, wishes, conflicts=found, facts=facts)
+
+
 def plan(machine: str, facts: Facts, wishes: Wishes) -> Plan | tuple[Conflict, ...]:
     """What ``machine`` gets, or every reason why it cannot get what is wished.
 
-    ``facts`` is what the module ``host_facts`` returns. Raises WrongInput for a Kubernetes version that the table of
-    gates does not reach.
+    ``facts`` is what the module ``host_facts`` returns.
     """
     return _Planner(machine, facts, wishes).run()
+
+
+def wishes_of(settings: Mapping[str, Any], kubernetes_version: str) -> Wishes:
+    """The wishes that a machine's settings hold; raises WrongInput for values of another kind."""
+    wished = settings["gpunodes_feature_gates"] or {}
+    if not isinstance(wished, Mapping):
+        raise WrongInput(
+            f"gpunodes_feature_gates is {wished!r}", "a mapping of gates to true or false", "correct the setting"
+        )
+    versions = settings["gpunodes_cuda_versions"] or []
+    if isinstance(versions, str | int | float):
+        versions = [versions]
+    return Wishes(
+        kubernetes_version=kubernetes_version,
+        driver=str(settings["gpunodes_driver_branch"] or ""),
+        cuda=tuple(str(version) for version in versions),
+        cudnn=str(settings["gpunodes_cudnn_version"] or ""),
+        runtime=str(settings["gpunodes_runtime"]),
+        source=str(settings["gpunodes_driver_source"] or ""),
+        gates=dict(wished),
+    )
+
+
+def at(wishes: Wishes, kubernetes_version: str) -> Wishes:
+    """The same wishes for another Kubernetes version."""
+    return replace(wishes, kubernetes_version=kubernetes_version)
 
 
 def gpus_of(facts: Facts) -> tuple[Gpu, ...]:
@@ -191,9 +268,15 @@ class _Planner:
 
     def _gates(self) -> dict[str, bool]:
         version = self._wishes.kubernetes_version
+        try:
+            known = gates.gates(version)
+        except WrongInput as error:  # a cluster of another version than those that we install
+            if self._wishes.gates:
+                self._refuse(error.found, error.wanted, "take the wishes for feature gates out")
+            return {}
         self._conflicts += gates.check(version, self._wishes.gates)
         ours = gates.needed(version) if self._gpus else {}
-        for gate in gates.gates(version):
+        for gate in known:
             if gate.name in ours:
                 self._say(f"feature gate {gate.name}", gate.why, gate.source)
         for name in self._wishes.gates:
@@ -407,13 +490,20 @@ class _Planner:
     def _choices(
         self, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
     ) -> Iterator[tuple[Row, str, Flavour]]:
-        """All that would do: the better modules first, then in the table's order."""
+        """All that would do what is wished."""
+        for choice in self._fitting(offers, flavours, cudas):
+            if self._wishes.driver in {"", choice[1]}:
+                yield choice
+
+    def _fitting(
+        self, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
+    ) -> Iterator[tuple[Row, str, Flavour]]:
+        """All that drives the GPUs and serves ``cudas``: the better modules first, then in the table's order."""
         for flavour in flavours:
             for offer in offers:
                 for branch in offer["branches"]:
                     if (
                         offer[flavour.value]
-                        and self._wishes.driver in {"", branch}
                         and not any(self._broken(branch, cudas))
                         and all(self._toolkit_row(offer, version) for version, _ in cudas)
                         and (not self._switched() or offer["fabric_manager"])
@@ -482,16 +572,17 @@ class _Planner:
                 "Fabric Manager of exactly the driver's version",
                 "take the driver from NVIDIA (gpunodes_driver_source: nvidia)",
             )
-        if not self._conflicts:
+        alone = any(self._fitting(offers, flavours, ()))
+        if flavours and (not alone or not self._conflicts):
             needs = " and ".join(
                 f"{row['title']} ({' or '.join(row['modules'])} modules, branch {row['first'] or '...'} to"
                 f" {row['last'] or '...'})"
                 for row in self._generations
             )
             has = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
-            asked = [f"CUDA {version}" for version, _ in cudas] + (["NVSwitches"] if self._switched() else [])
+            asked = [f"CUDA {version}" for version, _ in cudas if alone] + (["NVSwitches"] if self._switched() else [])
             beside = f" with {', '.join(asked)}" if asked else ""
-            systems = ", ".join(self._elsewhere(flavours, cudas))
+            systems = ", ".join(self._elsewhere(flavours, cudas if alone else ()))
             self._refuse(
                 f"none of the drivers that {self._from()} has for {system} ({has}) serves {needs}{beside}",
                 "one that serves all GPUs and wishes",
@@ -508,7 +599,7 @@ class _Planner:
                 for offer in tables.read("drivers")["offer"]
                 if system in offer["systems"] and self._facts.get("arch") in offer["architectures"]
             ]
-            if any(self._choices(offers, flavours, cudas)):
+            if any(self._fitting(offers, flavours, cudas)):
                 found.append(system)
         self._system = own
         return found
@@ -551,7 +642,8 @@ class _Planner:
             why = "the newest that is supported: it is the likeliest to know these GPUs"
         else:
             why = "of those that fit the GPUs, it is supported longest"
-        self._say(f"driver branch {best[1]}", why, self._cite("drivers", best[0]))
+        row = next(row for row in tables.read("drivers")["branch"] if row["name"] == best[1])
+        self._say(f"driver branch {best[1]}", why, self._cite("drivers", row))
         if self._wishes.source:
             self._say(f"driver from {self._wishes.source}", "it is wished")
         if best[0]["signed"]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.errors import WrongInput
 from gpunodes.model import Finding, Role, Severity
-from gpunodes.planner import tables, versions
+from gpunodes.planner import gates, gpu, tables, versions
 
 Facts = Mapping[str, Any]
 
@@ -28,6 +29,8 @@ class Candidate:
     """Why its facts could not be read."""
     read_at: float | None = None
     """Our own clock when its facts came, in seconds since 1970; None where nobody noted it."""
+    wishes: gpu.Wishes = field(default_factory=lambda: gpu.Wishes(""))
+    """What its settings ask for; the version is that of ``Wants``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,26 @@ def _version(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
             )
 
 
+def _gates(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
+    if not candidate.wishes.gates:
+        return
+    try:
+        found = gates.check(wants.kubernetes, candidate.wishes.gates)
+    except WrongInput as error:
+        found = [gates.Conflict(error.found, error.wanted, "take the wishes for feature gates out")]
+    yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in found)
+
+
+def _gpu(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    wishes = replace(candidate.wishes, kubernetes_version=wants.kubernetes, gates={})
+    planned = gpu.plan(candidate.name, facts, wishes)
+    if not isinstance(planned, gpu.Plan):
+        yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in planned)
+        return
+    for warning in planned.warnings:
+        yield Problem(warning, "nothing to be warned of", f"see `gpunodes gpu plan {candidate.name}`", Severity.WARNING)
+
+
 CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
     Check("arch", "the architecture is one that Kubernetes is built for", _architecture),
@@ -275,6 +298,8 @@ CHECKS: Sequence[Check] = (
     Check("sources", "packages and images can be reached and their keys are right", _sources),
     Check("cluster", "in no other cluster, and in no other role", _cluster),
     Check("version", "no other Kubernetes version is installed", _version),
+    Check("gates", "feature gates that the kubelet of this version takes", _gates),
+    Check("gpu", "a driver, CUDA and a runtime that fit its GPUs, its kernel and each other", _gpu),
 )
 
 # What must differ between all machines of a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".

@@ -21,12 +21,21 @@ def preflight(
     roles: Mapping[str, str],
     cluster: Mapping[str, Any] | None,
     kubernetes: str,
+    settings: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """Every finding of every machine, one line each."""
+    """Every finding of every machine, one line each; ``settings`` are those that hold wishes, by machine."""
+    from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
+    from gpunodes.planner.gpu import wishes_of
     from gpunodes.planner.preflight import Candidate, judge, wants_of
 
-    candidates = [Candidate(name=name, role=Role(roles[name]), facts=found) for name, found in facts.items()]
+    try:
+        candidates = [
+            Candidate(name=name, role=Role(roles[name]), facts=found, wishes=wishes_of(settings[name], ""))
+            for name, found in facts.items()
+        ]
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
     wants = wants_of(cluster, kubernetes)
     return [str(finding) for finding in judge(candidates, wants) if finding.severity is Severity.ERROR]
 

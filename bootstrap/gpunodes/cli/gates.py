@@ -1,0 +1,23 @@
+"""gpunodes gates"""
+
+from __future__ import annotations
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.planner import gates
+from gpunodes.views import gpu as view_of
+
+
+@click.command()
+@click.argument("version")
+@common.json_option
+def command(version: str, as_json: bool) -> int:
+    """List the kubelet's feature gates that matter for GPUs.
+
+    VERSION is a Kubernetes version, a minor or an exact one. For each gate: whether the kubelet of that version knows
+    it, its default, whether it is locked, and what gpunodes sets, with the reason.
+    """
+    minor, found = gates.minor_of(version), gates.gates(version)
+    click.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found))
+    return 0

@@ -1,0 +1,58 @@
+"""gpunodes gpu plan"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.inventory import Inventory
+from gpunodes.operations import gpu_plan
+from gpunodes.views import gpu as view_of
+from gpunodes.views import text
+
+
+@click.command()
+@click.argument("machines", nargs=-1)
+@common.inventory_option
+@common.version_option
+@common.gpu_options
+@click.option("--driver-source", type=click.Choice(["nvidia", "distribution"]), help="Where the driver comes from.")
+@click.option(
+    "--from",
+    "facts_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Plan from what --json said once, without any machine.",
+)
+@common.json_option
+def command(
+    machines: tuple[str, ...],
+    inventory_path: Path,
+    kubernetes_version: str | None,
+    wishes: Mapping[str, Any],
+    driver_source: str | None,
+    facts_file: Path | None,
+    as_json: bool,
+) -> int:
+    """Say what machines with GPUs have, what they get, and why.
+
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all. Nothing is touched. Exit code 3
+    when some machines cannot get what is wished, 1 when none can.
+    """
+    variables = {**wishes, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
+    if facts_file:
+        plans = gpu_plan.from_file(facts_file, machines, kubernetes_version, variables)
+    else:
+        inventory = Inventory(inventory_path)
+        chosen = inventory.select(machines)
+        view = text.progress()
+        try:
+            plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
+        finally:
+            view.close()
+    click.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans))
+    return int(plans.exit_code)

@@ -1,0 +1,96 @@
+"""What machines with GPUs get: their facts, read now or saved once, and the plan that the planner makes of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.engine import journal
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine
+from gpunodes.operations import phases, preflight
+from gpunodes.operations.tracker import View
+from gpunodes.planner import gpu, versions
+from gpunodes.planner.preflight import wants_of
+
+PHASES = (phases.PREFLIGHT,)
+
+
+def run(
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    view: View,
+    kubernetes: str | None,
+    variables: Mapping[str, Any],
+) -> gpu.Plans:
+    """Read the machines and plan; ``variables`` are settings of this run. Nothing is touched.
+
+    A cluster that is there decides the Kubernetes version, as it does for a join.
+    """
+    version = preflight.wished_version(inventory, kubernetes)
+    folder = journal.open_run("gpu-plan")
+    view.begin("gpu plan", machines)
+    seen = preflight.look(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
+    version = wants_of(seen.cluster, version).kubernetes
+    found = [
+        gpu.planned(candidate.name, candidate.facts, gpu.at(candidate.wishes, version), candidate.unreachable)
+        for candidate in seen.candidates
+    ]
+    return gpu.Plans(version, found, interrupted=seen.interrupted)
+
+
+def from_file(path: Path, patterns: Sequence[str], kubernetes: str | None, variables: Mapping[str, Any]) -> gpu.Plans:
+    """Plan from a document that ``gpu plan --json`` printed, or from facts by machine.
+
+    Wishes that the document holds stay unless ``variables`` say otherwise. Raises WrongInput for another file, and for
+    a pattern that matches none of its machines.
+    """
+    document = _document(path)
+    version = versions.check(kubernetes or str(document.get("kubernetes") or _default("gpunodes_kubernetes_version")))
+    saved = document.get("machines")
+    entries = saved if isinstance(saved, list) else [{"name": name, "facts": facts} for name, facts in document.items()]
+    names = [str(entry["name"]) for entry in entries]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise WrongInput(f"{pattern!r} matches no machine of {path}", f"one of {', '.join(names)}", "correct it")
+    found = []
+    for entry in entries:
+        if not patterns or any(fnmatch.fnmatchcase(str(entry["name"]), pattern) for pattern in patterns):
+            own = {**settings.defaults(), **(entry.get("settings") or {}), **variables}
+            wishes = gpu.wishes_of(own, version)
+            found.append(gpu.planned(str(entry["name"]), entry["facts"], wishes, str(entry.get("unreachable") or "")))
+    return gpu.Plans(version, found)
+
+
+def _default(name: str) -> str:
+    return str(settings.defaults()[name])
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """The file's content, so far as its shape is right."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongInput(f"{path} cannot be read: {error.strerror}", "a readable file", "correct --from") from error
+    except ValueError as error:
+        raise WrongInput(f"{path} is not JSON: {error}", "what `gpu plan --json` printed", "correct --from") from error
+    entries = document.get("machines") if isinstance(document, dict) else None
+    shaped = (
+        all(isinstance(entry, dict) and {"name", "facts"} <= set(entry) for entry in entries)
+        if isinstance(entries, list)
+        else isinstance(document, dict)
+        and all(isinstance(facts, dict) and "os" in facts for facts in document.values())
+    )
+    if not shaped:
+        raise WrongInput(
+            f"{path} holds no facts of machines",
+            "what `gpu plan --json` printed, or facts by machine",
+            "save it anew with `gpunodes gpu plan --json`",
+        )
+    found: Mapping[str, Any] = document
+    return found

@@ -1,0 +1,131 @@
+"""Plans for GPUs and feature gates, for people and as JSON documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from gpunodes.planner.gates import Gate
+from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans, Source
+from gpunodes.views import document
+from gpunodes.views.text import clean, table
+
+_SOURCES = {
+    Source.NVIDIA: "NVIDIA's repository",
+    Source.DISTRIBUTION: "the distribution",
+    Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
+}
+_GROUPS = {
+    Group.HEADERS: "headers",
+    Group.DRIVER: "driver packages",
+    Group.FABRIC_MANAGER: "fabric manager",
+    Group.CUDA: "CUDA",
+    Group.CUDNN: "cuDNN",
+    Group.TOOLKIT: "container toolkit",
+}
+
+
+def plans(found: Plans) -> str:
+    """Every machine with what it has, what it gets, and why."""
+    return "\n\n".join("\n".join(clean(line) for line in _machine(one)) for one in found.machines)
+
+
+def plans_document(found: Plans) -> str:
+    """``gpunodes.gpu-plan/1``"""
+    return document.dump(
+        {
+            "schema": "gpunodes.gpu-plan/1",
+            "kubernetes": found.kubernetes,
+            "exit_code": int(found.exit_code),
+            "machines": [
+                {
+                    "name": one.name,
+                    "settings": one.wishes.settings(),
+                    "plan": dataclasses.asdict(one.plan) if one.plan else None,
+                    "conflicts": [dataclasses.asdict(conflict) for conflict in one.conflicts],
+                    "unreachable": one.unreachable,
+                    "facts": one.facts,
+                }
+                for one in found.machines
+            ],
+        }
+    )
+
+
+def gates(minor: str, found: Sequence[Gate]) -> str:
+    """A table of gates."""
+    rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "WE SET", "WHY")]
+    rows += [
+        (
+            gate.name,
+            gate.status,
+            _word(gate.default),
+            "yes" if gate.locked else "-",
+            _word(gate.we_set),
+            gate.why,
+        )
+        for gate in found
+    ]
+    sources = dict.fromkeys(gate.source for gate in found)
+    return f"Kubernetes {minor}\n\n{table(rows)}\n\nsources: {'; '.join(sources)}"
+
+
+def gates_document(minor: str, found: Sequence[Gate]) -> str:
+    """``gpunodes.gates/1``"""
+    keys = ("name", "status", "default", "locked", "removed_in", "we_set", "why")
+    listed = [{key: getattr(gate, key) for key in keys} for gate in found]
+    return document.dump({"schema": "gpunodes.gates/1", "version": minor, "gates": listed})
+
+
+def _machine(one: Planned) -> Iterator[str]:
+    if one.plan is None:
+        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: CANNOT BE"
+        for conflict in one.conflicts:
+            yield f"  {conflict.fact}"
+            yield f"    wanted: {conflict.limit}"
+            yield f"    remedy: {conflict.remedy}"
+        return
+    yield f"{one.name}: {_has(one.plan)}"
+    rows = list(_gets(one.plan))
+    width = max((len(name) for name, _ in rows), default=0)
+    yield from (f"  {name:<{width}}  {value}" for name, value in rows)
+    yield from (f"  warning: {warning}" for warning in one.plan.warnings)
+    yield "  why:"
+    for reason in one.plan.reasons:
+        yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else "")
+
+
+def _has(plan: Plan) -> str:
+    if not plan.gpus:
+        return "no NVIDIA GPU: joins as a CPU node"
+    products = [gpu.product for gpu in plan.gpus]
+    return ", ".join(f"{products.count(name)} x {name}" for name in dict.fromkeys(products))
+
+
+def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.source:
+        yield "driver", f"{plan.branch}, {plan.flavour} modules, from {_SOURCES[plan.source]}"
+    if plan.module_stream:
+        yield "module stream", plan.module_stream
+    for group, title in _GROUPS.items():
+        if packages := plan.group(group):
+            yield title, ", ".join(_package(package) for package in packages)
+    yield "runtime", plan.runtime + (" through cri-dockerd" if plan.cri_dockerd else "")
+    if plan.gates:
+        yield "feature gates", ", ".join(f"{name}={_word(value)}" for name, value in plan.gates.items())
+    if plan.hold:
+        yield "held", ", ".join(plan.hold)
+    if plan.gpus:
+        yield "nouveau", "off" if plan.blacklist_nouveau else "not there"
+        yield "reboot", plan.reboot_needed or "no"
+        yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())
+
+
+def _package(package: Package) -> str:
+    if package.same_version_as:
+        return f"{package.name} (version of {package.same_version_as})"
+    return f"{package.name} {package.version}".rstrip()
+
+
+def _word(value: bool | None) -> str:
+    return "-" if value is None else "true" if value else "false"

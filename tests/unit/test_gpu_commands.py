@@ -1,0 +1,103 @@
+"""The commands `gpu plan` and `gates`, as a user calls them, without any machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2", "class": "030200"}
+FACTS = {
+    "os": {"id": "debian", "version": "13"},
+    "arch": "x86_64",
+    "kernel": "6.12.48+deb13-amd64",
+    "time": 1_795_000_000,
+    "gpu": {"functions": [GPU], "headers": {"running": True, "package": None}},
+}
+
+
+def gpunodes(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Path:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({"gpu-1": FACTS, "cpu-1": {**FACTS, "gpu": {"functions": []}}}))
+    return path
+
+
+def test_a_plan_says_what_why_and_whose_word_it_is(facts: Path) -> None:
+    done = gpunodes("gpu", "plan", "--from", str(facts))
+    assert done.returncode == 0
+    for said in ("1 x Tesla T4", "nvidia-open-580", "docs.nvidia.com", "joins as a CPU node"):
+        assert said in done.stdout
+
+
+def test_a_plan_is_a_document_that_plans_again(facts: Path, tmp_path: Path) -> None:
+    done = gpunodes("gpu", "plan", "gpu-*", "--from", str(facts), "--with-cuda", "13.0", "--json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "gpunodes.gpu-plan/1"
+    assert [machine["name"] for machine in document["machines"]] == ["gpu-1"]
+    assert document["machines"][0]["plan"]["branch"] == "580"
+    saved = tmp_path / "saved.json"
+    saved.write_text(done.stdout)
+    again = gpunodes("gpu", "plan", "--from", str(saved), "--json")
+    assert json.loads(again.stdout) == document
+
+
+def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
+    some = gpunodes("gpu", "plan", "--from", str(facts), "--driver", "470")
+    assert some.returncode == 3
+    assert "remedy: " in some.stdout
+    assert gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--driver", "470").returncode == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"gpu-1": {}}', '{"machines": [{"name": "a"}]}', None])
+def test_a_file_without_facts_is_wrong_input(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "f.json"
+    if content is not None:
+        path.write_text(content)
+    done = gpunodes("gpu", "plan", "--from", str(path))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_pattern_that_matches_none_is_wrong_input(facts: Path) -> None:
+    done = gpunodes("gpu", "plan", "x-*", "--from", str(facts))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "gpu-1" in done.stderr
+
+
+def test_gates_are_a_document() -> None:
+    done = gpunodes("gates", "v1.36.2", "--json")
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["version"]) == ("gpunodes.gates/1", "1.36")
+    gate = next(gate for gate in document["gates"] if gate["name"] == "KubeletPodResourcesGet")
+    assert gate.pop("why")
+    assert gate == {
+        "name": "KubeletPodResourcesGet",
+        "status": "ga",
+        "default": True,
+        "locked": True,
+        "removed_in": None,
+        "we_set": None,
+    }
+
+
+def test_gates_are_a_table() -> None:
+    done = gpunodes("gates", "1.9")
+    assert done.returncode == 0
+    assert "DevicePlugins" in done.stdout
+
+
+@pytest.mark.parametrize("version", ["1.5", "1.99", "x", "v2.0"])
+def test_gates_of_an_unknown_version_are_wrong_input(version: str) -> None:
+    done = gpunodes("gates", version)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
