@@ -314,14 +314,13 @@ def _log(options: Options, emit: Emit) -> None:
     else:
         before = ring[0][0] if ring else float("inf")
         told = 0
-        if options.root == "/" or os.path.exists(options.path("run/log/journal")):
-            try:
-                for line in _journal(options, before):
-                    fold.add(*line)
-                    told += 1
-            except (OSError, _SlowError) as error:
-                cut = True
-                emit("errors", {"what": "journal", "error": str(error)})
+        try:
+            for line in _journal(options, before):
+                fold.add(*line)
+                told += 1
+        except (OSError, _SlowError) as error:
+            cut = True
+            emit("errors", {"what": "journal", "error": str(error)})
         if told:
             source = "journal"
         elif ring:

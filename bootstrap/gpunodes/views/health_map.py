@@ -1,0 +1,173 @@
+"""A sweep while it goes on: a map of the machines on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from gpunodes.health.model import Action, State, Verdict
+from gpunodes.views.text import clean, duration
+
+WAITING = "·"
+# Letter and colour (ECMA-48 SGR) by state; the letter alone says it all.
+_CELLS = {
+    State.WELL: (".", "32"),
+    State.DEGRADED: ("d", "33"),
+    State.UNKNOWN: ("?", "36"),
+    State.SICK: ("S", "31"),
+    State.HUNG: ("H", "1;31"),
+    State.UNREACHABLE: ("x", "35"),
+}
+_GROUP = 10
+"""Cells between two gaps, for the eye."""
+
+
+class Lines:
+    """Plain lines: one for each machine that is not well, one at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._began = time.monotonic()
+        self._total = self._done = 0
+
+    def begin(self, names: Sequence[str]) -> None:
+        self._began = time.monotonic()
+        self._total, self._done = len(names), 0
+        self._say(f"asking {self._total} machines" if self._total != 1 else f"asking {names[0]}")
+
+    def came(self, verdict: Verdict) -> None:
+        self._done += 1
+        if verdict.state is not State.WELL:
+            self._say(f"{verdict.name}: {_in_words(verdict)}")
+        elif self._done % max(100, self._total // 10) == 0:
+            self._say(f"{self._done} of {self._total}")
+
+    def close(self) -> None:
+        self._say(f"{self._done} of {self._total} asked in {duration(time.monotonic() - self._began)}")
+
+    def _say(self, text: str) -> None:
+        print(clean(text), file=self._stream, flush=True)
+
+
+class Map:
+    """A cell for each machine, in the inventory's order, redrawn in place; it stays when all is said."""
+
+    _PERIOD = 0.2
+    """Least seconds between two drawings, however fast the answers come."""
+
+    def __init__(self, stream: TextIO, *, colour: bool = True) -> None:
+        self._stream = stream
+        self._colour = colour
+        self._names: list[str] = []
+        self._states: dict[str, State] = {}
+        self._drawn = 0
+        self._drawn_at = 0.0
+        self._began = 0.0
+
+    def begin(self, names: Sequence[str]) -> None:
+        # A sweep that is repeated draws over the last one.
+        self._names, self._states = list(names), {}
+        self._began = time.monotonic()
+        self._draw()
+
+    def came(self, verdict: Verdict) -> None:
+        self._states[verdict.name] = verdict.state
+        if time.monotonic() - self._drawn_at >= self._PERIOD:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the end, and let it stand."""
+        self._draw()
+        self._drawn = 0
+
+    def _draw(self) -> None:
+        size = shutil.get_terminal_size()
+        lines = self.lines(size.columns, size.lines)
+        if self._drawn:
+            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+        self._drawn = len(lines)
+        self._drawn_at = time.monotonic()
+
+    def lines(self, columns: int, rows: int) -> list[str]:
+        """The map on a screen of this size: rows of cells after the names of their machines, then a legend."""
+        layout = _layout(self._names, columns, max(1, rows - 3))
+        lines = []
+        for row in layout.rows[: layout.shown]:
+            cells = "".join(
+                (" " if position and position % _GROUP == 0 else "") + self._cell(name)
+                for position, name in enumerate(row)
+            )
+            lines.append(f"{_label(row, layout.label):<{layout.label}}  {cells}")
+        if len(layout.rows) > layout.shown:
+            hidden = sum(len(row) for row in layout.rows[layout.shown :])
+            lines.append(f"... and {hidden} machines more than fit here"[: columns - 1])
+        lines.append(self._legend(columns))
+        return lines
+
+    def _cell(self, name: str) -> str:
+        state = self._states.get(name)
+        if state is None:
+            return WAITING
+        letter, colour = _CELLS[state]
+        return f"\x1b[{colour}m{letter}\x1b[0m" if self._colour else letter
+
+    def _legend(self, columns: int) -> str:
+        counts = [
+            f"{letter} {state.value} {number}"
+            for state, (letter, _) in _CELLS.items()
+            if (number := sum(each is state for each in self._states.values()))
+        ]
+        if waiting := len(self._names) - len(self._states):
+            counts.append(f"{WAITING} asked {waiting}")
+        return "  ".join([*counts, duration(time.monotonic() - self._began)])[: columns - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    rows: Sequence[Sequence[str]]
+    label: int
+    shown: int
+
+
+def _layout(names: Sequence[str], columns: int, rows: int) -> _Layout:
+    """How many machines stand in a row: a multiple of ten where that fits."""
+    label = min(max((len(name) for name in names), default=0) * 2 + 2, max(8, columns // 3))
+    room = max(1, columns - label - 3)
+    # A gap for every ten cells.
+    fit = max(1, room * _GROUP // (_GROUP + 1))
+    fit = fit // _GROUP * _GROUP or fit
+    parts = [names[start : start + fit] for start in range(0, len(names), fit)]
+    return _Layout(parts, label, min(len(parts), rows))
+
+
+def _label(row: Sequence[str], width: int) -> str:
+    """The first and the last name of a row, ``gpu-001..050``."""
+    first, last = clean(row[0]), clean(row[-1])
+    if len(row) == 1:
+        return first[:width]
+    # What both begin with, up to their numbers, need not be said twice.
+    common = 0
+    while common < min(len(first), len(last)) and first[common] == last[common]:
+        common += 1
+    common -= len(re.search(r"\d*$", first[:common])[0])  # type: ignore[index]  # matches the empty end too
+    return f"{first}..{last[common:]}"[:width]
+
+
+def _in_words(verdict: Verdict) -> str:
+    action = "" if verdict.action is Action.NONE else f", {verdict.action.value.replace('_', ' ')}"
+    why = verdict.findings[0] if verdict.findings else None
+    said = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.said or why.rule}"
+    return f"{verdict.state.value}{action}{said}"
+
+
+def progress(stream: TextIO | None = None, *, colour: bool = True) -> Lines | Map:
+    """The view that fits ``stream`` (standard error by default)."""
+    stream = stream or sys.stderr
+    return Map(stream, colour=colour) if stream.isatty() else Lines(stream)

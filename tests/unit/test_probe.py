@@ -1,0 +1,518 @@
+"""The probe: on this very machine, on made-up ones below a folder, and on drivers that hang."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.health import shape
+
+SOURCE = Path(probe.__file__)
+XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus></nvidia_smi_log>\n'
+
+
+class Root:
+    """A made-up machine: a folder that the probe takes for the root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.write("proc/uptime", "1000.5 2000.0\n")
+        self.write("proc/sys/kernel/random/boot_id", "6b1c1f0e-8f5a-4f43-9a43-3d1d5c8a3a11\n")
+        self.write("proc/sys/kernel/osrelease", "6.12.0\n")
+        self.write("dev/kmsg", "6,0,0,-;Linux version 6.12.0\n")
+        (folder / "run").mkdir()
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    def program(self, name: str, script: str) -> Path:
+        path = self.write(f"usr/bin/{name}", f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def smi(self, script: str) -> Path:
+        """nvidia-smi, with its module loaded."""
+        (self.folder / "sys/module/nvidia").mkdir(parents=True, exist_ok=True)
+        return self.program("nvidia-smi", script)
+
+    def real_proc(self) -> None:
+        """This machine's own processes."""
+        shutil.rmtree(self.folder / "proc")
+        (self.folder / "proc").symlink_to("/proc")
+
+    def thread(self, pid: int, comm: str, state: str, *, kthread: bool = False, stack: str = "") -> None:
+        flags = probe.PF_KTHREAD if kthread else 0
+        fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 4, "5", "5", *["0"] * 6, "900", "0"]
+        folder = f"proc/{pid}/task/{pid}"
+        self.write(f"{folder}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
+        self.write(f"{folder}/status", "Name: x\nvoluntary_ctxt_switches:\t7\n")
+        self.write(f"{folder}/wchan", "rwsem_down_write")
+        self.write(f"{folder}/stack", stack)
+
+    def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
+        facts = probe.read(probe.Options(root=str(self.folder), deadline_s=deadline_s, smi_s=smi_s))
+        assert shape.complaint(json.loads(json.dumps(facts))) == ""
+        return facts
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are ended at the end, whatever happened."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def kmsg(lines: list[tuple[float, str]], first: int = 0) -> str:
+    return "".join(f"4,{first + number},{int(at * 1e6)},-;{text}\n" for number, (at, text) in enumerate(lines))
+
+
+# --- as it is sent ---------------------------------------------------------------------------------------------------
+
+
+def test_its_syntax_is_that_of_python_3_6() -> None:
+    ast.parse(SOURCE.read_text(), feature_version=(3, 6))
+
+
+def test_it_imports_nothing_that_python_3_6_lacks() -> None:
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= {
+        *("collections", "contextlib", "errno", "fcntl", "glob", "json", "os", "re", "select"),
+        *("signal", "subprocess", "sys", "time", "typing", "zlib"),
+    }
+
+
+def run_sent(arguments: dict[str, Any], **keywords: Any) -> bytes:
+    """Run it as the sweep does: unpacked from standard input."""
+    code = "import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),'probe','exec'))"
+    done = subprocess.run(
+        ["/usr/bin/env", sys.executable, "-c", code, json.dumps(arguments)],
+        input=zlib.compress(SOURCE.read_bytes()),
+        capture_output=True,
+        check=True,
+        timeout=30,
+        **keywords,
+    )
+    assert done.stderr == b""
+    answer: bytes = done.stdout
+    return answer
+
+
+def test_this_machine_answers_and_nothing_is_left_behind() -> None:
+    before = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    facts = json.loads(run_sent({"deadline_s": 15}))
+    assert shape.complaint(facts) == ""
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts["took_s"] < 10
+    ours = [
+        path
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit() and path.name not in before and b"zlib.decompress" in read_bytes(path / "cmdline")
+    ]
+    assert ours == []
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_framed_it_speaks_before_it_looks() -> None:
+    answer = run_sent({"deadline_s": 15, "framed": True})
+    ready, length, packed = answer.split(b"\n", 2)
+    assert ready == probe.MARK + b"ready"
+    assert length == probe.MARK + str(len(packed)).encode()
+    assert shape.complaint(json.loads(zlib.decompress(packed))) == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_without_root_it_says_what_it_lacks() -> None:
+    facts = probe_as_nobody()
+    assert shape.complaint(facts) == ""
+    assert any(error["what"] == "privilege" for error in facts["errors"])
+
+
+def probe_as_nobody() -> Any:
+    # A Python that nobody else can reach is of no use here.
+    done = subprocess.run(
+        ["/usr/bin/python3", "-", '{"deadline_s": 15}'],
+        input=SOURCE.read_bytes(),
+        capture_output=True,
+        check=True,
+        timeout=30,
+        user=65534,
+        cwd="/",
+    )
+    return json.loads(done.stdout)
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_ring_buffer_needs_no_journal(root: Root) -> None:
+    root.program("journalctl", f"touch {root.folder}/asked")
+    root.write("dev/kmsg", kmsg([(0, "Linux version"), (3.25, "NVRM: hello")]))
+    log = root.read()["log"]
+    assert log == {
+        "source": "kmsg",
+        "cut": False,
+        "text": "[    0.000000] Linux version\n[    3.250000] NVRM: hello\n",
+        "repeats": [],
+    }
+    assert not (root.folder / "asked").exists()
+
+
+def test_what_user_space_writes_is_left_out(root: Root) -> None:
+    forged = "12,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, forged\n SUBSYSTEM=pci\n"
+    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\\x0asecond\n")
+    assert root.read()["log"]["text"].splitlines() == [
+        "[    0.000000] Linux version",
+        "[    6.000000] real",
+        "[    6.000000] second",
+    ]
+
+
+def test_an_overflowed_ring_buffer_is_completed_from_the_journal(root: Root) -> None:
+    root.write("dev/kmsg", kmsg([(50.0, "newest"), (51.0, "newer still")], first=900))
+    root.program(
+        "journalctl",
+        'case "$*" in *SYSLOG_FACILITY=0*) ;; *) exit 1;; esac\n'
+        "echo '[    0.000000] host kernel: Linux version'\n"
+        "echo '[   12.500000] host kernel:  indented+0x1/0x2'\n"
+        "echo '[   50.000000] host kernel: newest'",
+    )
+    log = root.read()["log"]
+    assert log["source"] == "journal"
+    assert log["cut"] is False
+    assert log["text"].splitlines() == [
+        "[    0.000000] Linux version",
+        "[   12.500000]  indented+0x1/0x2",
+        "[   50.000000] newest",
+        "[   51.000000] newer still",
+    ]
+
+
+def test_a_journal_that_hangs_costs_only_what_it_had(root: Root) -> None:
+    root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+    root.program("journalctl", "exec sleep 60")
+    began = time.monotonic()
+    facts = root.read(deadline_s=4)
+    assert time.monotonic() - began < 5
+    assert facts["log"]["source"] == "kmsg"
+    assert facts["log"]["cut"] is True
+    assert "newest" in facts["log"]["text"]
+    assert any("journalctl" in error["error"] for error in facts["errors"])
+
+
+def test_gpus_are_expected_as_the_boot_log_lists_them(root: Root) -> None:
+    root.write(
+        "dev/kmsg",
+        kmsg(
+            [
+                (0.5, "pci 0000:3b:00.0: [10de:2330] type 00 class 0x030200 PCIe Endpoint"),
+                (0.6, "pci 0000:5e:00.0: [10de:2330] type 00 class 0x030200"),
+                (0.7, "pci 0000:5e:00.1: [10de:22a3] type 00 class 0x040300"),
+                (0.8, "pci 0000:01:00.0: [8086:1533] type 00 class 0x020000"),
+            ]
+        ),
+    )
+    assert root.read()["expected"] == {"gpus": 2, "from": "boot log"}
+
+
+def fold(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], bool]:
+    found = probe._Fold()
+    for at, text in lines:
+        found.add(at, text)
+    text, cut = found.text()
+    return text, found.repeats(), cut
+
+
+def test_a_storm_is_counted_and_what_it_would_bury_stays() -> None:
+    storm = [(float(n), f"NVRM: Xid (PCI:0000:3b:00): 31, pid={n}, name=python, Ch {n:08x}") for n in range(190_000)]
+    storm.insert(100_000, (100_000.0, "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus."))
+    storm.insert(120_000, (120_000.0, "NVRM: Xid (PCI:0000:3b:00): 119, Timeout after 45s of waiting for RPC"))
+    began = time.process_time()
+    text, repeats, cut = fold(storm)
+    assert time.process_time() - began < 15
+    assert not cut
+    assert len(text) < 50_000
+    assert "): 79, GPU has fallen off the bus." in text
+    assert "): 119, Timeout" in text
+    assert sum(repeat["count"] for repeat in repeats) > 189_000
+    assert min(repeat["first"] for repeat in repeats) == pytest.approx(0, abs=100)
+    assert max(repeat["last"] for repeat in repeats) == pytest.approx(189_999, abs=2)
+
+
+def test_reports_of_hung_tasks_stay_whole() -> None:
+    lines = []
+    for n in range(60):
+        name = "kworker/2:3" if n != 40 else "nvidia-smi"
+        lines += [
+            (n * 120.0, f"INFO: task {name}:{n + 100} blocked for more than 120 seconds."),
+            (n * 120.0, "      Tainted: P           O      5.15.0"),
+            (n * 120.0, '"echo 0 > /proc/sys/kernel/hung_task_timeout_secs" disables this message.'),
+            (n * 120.0, "Call Trace:"),
+            (n * 120.0, " __schedule+0x2e4/0x8c0"),
+            (n * 120.0, " os_acquire_mutex+0x37/0x40 [nvidia]" if n == 40 else " gpfs_wait+0x1/0x2 [mmfs]"),
+        ]
+    text, _, cut = fold(lines)
+    assert not cut
+    assert text.count("\n") == len(lines)
+    block = text[text.index("INFO: task nvidia-smi:140") :]
+    assert "[nvidia]" in block[: block.index("INFO: task", 5)]
+
+
+def test_a_log_of_all_different_lines_is_bounded_and_keeps_the_drivers() -> None:
+    words = ["".join(chr(103 + (n >> shift) % 16) for shift in range(0, 20, 4)) for n in range(60_000)]
+    lines = [(float(n), f"{word} " * 12) for n, word in enumerate(words)]
+    lines.insert(10, (10.0, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."))
+    text, _, cut = fold(lines)
+    assert cut
+    assert len(text) <= probe.TEXT_BYTES
+    assert "fallen off the bus" in text
+    assert words[-1] in text
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_sleep_for_good_are_told_with_their_stacks(root: Root) -> None:
+    root.thread(41, "kworker/2:3", "D", kthread=True, stack="[<0>] os_acquire_mutex+0x37/0x40 [nvidia]\n")
+    root.thread(42, "nvidia-persiste", "S")
+    root.thread(43, "nv_queue", "R", kthread=True, stack="[<0>] spin+0x1/0x2 [nvidia]\n")
+    root.thread(44, "nv_queue", "S", kthread=True)
+    root.thread(45, "odd) D (name", "D")
+    root.thread(46, "bash", "S")
+    tasks = {task["pid"]: task for task in root.read()["tasks"]}
+    assert set(tasks) == {41, 42, 43, 45}
+    assert tasks[41] == {
+        "pid": 41,
+        "comm": "kworker/2:3",
+        "state": "D",
+        "kthread": True,
+        "wchan": "rwsem_down_write",
+        "stack": ["os_acquire_mutex+0x37/0x40 [nvidia]"],
+        "age_s": 0.5,
+    }
+    assert tasks[43]["stack"] == ["spin+0x1/0x2 [nvidia]"]
+    assert tasks[45]["comm"] == "odd) D (name"
+
+
+def test_no_more_than_200_threads_are_told(root: Root) -> None:
+    for pid in range(100, 350):
+        root.thread(pid, "stuck", "D")
+    facts = root.read()
+    assert len(facts["tasks"]) == 200
+    assert {"what": "tasks", "error": "250 threads sleep uninterruptibly"} in facts["errors"]
+
+
+# --- nvidia-smi ------------------------------------------------------------------------------------------------------
+
+
+def test_without_its_module_nvidia_smi_is_not_run(root: Root) -> None:
+    root.program("nvidia-smi", f"touch {root.folder}/ran")
+    smi = root.read()["smi"]
+    assert smi["status"] == "absent"
+    assert smi["said"] == "the module nvidia is not loaded"
+    assert not (root.folder / "ran").exists()
+
+
+def test_nvidia_smi_answers(root: Root) -> None:
+    root.smi(f"cat <<'END'\n{XML}END")
+    smi = root.read()["smi"]
+    assert (smi["status"], smi["rc"], smi["xml"], smi["pid"]) == ("ok", 0, XML, None)
+
+
+def test_nvidia_smi_fails(root: Root) -> None:
+    root.smi("echo 'NVIDIA-SMI has failed'; exit 9")
+    smi = root.read()["smi"]
+    assert (smi["status"], smi["rc"], smi["xml"]) == ("failed", 9, None)
+    assert smi["said"] == "NVIDIA-SMI has failed\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["trap '' TERM HUP INT; while :; do sleep 1; done", "exec sleep 1000", "exec >&- 2>&-; exec sleep 1000"],
+    ids=["deaf", "asleep", "silent"],
+)
+def test_nvidia_smi_that_does_not_end_is_ended(root: Root, script: str) -> None:
+    root.smi(f"echo $$ >{root.folder}/pid; echo begins; {script}")
+    began = time.monotonic()
+    facts = root.read(deadline_s=6, smi_s=2)
+    assert time.monotonic() - began < 6
+    assert facts["smi"]["status"] == "timeout"
+    assert facts["smi"]["pid"] is None
+    assert facts["smi"]["said"] == "begins\n"
+    assert 2 <= facts["smi"]["took_s"] < 3.5
+    assert not Path("/proc", (root.folder / "pid").read_text().strip()).exists()
+
+
+def test_nvidia_smi_without_end_is_bounded(root: Root) -> None:
+    root.smi("exec yes '<nvidia_smi_log>'")
+    facts = root.read(deadline_s=8, smi_s=3)
+    assert facts["smi"]["status"] == "timeout"
+    assert len(facts["smi"]["said"]) <= probe.SAID_BYTES
+
+
+def test_nvidia_smi_that_cannot_be_killed_is_left_behind_and_told(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in: a signal that does nothing, for a process that no signal reaches."""
+    root.real_proc()
+    root.smi(f"echo $$ >{root.folder}/pid; exec sleep 1000")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda *_: None)
+        facts = root.read(deadline_s=7, smi_s=1)
+    pid = int((root.folder / "pid").read_text())
+    try:
+        assert facts["smi"]["status"] == "timeout"
+        assert (facts["smi"]["pid"], facts["smi"]["task_state"]) == (pid, "S")
+        assert {"what": "smi", "error": f"process {pid} cannot be killed and is left behind"} in facts["errors"]
+        if os.geteuid() == 0:
+            again = root.read(deadline_s=7, smi_s=1)
+            assert (again["smi"]["status"], again["smi"]["pid"]) == ("stuck", pid)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_beside_a_stuck_nvidia_smi_no_second_one_is_started(
+    root: Root, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """A stand-in for a driver that hangs: who waits for its vfork()ed child is in state D too."""
+    if not shutil.which("gcc"):
+        pytest.skip("needs a C compiler")
+    program = root.folder / "stuck/nvidia-smi"
+    program.parent.mkdir()
+    code = "#include <unistd.h>\nint main(void) { if (vfork() == 0) { sleep(60); _exit(0); } return 0; }\n"
+    subprocess.run(["gcc", "-w", "-x", "c", "-o", program, "-"], input=code.encode(), check=True)
+    processes.append(subprocess.Popen([program], start_new_session=True))
+    stuck = processes[0].pid
+    children = Path(f"/proc/{stuck}/task/{stuck}/children")
+    time.sleep(0.5)
+    root.real_proc()
+    root.smi(f"touch {root.folder}/ran")
+    try:
+        facts = root.read()
+        smi = facts["smi"]
+        assert (smi["status"], smi["pid"], smi["task_state"]) == ("stuck", stuck, "D")
+        assert not (root.folder / "ran").exists()
+        task = next(task for task in facts["tasks"] if task["pid"] == stuck)
+        assert task["state"] == "D"
+        assert task["age_s"] >= 0.5
+        if os.geteuid() == 0:
+            assert any("vfork" in line or "clone" in line for line in task["stack"])
+    finally:
+        for child in children.read_text().split():
+            os.kill(int(child), 9)
+
+
+# --- what blocks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_read_that_never_ends_costs_its_own_part_only(root: Root) -> None:
+    """A stand-in: a pipe that nobody writes to, for a file of a driver that hangs."""
+    root.write("sys/module/nvidia/version", "580.65.06\n")
+    (root.folder / "proc/driver/nvidia/gpus/0000:3b:00.0").mkdir(parents=True)
+    os.mkfifo(root.folder / "proc/driver/nvidia/gpus/0000:3b:00.0/information")
+    root.smi(f"cat <<'END'\n{XML}END")
+    began = time.monotonic()
+    facts = root.read(deadline_s=4)
+    assert time.monotonic() - began < 4
+    assert facts["driver"]["module"] == "580.65.06"
+    assert facts["driver"]["gpus"] == []
+    assert facts["smi"]["status"] == "ok"
+    assert any(error["what"] == "driver" and "did not answer" in error["error"] for error in facts["errors"])
+
+
+# --- devices, driver, services ---------------------------------------------------------------------------------------
+
+
+def test_devices_driver_and_services(root: Root) -> None:
+    device = "sys/bus/pci/devices/0000:3b:00.0"
+    for name, text in {
+        "vendor": "0x10de\n",
+        "device": "0x2330\n",
+        "class": "0x030200\n",
+        "current_link_speed": "16.0 GT/s PCIe\n",
+        "max_link_speed": "32.0 GT/s PCIe\n",
+        "current_link_width": "8\n",
+        "max_link_width": "16\n",
+        "aer_dev_correctable": "RxErr 3\nTOTAL_ERR_COR 3\n",
+        "aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 0\n",
+        "aer_dev_fatal": "TOTAL_ERR_FATAL 1\n",
+    }.items():
+        root.write(f"{device}/{name}", text)
+    root.write(f"{device}/config", b"\xde\x10\x30\x23" + bytes(60))
+    (root.folder / "sys/bus/pci/drivers/nvidia").mkdir(parents=True)
+    (root.folder / device / "driver").symlink_to("../../drivers/nvidia")
+    gone = "sys/bus/pci/devices/0000:5e:00.0"
+    for name, text in {"vendor": "0x10de\n", "device": "0x2330\n", "class": "0x030200\n"}.items():
+        root.write(f"{gone}/{name}", text)
+    root.write(f"{gone}/config", b"\xff" * 256)
+    root.write("sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")
+    root.write("sys/module/nvidia/version", "580.65.06\n")
+    root.write(
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n",
+    )
+    root.write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t\t NVIDIA H100\nDevice Minor: \t 0\n")
+    root.write("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.575.57.08", "")
+    (root.folder / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.575.57.08")
+    (root.folder / "run/systemd/system").mkdir(parents=True)
+    root.program(
+        "systemctl",
+        "printf 'Id=nvidia-persistenced.service\\nLoadState=loaded\\nActiveState=failed\\n\\n'\n"
+        "printf 'Id=nvidia-fabricmanager.service\\nLoadState=not-found\\nActiveState=inactive\\n'",
+    )
+    facts = root.read()
+    present, lost = facts["pci"]
+    assert present == {
+        "address": "0000:3b:00.0",
+        "vendor": "10de",
+        "device": "2330",
+        "class": "030200",
+        "driver": "nvidia",
+        "answers": True,
+        "link": {"speed": "16.0 GT/s PCIe", "width": 8, "max_speed": "32.0 GT/s PCIe", "max_width": 16},
+        "aer": {"correctable": 3, "nonfatal": 0, "fatal": 1},
+    }
+    assert (lost["address"], lost["answers"], lost["link"], lost["aer"]) == ("0000:5e:00.0", False, None, None)
+    assert facts["driver"] == {
+        "loaded": True,
+        "module": "580.65.06",
+        "library": "575.57.08",
+        "open": True,
+        "gpus": [{"address": "0000:3b:00.0", "minor": 0, "model": "NVIDIA H100"}],
+    }
+    assert facts["services"] == {"nvidia-persistenced": "failed", "nvidia-fabricmanager": "absent"}
