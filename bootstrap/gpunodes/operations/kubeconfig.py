@@ -24,7 +24,8 @@ def fetch(inventory: Inventory, view: View) -> dict[str, Any]:
     tracker = Tracker([control], PHASES, view)
     view.begin("kubeconfig", [control])
     folder = journal.open_run("kubeconfig")
-    fetched = folder / "kubeconfig"
+    # The play has a folder of its own name beside it.
+    fetched = folder / "admin.conf"
     play = runner.Play(
         "kubeconfig.yml", inventory.path, [control.name], variables={"gpunodes_kubeconfig_path": str(fetched)}
     )
