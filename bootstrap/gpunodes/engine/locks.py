@@ -18,8 +18,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.runner import ssh_options
 from gpunodes.errors import GpunodesError
 
 BEAT = 15.0
@@ -70,7 +70,7 @@ def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[N
         }
     )
     process = subprocess.Popen(
-        [*_ssh(address, variables), _remote(variables, who)],
+        [*shell.command(address, variables), _remote(variables, who)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,20 +126,7 @@ def _beat(process: subprocess.Popen[str], stop: threading.Event) -> None:
                 process.stdin.flush()
 
 
-def _ssh(address: str, variables: Mapping[str, Any]) -> list[str]:
-    command = ["ssh", "-T", "-o", "BatchMode=yes", *ssh_options(), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
-    if port := variables.get("ansible_port"):
-        command += ["-p", str(port)]
-    if user := variables.get("ansible_user"):
-        command += ["-l", str(user)]
-    if key := variables.get("ansible_ssh_private_key_file"):
-        command += ["-i", str(key)]
-    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        command += shlex.split(str(variables.get(name, "")))
-    return [*command, "--", address]
-
-
 def _remote(variables: Mapping[str, Any], who: str) -> str:
     python = str(variables.get("ansible_python_interpreter", "/usr/bin/python3"))
     holder = f"{python} -c {shlex.quote(_HOLDER)} {shlex.quote(who)} {PATIENCE:.0f}"
-    return f'if [ "$(id -u)" = 0 ]; then exec {holder}; else exec sudo -n {holder}; fi'
+    return shell.as_root(holder)

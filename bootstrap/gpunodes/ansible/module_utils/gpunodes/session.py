@@ -1,0 +1,82 @@
+"""A session with the Kubernetes API, for one that has only a pipe to this machine.
+
+It reads requests and prints answers, one JSON document a line; several are carried out side by side. Nothing of the
+kubeconfig is ever in an answer. A request: ``id``, ``method``, ``path`` (with its query), ``body`` (or null),
+``type`` (of the body), ``keep`` (dotted paths; of the items of a list only these come back). An answer: ``id``,
+``status`` (0: the API does not answer), ``body``, ``error``, ``time`` (this machine's clock, seconds since 1970).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from . import kubeconfig
+from .kube_api import ApiError, Client
+
+_AT_ONCE = 4
+_MOST = 32 << 20
+"""Bytes of an answer."""
+
+
+def serve(path: str) -> None:
+    """Answer requests until standard input ends. ``path`` is a kubeconfig's."""
+    config = kubeconfig.load(path)
+    guard, local = threading.Lock(), threading.local()
+
+    def answer(line: str) -> None:
+        request = json.loads(line)
+        if config is None:
+            said: dict[str, Any] = {"status": 0, "body": None, "error": f"there is no {path} on this machine"}
+        else:
+            if not hasattr(local, "client"):
+                local.client = Client(config, patience_s=-1)
+            said = _call(local.client, request)
+        text = json.dumps({"id": request["id"], "time": time.time(), **said})
+        if len(text) > _MOST:
+            text = json.dumps(
+                {"id": request["id"], "time": time.time(), "status": 0, "body": None, "error": "the answer is too long"}
+            )
+        with guard:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for line in sys.stdin:
+            if line.strip():
+                pool.submit(answer, line)
+
+
+def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        body = client.call(
+            str(request["method"]), str(request["path"]), request.get("body"), None, str(request["type"])
+        )
+    except ApiError as error:
+        return {"status": error.status, "body": None, "error": str(error)}
+    keep = request.get("keep")
+    if keep and isinstance(body, dict) and "items" in body:
+        body["items"] = [pruned(item, keep) for item in body["items"]]
+    return {"status": 200, "body": body, "error": ""}
+
+
+def pruned(thing: Mapping[str, Any], keep: list[str]) -> dict[str, Any]:
+    """``thing`` with only the dotted paths ``keep`` of it."""
+    result: dict[str, Any] = {}
+    for path in keep:
+        source: Any = thing
+        target = result
+        names = path.split(".")
+        for name in names[:-1]:
+            source = source.get(name) if isinstance(source, Mapping) else None
+            if not isinstance(source, Mapping):
+                break
+            target = target.setdefault(name, {})
+        if isinstance(source, Mapping) and names[-1] in source:
+            target[names[-1]] = source[names[-1]]
+    return result

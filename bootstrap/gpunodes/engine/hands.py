@@ -1,0 +1,151 @@
+"""What repair does to one machine: asks for its boot, collects evidence, and uses the rungs of the ladder.
+
+Nothing here raises for what happens on the machine; each call ends by its own deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.engine import power as powers
+from gpunodes.engine import shell
+from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.shell import Reached
+from gpunodes.repair.ladder import Rung
+
+_BOOT_S = 15.0
+_ASK_S = 60.0
+"""A login on a machine whose PID 1 is blocked takes 25 s (pam_systemd's time limit)."""
+_COLLECT_S = 45.0
+_COLLECT_BYTES = 16 << 20
+_BOOT = "cat /proc/sys/kernel/random/boot_id /proc/uptime"
+# Whichever of the two lives; the newest lines are those that matter.
+_KERNEL_LOG = (
+    f"(timeout 20 journalctl -k -b --no-pager -o short-monotonic 2>/dev/null || timeout 10 dmesg) "
+    f"| tail -c {_COLLECT_BYTES - 1}"
+)
+_PROCESSES = "timeout 10 ps -eo pid,ppid,stat,wchan:32,etimes,comm,args 2>/dev/null | head -c 2000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """Which boot a machine is in, as far as it answers. ``uptime_s``: seconds since it began."""
+
+    reached: Reached
+    boot_id: str = ""
+    uptime_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of asking for a rung."""
+
+    done: bool
+    said: str = ""
+    armed: tuple[str, ...] = ()
+    """What the machine does by itself when the rung does not end it."""
+
+
+class Hands:
+    """One machine, over SSH and its BMC."""
+
+    def __init__(self, name: str, address: str, variables: Mapping[str, Any], cold_pause_s: float) -> None:
+        self.name = name
+        self._address = address
+        self._variables = variables
+        self._cold_pause_s = cold_pause_s
+        self._settings = settings.of(variables)
+
+    def boot(self) -> Boot:
+        """Which boot it is in."""
+        said = shell.run(self._address, self._variables, _BOOT, deadline_s=_BOOT_S, most=4096)
+        lines = said.out.decode("utf-8", "replace").split()
+        if said.ok and len(lines) >= 2:  # noqa: PLR2004 - the id, and the uptime's two numbers
+            return Boot(said.reached, lines[0], float(lines[1]))
+        return Boot(said.reached)
+
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+        """Keep the evidence in ``folder`` (0600 each); the names of the files that were written."""
+        written = []
+        if facts:
+            written.append(_keep(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
+        for name, words in (("kernel.log", _KERNEL_LOG), ("processes.txt", _PROCESSES)):
+            said = shell.run(
+                self._address,
+                self._variables,
+                shell.as_root(f"sh -c {shlex.quote(words)}"),
+                deadline_s=_COLLECT_S,
+                most=_COLLECT_BYTES,
+            )
+            if said.out:
+                written.append(_keep(folder / f"{self.name}.{name}", said.out))
+        return written
+
+    def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
+        """Use a rung that needs a shell; only in the boot ``boot_id``, when one is named."""
+        options = {
+            "boot_id": boot_id,
+            "rung": rung.name,
+            "later": list(later),
+            "gpus": list(gpus),
+            "limit_s": rung.gone,
+        }
+        from gpunodes.ansible.module_utils.gpunodes import climb
+
+        python = str(self._variables.get("ansible_python_interpreter", "/usr/bin/python3"))
+        words = f"{python} -c {shlex.quote(climb.BOOT)} {shlex.quote(json.dumps(options))}"
+        said = shell.run(
+            self._address,
+            self._variables,
+            shell.as_root(words),
+            deadline_s=_ASK_S + (rung.gone if rung.name == "gpu-reset" else 0),
+            stdin=Path(climb.__file__).read_bytes(),
+        )
+        try:
+            answer = json.loads(said.out.decode("utf-8", "replace").strip().splitlines()[-1])
+            return Asked(bool(answer["asked"]), str(answer.get("said", "")), tuple(answer.get("armed", ())))
+        except (ValueError, IndexError, KeyError, TypeError):
+            how = {Reached.LATE: "it was asked and the shell hangs", Reached.ENDED: "the program there failed"}
+            reason = ssh_reason(said.err)
+            return Asked(False, ": ".join(part for part in (how.get(said.reached, "SSH"), reason) if part))
+
+    def power(self) -> powers.Power | None:
+        """Its BMC; None when it has none. Raises WrongInput for settings that cannot be used."""
+        access = powers.access(self.name, self._settings)
+        return powers.connect(self.name, access) if access else None
+
+    def reset(self) -> None:
+        """Reset it by its BMC; one that is off is switched on. Raises PowerProblem."""
+        bmc = self._bmc()
+        if bmc.state() is powers.PowerState.OFF:
+            powers.change(bmc, powers.Order.ON)
+        else:
+            bmc.order(powers.Order.RESET)
+
+    def cold_cycle(self) -> None:
+        """Take its power away, wait, and give it back; raises PowerProblem."""
+        bmc = self._bmc()
+        powers.change(bmc, powers.Order.OFF)
+        time.sleep(self._cold_pause_s)
+        powers.change(bmc, powers.Order.ON)
+
+    def _bmc(self) -> powers.Power:
+        bmc = self.power()
+        if bmc is None:
+            raise powers.PowerProblem(powers.Trouble.REFUSED, "no BMC is configured", "set gpunodes_bmc_type")
+        return bmc
+
+
+def _keep(path: Path, data: bytes) -> str:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    return path.name

@@ -1,0 +1,129 @@
+"""What was found and done about each machine: one line of JSON each, appended and never changed (0600)."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gpunodes.settings import state_home
+
+
+class Kind(StrEnum):
+    """What an entry tells."""
+
+    VERDICT = "verdict"
+    """Why a repair began."""
+    STEP = "step"
+    RUNG = "rung"
+    """A rung of the ladder, with its outcome."""
+    PROOF = "proof"
+    END = "end"
+    """How a repair ended."""
+    CLEARED = "cleared"
+    """Somebody allowed repairs again."""
+    POWER = "power"
+    """A power action by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened to a machine. ``time`` is in seconds since 1970."""
+
+    time: float
+    machine: str
+    kind: Kind
+    what: str
+    """The step, rung, action or verdict."""
+    outcome: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+    repair: str = ""
+    """The id of the repair that it belongs to."""
+    cluster: str = ""
+    """The control plane's address in the inventory."""
+    by: str = ""
+    """user@host"""
+    evidence: tuple[str, ...] = field(default=())
+
+
+def path() -> Path:
+    """The file."""
+    return state_home() / "history.jsonl"
+
+
+def append(entry: Entry) -> None:
+    """Add one entry; it is on the disk when this returns."""
+    line = json.dumps(dataclasses.asdict(entry), ensure_ascii=False) + "\n"
+    descriptor = os.open(path(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = os.fstat(descriptor).st_size
+        # A power cut may have left half a line: the next one must not be lost with it.
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = "\n" + line
+        os.write(descriptor, line.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(machine: str = "", cluster: str | None = None) -> list[Entry]:
+    """The entries of a machine (of all when none is named), the oldest first; broken lines are passed over.
+
+    ``cluster`` keeps those of one cluster.
+    """
+    if not path().exists():
+        return []
+    found = []
+    with path().open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            entry = _parse(line)
+            if entry and machine in ("", entry.machine) and cluster in (None, entry.cluster):
+                found.append(entry)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the history says that matters for the next repair."""
+
+    repairs: tuple[float, ...] = ()
+    """When repairs began that climbed the ladder, since somebody last cleared the machine."""
+    needs_repair: str = ""
+    """Why it was given up, "" when it was not."""
+
+
+def pasts(cluster: str) -> Mapping[str, Past]:
+    """The past of every machine of a cluster that has one."""
+    found: dict[str, Past] = {}
+    begun: set[str] = set()
+    for entry in read(cluster=cluster):
+        past = found.get(entry.machine, Past())
+        if entry.kind is Kind.CLEARED:
+            past = Past()
+        elif entry.kind is Kind.RUNG and entry.repair not in begun:
+            begun.add(entry.repair)
+            past = dataclasses.replace(past, repairs=(*past.repairs, entry.time))
+        elif entry.kind is Kind.END:
+            past = dataclasses.replace(past, needs_repair=entry.detail if entry.outcome == "needs-repair" else "")
+        found[entry.machine] = past
+    return found
+
+
+def _parse(line: str) -> Entry | None:
+    try:
+        read: Any = json.loads(line)
+        known = {each.name for each in dataclasses.fields(Entry)}
+        values = {name: value for name, value in read.items() if name in known}
+        values["kind"] = Kind(values["kind"])
+        values["evidence"] = tuple(values.get("evidence", ()))
+        return Entry(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,66 @@
+"""Power by IPMI, through the program ipmitool. The password goes through its environment, never into its arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
+
+_TIMEOUT_S = 30
+_ORDERS = {Order.ON: "on", Order.OFF: "off", Order.RESET: "reset"}
+# What ipmitool 1.8.18 and 1.8.19 say.
+_TROUBLES = (
+    ("Unable to establish", Trouble.DOWN),
+    ("Address lookup", Trouble.DOWN),
+    ("RAKP", Trouble.LOGIN),
+    ("password", Trouble.LOGIN),
+    ("Insufficient privilege", Trouble.LOGIN),
+)
+
+
+class Ipmi:
+    """One BMC, by IPMI 2.0 (lanplus)."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.name = f"IPMI at {access.address}"
+
+    def state(self) -> PowerState:
+        """What the BMC says; raises PowerProblem."""
+        said = self._run("status")
+        if "is on" in said:
+            return PowerState.ON
+        return PowerState.OFF if "is off" in said else PowerState.UNKNOWN
+
+    def order(self, order: Order) -> None:
+        """Tell it; raises PowerProblem."""
+        self._run(_ORDERS[order])
+
+    def _run(self, word: str) -> str:
+        host, _, port = self._access.address.partition(":")
+        words = ["ipmitool", "-I", "lanplus", "-H", host, *(["-p", port] if port else []), "-R", "2", "-N", "5"]
+        words += ["-U", self._access.user, "-E", "chassis", "power", word]
+        try:
+            done = subprocess.run(
+                words,
+                # ipmitool(1), -E: the password is in IPMI_PASSWORD.
+                env={**os.environ, "LC_ALL": "C.UTF-8", "IPMI_PASSWORD": self._access.password},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise PowerProblem(
+                Trouble.DOWN, "there is no ipmitool on this machine", "install the package ipmitool"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise PowerProblem(Trouble.DOWN, f"{self.name} does not answer in {_TIMEOUT_S} s") from error
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())[:300]
+            trouble = next((trouble for words_, trouble in _TROUBLES if words_ in said), Trouble.REFUSED)
+            how = {Trouble.DOWN: "does not answer", Trouble.LOGIN: "refuses the user"}.get(trouble, "refuses")
+            raise PowerProblem(trouble, f"{self.name} {how}: {said}")
+        return done.stdout

@@ -1,0 +1,60 @@
+"""The records of repairs that go on, one small file each: on the disk before the step that they tell of begins."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from gpunodes.repair.record import Record, parse
+from gpunodes.settings import state_home
+
+
+def write(record: Record) -> None:
+    """Put the record on the disk, in one step (0600); it survives a power cut after this returns."""
+    target = _path(record.machine, record.cluster)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, record.text().encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    partial.replace(target)
+    _sync(target.parent)
+
+
+def remove(record: Record) -> None:
+    """Forget a repair that has ended."""
+    _path(record.machine, record.cluster).unlink(missing_ok=True)
+
+
+def read(cluster: str) -> dict[str, Record]:
+    """The repairs of a cluster that have not ended, by machine."""
+    found = {}
+    for path in sorted(_folder().glob("*.json")):
+        try:
+            record = parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # not one of ours: they are written in one step
+        if record.cluster == cluster:
+            found[record.machine] = record
+    return found
+
+
+def _folder() -> Path:
+    folder = state_home() / "repairs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _path(machine: str, cluster: str) -> Path:
+    return _folder() / f"{machine}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,163 @@
+"""One command on one machine over OpenSSH, with a hard deadline and bounded output.
+
+A machine that goes down, or hangs, can keep an SSH session open for ever: the deadline is kept on our side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpunodes.engine.runner import ssh_options
+
+_CONNECT_S = 10
+
+
+class Reached(StrEnum):
+    """How far the command came."""
+
+    ENDED = "ended"
+    """It ran and ended by itself."""
+    REFUSED = "refused"
+    """The machine's kernel answers and no sshd does, or none that greets."""
+    SILENT = "silent"
+    """No connection."""
+    LATE = "late"
+    """It was connected and did not end within the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came of a command."""
+
+    reached: Reached
+    code: int = 255
+    out: bytes = b""
+    err: str = ""
+    cut: bool = False
+    """There was more output than allowed."""
+
+    @property
+    def ok(self) -> bool:
+        return self.reached is Reached.ENDED and self.code == 0
+
+
+def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]:
+    """The ssh command that reaches a machine with these inventory variables; the words to run there follow it."""
+    words = ["ssh", "-T", "-o", "BatchMode=yes", *more, *ssh_options(), "-o", "ControlMaster=no"]
+    words += ["-o", "ControlPath=none"]
+    if port := variables.get("ansible_port"):
+        words += ["-p", str(port)]
+    if user := variables.get("ansible_user"):
+        words += ["-l", str(user)]
+    if key := variables.get("ansible_ssh_private_key_file"):
+        words += ["-i", str(key)]
+    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        words += shlex.split(str(variables.get(name, "")))
+    return [*words, "--", address]
+
+
+def as_root(words: str) -> str:
+    """A shell command that runs ``words`` as root, by sudo where the user is not root."""
+    return f'if [ "$(id -u)" = 0 ]; then exec {words}; else exec sudo -n {words}; fi'
+
+
+def run(
+    address: str,
+    variables: Mapping[str, Any],
+    words: str,
+    *,
+    deadline_s: float,
+    most: int = 1 << 20,
+    stdin: bytes = b"",
+) -> Said:
+    """Run the shell command ``words`` on a machine; never raises for what happens there.
+
+    ``most`` bounds standard output in bytes; the connection is cut when more comes.
+    """
+    # The first of two equal options counts: these stand before those of every connection.
+    patient = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+    return local([*command(address, variables, *patient), words], deadline_s=deadline_s, most=most, stdin=stdin)
+
+
+def local(words: Sequence[str], *, deadline_s: float, most: int = 1 << 20, stdin: bytes = b"") -> Said:
+    """Run a program here within the same bounds; its whole process group is ended with it."""
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err, late = _exchange(process, stdin, time.monotonic() + deadline_s, most)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    text = err.decode("utf-8", "replace").strip()
+    cut = len(out) >= most
+    if late and not cut:
+        return Said(Reached.LATE, out=out, err=text)
+    return Said(_reached(code, text), code, out, text, cut)
+
+
+def _reached(code: int, text: str) -> Reached:
+    if code != 255:  # noqa: PLR2004 - ssh(1): 255 when it could not connect
+        return Reached.ENDED
+    if "Connection refused" in text or "banner exchange" in text or "Connection reset" in text:
+        return Reached.REFUSED
+    return Reached.SILENT
+
+
+def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, most: int) -> tuple[bytes, bytes, bool]:
+    """Feed and read a process until it ends its output, says too much, or the deadline passes."""
+    assert process.stdin is not None  # noqa: S101 - for the type checker
+    assert process.stdout is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    pipes: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    waiting = memoryview(stdin)
+    late = False
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        if waiting:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        else:
+            process.stdin.close()
+        while selector.get_map() and len(pipes[process.stdout]) < most:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                late = True
+                break
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    try:
+                        waiting = waiting[os.write(key.fd, waiting[:65536]) :]
+                    except BrokenPipeError:
+                        waiting = waiting[:0]
+                    if not waiting:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                data = os.read(key.fd, 65536)
+                held = pipes[key.fileobj]
+                # What a machine says on standard error is for people: a page of it is enough.
+                held += data if key.fileobj is process.stdout else data[: max(0, 65536 - len(held))]
+                if not data:
+                    selector.unregister(key.fileobj)
+    for pipe in (process.stdin, *pipes):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    return bytes(pipes[process.stdout][:most]), bytes(pipes[process.stderr]), late

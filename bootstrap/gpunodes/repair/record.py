@@ -1,0 +1,114 @@
+"""How far the repair of one machine has come: written before each step, so that another command can go on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Step(StrEnum):
+    """The steps of a repair, in order; GIVE_UP and UNDO end it in another way than UNCORDON."""
+
+    LOOK = "look"
+    LOCK = "lock"
+    COLLECT = "collect"
+    CORDON = "cordon"
+    DRAIN = "drain"
+    CLIMB = "climb"
+    VERIFY = "verify"
+    UNCORDON = "uncordon"
+    GIVE_UP = "give-up"
+    """Mark the node: it needs repair by hand."""
+    UNDO = "undo"
+    """Give the node back as it was: it could not be emptied, or nothing was wrong any more."""
+    RELEASE = "release"
+    """Let the lock go."""
+    END = "end"
+
+
+class Outcome(StrEnum):
+    """How the repair of a machine ended."""
+
+    REPAIRED = "repaired"
+    NOT_NEEDED = "not-needed"
+    """It was well when we looked again."""
+    NOT_REPAIRED = "not-repaired"
+    """Given back as it was."""
+    NEEDS_REPAIR = "needs-repair"
+    """Nothing helped; it stays cordoned and marked."""
+
+    @property
+    def good(self) -> bool:
+        return self in {Outcome.REPAIRED, Outcome.NOT_NEEDED}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One repair. Times are seconds since 1970.
+
+    ``step`` is what is being done, or was when the command ended; each step can be done again without harm.
+    """
+
+    id: str
+    machine: str
+    cluster: str
+    """The control plane's address in the inventory: two clusters may have machines of one name."""
+    started: float
+    reason: str
+    action: str
+    """The verdict's action."""
+    step: Step = Step.LOOK
+    hung: bool = False
+    """The driver hangs: a graceful end of anything that uses it cannot be waited for."""
+    node: str = ""
+    """The machine's node; empty where the cluster is left out."""
+    first: str = ""
+    """The rung that it starts at."""
+    force_drain: bool = False
+    boot_id: str = ""
+    """The boot that is to end."""
+    gpus: int | None = None
+    """How many GPUs it should have."""
+    capacity: int | None = None
+    """nvidia.com/gpu as the node had it; None where nothing offers it."""
+    cordoned: bool = False
+    """We may have cordoned it; somebody else's cordon is not ours to lift."""
+    rung: str = ""
+    asked: float = 0.0
+    """When the present rung was asked for; 0 when it was not yet."""
+    armed: tuple[str, ...] = ()
+    """Rungs that the machine climbs by itself."""
+    tried: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    why: str = ""
+    folder: str = ""
+    """Where the evidence lies, on the machine that started the repair."""
+
+    def to(self, step: Step, **changes: Any) -> Record:
+        """The record at another step."""
+        return dataclasses.replace(self, step=step, **changes)
+
+    def text(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def parse(text: str) -> Record:
+    """The record that ``text`` holds; keys that a newer version added are left out. Raises ValueError."""
+    read = json.loads(text)
+    if not isinstance(read, Mapping):
+        raise ValueError("not a record of a repair")
+    known = {field.name for field in dataclasses.fields(Record)}
+    values = {name: value for name, value in read.items() if name in known}
+    values["step"] = Step(values.get("step", Step.LOOK))
+    values["outcome"] = Outcome(values["outcome"]) if values.get("outcome") else None
+    for name in ("armed", "tried"):
+        values[name] = tuple(values.get(name, ()))
+    try:
+        return Record(**values)
+    except TypeError as error:
+        raise ValueError(f"not a record of a repair: {error}") from error

@@ -1,0 +1,191 @@
+"""Who may be repaired now: actions, budget, control planes, mass sickness, loop guard, order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from gpunodes.errors import WrongInput
+from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.repair import ladder, policy
+from gpunodes.repair.policy import Budget, Candidate, Decision, Limits, Node, Ruling
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+
+
+def verdict(name: str, action: Action = Action.REBOOT, *, hung: bool = False, state: State | None = None) -> Verdict:
+    calm = State.WELL if action is Action.NONE else State.SICK
+    return Verdict(name, "live", state or (State.HUNG if hung else calm), action, hung_in_driver=hung)
+
+
+def candidate(name: str, action: Action = Action.REBOOT, **changes: object) -> Candidate:
+    made = Candidate(name, verdict(name, action), Node(name))
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # the tests' own keywords
+
+
+def workers(number: int, **special: Node) -> list[Node]:
+    return [special.get(f"w{index}", Node(f"w{index}")) for index in range(number)]
+
+
+def rulings(decisions: list[Decision]) -> dict[str, Ruling]:
+    return {decision.machine: decision.ruling for decision in decisions}
+
+
+def decide(candidates: list[Candidate], nodes: list[Node], limits: Limits | None = None) -> list[Decision]:
+    return policy.decide(candidates, nodes, limits or Limits(), NOW)
+
+
+def test_what_asks_for_a_reboot_is_repaired_and_nothing_else() -> None:
+    decisions = decide(
+        [
+            candidate("w0"),
+            candidate("w1", Action.RESET_GPU),
+            candidate("w2", Action.RESTART_APP),
+            candidate("w3", Action.NONE),
+        ],
+        workers(20),
+    )
+    assert rulings(decisions) == {
+        "w0": Ruling.REPAIR,
+        "w1": Ruling.NOTHING,
+        "w2": Ruling.NOTHING,
+        "w3": Ruling.NOTHING,
+    }
+
+
+def test_wider_actions_take_a_reset_too() -> None:
+    limits = Limits(actions=frozenset({Action.RESET_GPU, Action.REBOOT}), max_unavailable=Budget(2))
+    decisions = decide([candidate("w0"), candidate("w1", Action.RESET_GPU)], workers(20), limits)
+    assert set(rulings(decisions).values()) == {Ruling.REPAIR}
+
+
+def test_hands_and_the_unreachable_are_not_rebooted() -> None:
+    far = Candidate("w1", verdict("w1", Action.NONE, state=State.UNREACHABLE), Node("w1", ready=False))
+    decisions = decide([candidate("w0", Action.REPAIR), far], workers(20))
+    assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR, "w1": Ruling.REFUSE}
+    by_hand = Limits(by_hand=True)
+    assert rulings(decide([far], workers(20), by_hand)) == {"w1": Ruling.REPAIR}
+
+
+def test_the_budget_counts_what_is_down_already() -> None:
+    down = Node("w5", ready=False)
+    cordoned = Node("w6", cordoned=True)
+    assert rulings(decide([candidate("w0")], workers(9, w5=down))) == {"w0": Ruling.WAIT}
+    assert rulings(decide([candidate("w0")], workers(9, w6=cordoned))) == {"w0": Ruling.WAIT}
+    two = Limits(max_unavailable=Budget(2))
+    assert rulings(decide([candidate("w0")], workers(9, w5=down), two)) == {"w0": Ruling.REPAIR}
+    assert rulings(decide([candidate("w0")], workers(9, w5=down, w6=cordoned), two)) == {"w0": Ruling.WAIT}
+
+
+def test_one_at_a_time_and_the_lost_one_first() -> None:
+    lost = candidate("w7", node=Node("w7", ready=False), verdict=verdict("w7", hung=True))
+    decisions = decide([candidate("w0"), lost], workers(20, w7=Node("w7", ready=False)))
+    assert [(decision.machine, decision.ruling) for decision in decisions] == [
+        ("w7", Ruling.REPAIR),
+        ("w0", Ruling.WAIT),
+    ]
+
+
+def test_two_that_are_lost_do_not_block_each_other() -> None:
+    nodes = workers(20, w1=Node("w1", ready=False), w2=Node("w2", ready=False))
+    decisions = decide([candidate("w1", node=nodes[1]), candidate("w2", node=nodes[2])], nodes)
+    assert rulings(decisions) == {"w1": Ruling.REPAIR, "w2": Ruling.WAIT}
+
+
+def test_pools_have_budgets_of_their_own() -> None:
+    nodes = [Node(f"{pool}{index}", pool=pool) for pool in "ab" for index in range(10)]
+    sick = [candidate("a0", node=nodes[0]), candidate("a1", node=nodes[1]), candidate("b0", node=nodes[10])]
+    assert rulings(decide(sick, nodes)) == {"a0": Ruling.REPAIR, "a1": Ruling.WAIT, "b0": Ruling.REPAIR}
+
+
+def test_a_percentage_is_of_the_pool() -> None:
+    nodes = workers(50)
+    ten = Limits(max_unavailable=policy.budget("10%"))
+    sick = [candidate(f"w{index}", node=nodes[index]) for index in range(8)]
+    counted = list(rulings(decide(sick, nodes, ten)).values())
+    assert counted.count(Ruling.REPAIR) == 5
+    assert counted.count(Ruling.WAIT) == 3
+
+
+def test_control_planes_must_be_named_and_go_one_by_one() -> None:
+    nodes = [*workers(3), Node("c0", control_plane=True), Node("c1", control_plane=True)]
+    first, second = (candidate(name, node=Node(name, control_plane=True)) for name in ("c0", "c1"))
+    assert rulings(decide([first], nodes)) == {"c0": Ruling.REFUSE}
+    both = [dataclasses.replace(each, named=True) for each in (first, second)]
+    generous = Limits(max_unavailable=Budget(5), sick_percent=100)
+    assert rulings(decide(both, nodes, generous)) == {"c0": Ruling.REPAIR, "c1": Ruling.WAIT}
+
+
+def test_a_pool_that_is_sick_as_a_whole_is_left_alone() -> None:
+    nodes = workers(4)
+    decisions = decide([candidate(f"w{index}", node=nodes[index]) for index in range(3)], nodes)
+    assert set(rulings(decisions).values()) == {Ruling.REFUSE}
+    assert "3 of 4" in decisions[0].why
+    assert rulings(decide([candidate("w0")], workers(2))) == {"w0": Ruling.REPAIR}, "one is never too many"
+
+
+def test_the_unreachable_count_as_sick() -> None:
+    nodes = workers(10)
+    far = [Candidate(f"w{i}", verdict(f"w{i}", Action.NONE, state=State.UNREACHABLE), nodes[i]) for i in range(1, 5)]
+    assert rulings(decide([candidate("w0"), *far], nodes))["w0"] is Ruling.REFUSE
+
+
+def test_the_loop_guard_counts_history_and_node_once() -> None:
+    once = candidate("w0", repairs=(NOW - HOUR,), node=Node("w0", repairs=(NOW - HOUR,)))
+    assert rulings(decide([once], workers(9))) == {"w0": Ruling.REPAIR}
+    twice = candidate("w0", repairs=(NOW - HOUR,), node=Node("w0", repairs=(NOW - 2 * HOUR,)))
+    decisions = decide([twice], workers(9))
+    assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR}
+    assert "2 times in 24 h" in decisions[0].why
+    long_ago = candidate("w0", repairs=(NOW - 25 * HOUR, NOW - HOUR))
+    assert rulings(decide([long_ago], workers(9))) == {"w0": Ruling.REPAIR}
+
+
+@pytest.mark.parametrize("where", ["history", "node"])
+def test_a_machine_that_was_given_up_is_not_rebooted_again(where: str) -> None:
+    given_up = (
+        candidate("w0", needs_repair="GPU lost")
+        if where == "history"
+        else candidate("w0", node=Node("w0", cordoned=True, needs_repair="GPU lost"))
+    )
+    for limits in (Limits(), Limits(by_hand=True)):
+        decisions = decide([given_up], workers(9), limits)
+        assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR}
+        assert "gpunodes uncordon w0" in decisions[0].why
+
+
+def test_nobody_repairs_what_another_repairs() -> None:
+    assert rulings(decide([candidate("w0", busy="ann@desk")], workers(9))) == {"w0": Ruling.REFUSE}
+
+
+def test_without_a_cluster_the_candidates_are_the_pool() -> None:
+    alone = [Candidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
+    sick = Candidate("w9", verdict("w9"))
+    assert rulings(policy.decide([*alone, sick], [], Limits(), NOW))["w9"] is Ruling.REPAIR
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "101%", "ten", "", "1.5", "%"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(WrongInput):
+        policy.budget(text)
+
+
+def test_where_the_ladder_starts() -> None:
+    assert ladder.start(verdict("w0")).rung.name == "reboot"
+    assert [rung.name for rung in ladder.start(verdict("w0")).skipped] == ["gpu-reset"]
+    assert ladder.start(verdict("w0", Action.RESET_GPU)).rung.name == "gpu-reset"
+    assert ladder.start(verdict("w0"), "sysrq").rung.name == "sysrq"
+    lost = dataclasses.replace(verdict("w0"), findings=(Finding("gpus-missing", "", Action.REBOOT, State.SICK),))
+    assert ladder.start(lost).rung.name == "reboot"
+    assert ladder.start(lost, faults=["missing-since-boot"]).rung.name == "cold"
+    with pytest.raises(WrongInput):
+        ladder.start(verdict("w0"), "prayer")
+
+
+def test_what_a_machine_climbs_by_itself() -> None:
+    assert ladder.armed("reboot", hung=True) == [(20.0, "force"), (30.0, "sysrq")]
+    assert ladder.armed("force", hung=False) == [(20.0, "sysrq")]
+    assert ladder.armed("sysrq", hung=True) == []
+    assert ladder.above("sysrq", ()) == ladder.rung("bmc")
+    assert ladder.above("cold", ()) is None
