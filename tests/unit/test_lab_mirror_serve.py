@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connection(root: Path) -> Iterator[http.client.HTTPConnection]:
-    with serve.server(root, "127.0.0.1", 0) as server:
+    with serve.server([root], "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
@@ -60,12 +60,12 @@ def connection(root: Path) -> Iterator[http.client.HTTPConnection]:
     ],
 )
 def test_nothing_outside_and_no_folder(root: Path, target: str) -> None:
-    assert serve.locate(root, target) is None
+    assert serve.locate([root], target) is None
 
 
 @pytest.mark.parametrize("colon", [":", "%3a"])
 def test_colons_may_be_escaped(root: Path, colon: str) -> None:
-    assert serve.locate(root, f"/kubernetes/core{colon}/stable{colon}/v1.36/deb/Packages") is not None
+    assert serve.locate([root], f"/kubernetes/core{colon}/stable{colon}/v1.36/deb/Packages") is not None
 
 
 def test_registry_is_recognised(connection: http.client.HTTPConnection) -> None:

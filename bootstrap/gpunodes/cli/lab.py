@@ -40,6 +40,27 @@ def command(context: click.Context, name: str) -> None:
 @command.command()
 @click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Machines beside control-1.")
 @click.option(
+    "--gpu-workers", type=click.IntRange(0, 9), default=0, show_default=True, help="Machines with stand-in GPUs."
+)
+@click.option(
+    "--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="Stand-in GPUs of each GPU worker."
+)
+@click.option(
+    "--gpu-device",
+    "device",
+    default="2330",
+    show_default=True,
+    metavar="ID[,ID...]",
+    help="PCI device ids of these GPUs; 2330 is an H100.",
+)
+@click.option(
+    "--nvswitches",
+    type=click.IntRange(0, 8),
+    default=0,
+    show_default=True,
+    help="Stand-in NVSwitches of each GPU worker.",
+)
+@click.option(
     "--os", "system", type=click.Choice(["debian12", "debian13"]), default="debian13", show_default=True,
     help="What the machines run.",
 )  # fmt: skip
@@ -50,12 +71,31 @@ def command(context: click.Context, name: str) -> None:
 @click.option("--no-mirror", is_flag=True, help="Machines only: nothing can be installed on them.")
 @common.json_option
 @click.pass_obj
-def up(layout: Layout, workers: int, system: str, minors: tuple[str, ...], no_mirror: bool, as_json: bool) -> None:
+def up(
+    layout: Layout,
+    workers: int,
+    gpu_workers: int,
+    gpus: int,
+    device: str,
+    nvswitches: int,
+    system: str,
+    minors: tuple[str, ...],
+    no_mirror: bool,
+    as_json: bool,
+) -> None:
     """Bring the lab up, or repair it, and leave ./inventory for it."""
     from gpunodes.lab import lab
-    from gpunodes.lab.layout import System
+    from gpunodes.lab.layout import Boards, System
+    from gpunodes.lab.standin.board import device_ids
 
-    wish = lab.Wish(workers, System(system), Path.cwd() / "inventory", () if no_mirror else minors)
+    wish = lab.Wish(
+        workers,
+        System(system),
+        Path.cwd() / "inventory",
+        () if no_mirror else minors,
+        gpu_workers,
+        Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
+    )
     state = lab.up(layout, wish, _say)
     _show(_status_data(state), as_json, lambda: _print_status(state))
 
@@ -125,6 +165,46 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
         {"schema": "gpunodes.lab-power/1", "machine": machine, "action": action},
         as_json,
         lambda: click.echo(f"{machine}: power {action}"),
+    )
+
+
+@command.command()
+@click.argument("machine")
+@click.argument("fault", metavar="FAULT")
+@click.argument("code", type=click.IntRange(min=0), required=False)
+@click.option("--gpu", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, from 0.")
+@click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="How many Xid lines.")
+@click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="How long a lockup lasts.")
+@click.option("--at-boot", is_flag=True, help="Not now, but at every start of the driver from now on.")
+@common.json_option
+@click.pass_obj
+def fault(
+    layout: Layout,
+    machine: str,
+    fault: str,
+    code: int | None,
+    gpu: int,
+    times: int,
+    seconds: int,
+    at_boot: bool,
+    as_json: bool,
+) -> None:
+    """Make the stand-in GPUs of MACHINE ill, or well again (clear, mend).
+
+    FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
+    other-hang, lockup, clear, mend; docs/lab.md says what each does.
+    """
+    from gpunodes.lab import lab
+    from gpunodes.lab.standin import faults
+
+    if fault not in faults.known():
+        raise WrongInput(f"the fault is {fault!r}", f"one of {', '.join(faults.known())}")
+    wish = faults.Wish(faults.known()[fault], code, gpu, times, seconds, at_boot)
+    faults.make(layout, lab.load(layout).machine(machine), wish)
+    _show(
+        {"schema": "gpunodes.lab-fault/1", "machine": machine, "fault": fault, "code": code, "gpu": gpu},
+        as_json,
+        lambda: click.echo(f"{machine}: {fault}{'' if code is None else f' {code}'}"),
     )
 
 
@@ -204,6 +284,7 @@ def _status_data(state: Status) -> dict[str, Any]:
             "uuid": each.machine.uuid,
             "memory_mib": each.machine.memory_mib,
             "cpus": each.machine.cpus,
+            "gpus": each.machine.boards.gpus if each.machine.boards else 0,
             "power": each.power,
             "ssh": each.ssh,
             "bmc": bmc.url(record, each.machine),

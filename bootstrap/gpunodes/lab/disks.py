@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.host import run
@@ -19,11 +19,16 @@ from gpunodes.lab.layout import USER, Layout, Machine, Record
 
 @dataclass(frozen=True)
 class GuestFile:
-    """A file to put on a machine's disk; root's."""
+    """A file to put on a machine's disk, and the folders above it; root's."""
 
     path: str
-    content: str
+    content: str | bytes
     mode: int = 0o644
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes."""
+        return self.content.encode() if isinstance(self.content, str) else self.content
 
 
 def overlay(layout: Layout, machine: str) -> Path:
@@ -61,21 +66,25 @@ def _write(disk: Path, files: list[GuestFile]) -> None:
             source = folder / str(number)
             # debugfs takes the mode of the source; owner and group become 0.
             source.touch(mode=0o600)
-            source.write_text(file.content)
+            source.write_bytes(file.data)
             source.chmod(file.mode)
+            # What is there already stays: debugfs only grumbles.
+            commands += [f"mkdir {folder}" for folder in reversed(PurePosixPath(file.path).parents[:-1])]
             commands += [f"rm {file.path}", f"write {source} {file.path}"]
         script = folder / "commands"
         script.write_text("\n".join(commands) + "\n")
         run(["debugfs", "-w", "-f", script, disk])
-        _verify(disk, files)
+        _verify(disk, files, folder)
     finally:
         shutil.rmtree(folder)
 
 
-def _verify(disk: Path, files: list[GuestFile]) -> None:
+def _verify(disk: Path, files: list[GuestFile], folder: Path) -> None:
     """debugfs ends well whatever happened, so look."""
-    for file in files:
-        if run(["debugfs", "-R", f"cat {file.path}", disk]) != file.content:
+    for number, file in enumerate(files):
+        read = folder / f"{number}.read"
+        run(["debugfs", "-R", f"dump {file.path} {read}", disk])
+        if not read.exists() or read.read_bytes() != file.data:
             raise GpunodesError(f"debugfs did not write {file.path} to {disk}")
 
 

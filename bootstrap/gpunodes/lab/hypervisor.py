@@ -7,7 +7,7 @@ mounted over them, in the mount namespace that ``ip netns exec`` makes for it: t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -89,8 +89,8 @@ def prepare(layout: Layout) -> list[str]:
     return ["sh", "-c", " && ".join(steps)]
 
 
-def domain_xml(layout: Layout, machine: Machine, accelerator: str) -> str:
-    """libvirt's definition of a machine (https://libvirt.org/formatdomain.html)."""
+def domain_xml(layout: Layout, machine: Machine, accelerator: str, options: Sequence[str] = ()) -> str:
+    """libvirt's definition of a machine (https://libvirt.org/formatdomain.html), with further kernel ``options``."""
     domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
 
     def add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
@@ -106,7 +106,7 @@ def domain_xml(layout: Layout, machine: Machine, accelerator: str) -> str:
     add(system, "type", "hvm", arch="x86_64", machine="q35")
     add(system, "kernel", str(layout.kernel))
     add(system, "initrd", str(layout.initrd))
-    add(system, "cmdline", _KERNEL_OPTIONS)
+    add(system, "cmdline", " ".join((_KERNEL_OPTIONS, *options)))
     features = add(domain, "features")
     add(features, "acpi")
     add(features, "apic")

@@ -82,6 +82,13 @@ class Image:
         return self.folder / "vmlinuz"
 
     @property
+    def kernel_release(self) -> str:
+        """What ``uname -r`` says on it; it stands in the kernel's header (Documentation/arch/x86/boot.rst)."""
+        data = self.kernel.read_bytes()
+        start = int.from_bytes(data[0x20E:0x210], "little") + 0x200
+        return data[start : data.index(b"\0", start)].decode().split()[0]
+
+    @property
     def initrd(self) -> Path:
         """Our ramdisk for that kernel."""
         return self.folder / "initrd.img"

@@ -49,12 +49,15 @@ def _mark(lab: str) -> str:
 def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[str, str]:
     """The inventory's files, by path below its folder."""
     mark = f"{_mark(record.name)} `gpunodes lab down` removes it as long as nobody has changed it.\n"
-    groups = {
+    groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
         role.value: {
             "hosts": {each.name: {"ansible_host": each.address} for each in record.machines if each.role is role}
         }
         for role in Role
     }
+    gpu: dict[str, dict[str, str]] = {each.name: {} for each in record.machines if each.boards}
+    if gpu:
+        groups["gpu"] = {"hosts": gpu}
     connection = {
         "ansible_user": USER,
         "ansible_ssh_private_key_file": str(layout.ssh_key),

@@ -20,8 +20,10 @@ from pathlib import Path
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import bmc, disks, doctor, hypervisor, images, inventory, mirror, network, processes, ssh, trial
 from gpunodes.lab.host import Owner, Say, memory_mib, used_networks
-from gpunodes.lab.layout import Layout, Machine, Record, Role, Size, System, free_subnet, plan_machines
+from gpunodes.lab.layout import Boards, Layout, Machine, Record, Role, Size, System, free_subnet, plan_machines
 from gpunodes.lab.mirror import aptrepo
+from gpunodes.lab.standin import board
+from gpunodes.lab.standin import construct as standin
 
 MIRROR_URL = "http://mirror.lab"
 # A worker with one CPU leaves the control plane, on which all wait, the larger share of a small host.
@@ -39,6 +41,9 @@ class Wish:
     inventory: Path
     minors: tuple[str, ...]
     """Kubernetes minors that the mirror offers; none: a lab without mirror."""
+    gpu_workers: int = 0
+    boards: Boards | None = None
+    """What each GPU worker has."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,15 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
         if wish.minors:
             say("preparing the mirror")
             tree = mirror.build(layout.cache, minors=wish.minors, suites=[wish.system.suite], progress=say)
+        standin = _standin(layout, wish, image, say) if wish.gpu_workers and tree else None
         if record is None:
             record = _plan(layout, wish, accelerator)
             _make_state(layout)
-        record = replace(record, mirror=str(tree) if tree else record.mirror)
+        record = replace(
+            record,
+            mirror=str(tree) if tree else record.mirror,
+            standin=str(standin) if standin else record.standin,
+        )
         _save(layout, record)
         say(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
         network.ensure(layout, IPv4Network(record.subnet))
@@ -229,8 +239,12 @@ def _usable_record(layout: Layout, say: Say) -> Record | None:
 
 
 def _compare(record: Record, wish: Wish) -> None:
-    workers = len(record.machines) - 1
+    gpu_machines = [each for each in record.machines if each.boards]
+    workers = len(record.machines) - len(gpu_machines) - 1
     pairs = [("workers", workers, wish.workers), ("os", record.system, wish.system)]
+    pairs.append(("gpu-workers", len(gpu_machines), wish.gpu_workers))
+    if gpu_machines:
+        pairs.append(("boards", gpu_machines[0].boards, wish.boards))
     pairs.append(("inventory", record.inventory, str(wish.inventory)))
     for what, there, wanted in pairs:
         if there != wanted:
@@ -241,8 +255,9 @@ def _compare(record: Record, wish: Wish) -> None:
 
 def _plan(layout: Layout, wish: Wish, accelerator: str) -> Record:
     subnet = free_subnet(used_networks())
-    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wish.workers + 1)]
-    machines = plan_machines(subnet, wish.workers, _SIZES, identities)
+    wanted = wish.workers + wish.gpu_workers + 1
+    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wanted)]
+    machines = plan_machines(subnet, wish.workers, _SIZES, identities, wish.gpu_workers, wish.boards)
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(
@@ -257,6 +272,11 @@ def _plan(layout: Layout, wish: Wish, accelerator: str) -> Record:
         inventory=str(wish.inventory),
         mirror=None,
     )
+
+
+def _standin(layout: Layout, wish: Wish, image: images.Image, say: Say) -> Path:
+    say("preparing the stand-in GPUs")
+    return standin.build(layout.cache, suite=wish.system.suite, kernel=image.kernel_release, say=say)
 
 
 def _make_state(layout: Layout) -> None:
@@ -288,6 +308,9 @@ def _ensure_disks(layout: Layout, record: Record, image: images.Image, say: Say)
     sources = _apt_sources(layout, record.system)
     for machine in missing:
         files = disks.guest_files(record, machine, authorized, disks.host_key(layout, machine))
+        if machine.boards:
+            compiled = standin.compiled(layout.cache, suite=record.system.suite, kernel=image.kernel_release, say=say)
+            files += board.guest_files(machine.boards, compiled)
         disks.make(layout, image, machine.name, [*files, *sources])
     keys = [
         f"{each.address} {disks.host_key(layout, each).with_suffix('.pub').read_text()}" for each in record.machines
@@ -320,7 +343,8 @@ def _ensure_daemons(layout: Layout, record: Record) -> None:
         wanted[f"bmc-{machine.name}"] = ([emulator, "--config", settings], scratch)
     if record.mirror:
         listen = ["--listen", f"{record.gateway}:80"]
-        server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", "--root", record.mirror, *listen]
+        roots = [word for tree in (record.standin, record.mirror) if tree for word in ("--root", tree)]
+        server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", *roots, *listen]
         wanted["mirror"] = (server, layout.state)
     for name, (command, scratch) in wanted.items():
         line = tuple(str(word) for word in network.inside(layout, command))
@@ -342,7 +366,8 @@ def _ensure_machines(layout: Layout, record: Record, machines: hypervisor.Hyperv
     known = machines.names()
     for machine in record.machines:
         if machine.name not in known:
-            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator))
+            options = (board.KERNEL_OPTION,) if machine.boards else ()
+            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, options))
         if not machines.running(machine.name):
             say(f"starting {machine.name}")
         machines.start(machine.name)
@@ -355,6 +380,9 @@ def _inventory_hashes(layout: Layout) -> Path:
 
 def _write_inventory(layout: Layout, record: Record) -> None:
     settings = mirror.settings(MIRROR_URL, Path(record.mirror)) if record.mirror else {}
+    if record.standin:
+        settings |= standin.settings(MIRROR_URL, Path(record.standin))
+        settings["gpunodes_image_mirrors"] |= {standin.REGISTRY: MIRROR_URL}
     written = inventory.write(Path(record.inventory), inventory.texts(layout, record, settings), Owner.current())
     _inventory_hashes(layout).write_text(json.dumps(written))
 

@@ -116,6 +116,21 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Boards:
+    """The stand-in boards of a GPU machine."""
+
+    gpus: int
+    switches: int
+    devices: tuple[str, ...]
+    """PCI device ids of the GPUs, four hexadecimal digits each; fewer than GPUs: from the first again."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any] | None) -> Boards | None:
+        """The reverse of :func:`dataclasses.asdict`; None stays None."""
+        return cls(**{**data, "devices": tuple(data["devices"])}) if data else None
+
+
+@dataclass(frozen=True)
 class Machine:
     """One virtual machine and its BMC."""
 
@@ -128,11 +143,13 @@ class Machine:
     cpus: int
     bmc_port: int
     bmc_password: str
+    boards: Boards | None = None
+    """None: a machine without GPUs."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """The reverse of :func:`dataclasses.asdict`."""
-        return cls(**{**data, "role": Role(data["role"])})
+        return cls(**{**data, "role": Role(data["role"]), "boards": Boards.from_json(data.get("boards"))})
 
 
 @dataclass(frozen=True)
@@ -148,6 +165,8 @@ class Record:
     """The inventory folder that ``up`` wrote."""
     mirror: str | None
     """The folder that the mirror serves; none when the lab has no mirror."""
+    standin: str | None = None
+    """The folder that it serves first; none when the lab has no GPU machines."""
 
     @property
     def gateway(self) -> str:
@@ -205,14 +224,20 @@ class Size:
 
 
 def plan_machines(
-    subnet: IPv4Network, workers: int, sizes: Mapping[Role, Size], identities: Sequence[tuple[str, str]]
+    subnet: IPv4Network,
+    workers: int,
+    sizes: Mapping[Role, Size],
+    identities: Sequence[tuple[str, str]],
+    gpu_workers: int = 0,
+    boards: Boards | None = None,
 ) -> tuple[Machine, ...]:
-    """One control-plane machine and ``workers`` workers with fixed addresses.
+    """One control-plane machine, ``workers`` workers and ``gpu_workers`` with ``boards``, with fixed addresses.
 
     ``identities`` gives each machine its UUID and its BMC's password, in order.
     """
-    plan = [("control-1", Role.CONTROL_PLANE, 11)]
-    plan += [(f"worker-{number}", Role.WORKER, 20 + number) for number in range(1, workers + 1)]
+    plan: list[tuple[str, Role, int, Boards | None]] = [("control-1", Role.CONTROL_PLANE, 11, None)]
+    plan += [(f"worker-{number}", Role.WORKER, 20 + number, None) for number in range(1, workers + 1)]
+    plan += [(f"gpu-{number}", Role.WORKER, 40 + number, boards) for number in range(1, gpu_workers + 1)]
     return tuple(
         Machine(
             name=name,
@@ -225,6 +250,7 @@ def plan_machines(
             cpus=sizes[role].cpus,
             bmc_port=_FIRST_BMC_PORT + index,
             bmc_password=identity[1],
+            boards=its_boards,
         )
-        for index, ((name, role, host), identity) in enumerate(zip(plan, identities, strict=True))
+        for index, ((name, role, host, its_boards), identity) in enumerate(zip(plan, identities, strict=True))
     )

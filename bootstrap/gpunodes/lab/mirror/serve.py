@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,14 +23,17 @@ _PING = ("/v2", "/v2/")
 """Registry clients ask here whether this is a registry."""
 
 
-def locate(root: Path, target: str) -> Path | None:
-    """The file below ``root`` that a request's target names, or None; what leads outside names nothing."""
+def locate(roots: Sequence[Path], target: str) -> Path | None:
+    """What a request's target names below the first of ``roots`` that has it; what leads outside names nothing."""
     path = unquote(urlsplit(target).path)
-    try:
-        file = (root / path.lstrip("/")).resolve()
-        return file if file.is_relative_to(root) and file.is_file() else None
-    except (OSError, ValueError):  # a name too long, or with a null byte
-        return None
+    for root in roots:
+        try:
+            file = (root / path.lstrip("/")).resolve()
+            if file.is_relative_to(root) and file.is_file():
+                return file
+        except (OSError, ValueError):  # a name too long, or with a null byte
+            return None
+    return None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -40,8 +44,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout: ClassVar[int] = 120
     """Seconds that a kept connection may be silent."""
 
-    def __init__(self, root: Path, *rest: object) -> None:
-        self._root = root
+    def __init__(self, roots: Sequence[Path], *rest: object) -> None:
+        self._roots = roots
         super().__init__(*rest)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
@@ -59,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
             if body:
                 self.wfile.write(b"{}")
             return
-        file = locate(self._root, self.path)
+        file = locate(self._roots, self.path)
         if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -88,15 +92,21 @@ class Server(ThreadingHTTPServer):
     """A container runtime opens a connection for each layer, all machines at once."""
 
 
-def server(root: Path, address: str, port: int) -> Server:
-    """A server of ``root``, bound and not yet running."""
-    return Server((address, port), partial(Handler, root.resolve(strict=True)))
+def server(roots: Sequence[Path], address: str, port: int) -> Server:
+    """A server of ``roots``, bound and not yet running."""
+    return Server((address, port), partial(Handler, [root.resolve(strict=True) for root in roots]))
 
 
 def main() -> None:
     """Serve until ended by a signal; requests are logged to standard error."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="the tree that build() made")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        required=True,
+        action="append",
+        help="a tree to serve; what several have, the first one gives",
+    )
     parser.add_argument("--listen", required=True, metavar="ADDRESS:PORT")
     given = parser.parse_args()
     address, _, port = given.listen.rpartition(":")

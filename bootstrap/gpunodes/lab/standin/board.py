@@ -1,0 +1,56 @@
+"""What the disk of a machine with stand-in boards has beyond the image: the module, and a unit that loads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpunodes.errors import WrongInput
+from gpunodes.lab.disks import GuestFile
+from gpunodes.lab.layout import Boards
+from gpunodes.lab.standin.objects import Objects
+
+LATCH = 0x30000000
+"""Physical address of the page that keeps, over a reset, what only a loss of power cures."""
+KERNEL_OPTION = f"memmap=4K${LATCH:#x}"
+"""Makes the kernel leave that page alone (Documentation/admin-guide/kernel-parameters.txt)."""
+
+_MODULE = "/usr/lib/gpunodes-standin/standin_board.ko"
+# Before udev looks at the machine's devices, as with boards that are really there.
+_UNIT = """[Unit]
+Description=Stand-in for NVIDIA boards (gpunodes lab)
+DefaultDependencies=no
+Before=systemd-udev-trigger.service sysinit.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/sbin/insmod {module} {options}
+"""
+_WANTED = "[Unit]\nWants=standin-board.service\n"
+_DEVICE = re.compile(r"[0-9a-f]{4}")
+
+
+def device_ids(text: str) -> tuple[str, ...]:
+    """PCI device ids from ``2330`` or ``2330,20b0``.
+
+    Raises:
+        WrongInput: not four hexadecimal digits each.
+    """
+    found = tuple(text.lower().split(","))
+    if not all(_DEVICE.fullmatch(each) for each in found):
+        raise WrongInput(
+            f"the GPUs' device is {text!r}", "PCI device ids of four hexadecimal digits, for example 2330,20b0"
+        )
+    return found
+
+
+def guest_files(boards: Boards, objects: Objects) -> Sequence[GuestFile]:
+    """The files of a machine with these boards."""
+    devices = ",".join(f"0x{each}" for each in boards.devices)
+    options = f"gpus={boards.gpus} switches={boards.switches} device={devices} latch={LATCH:#x}"
+    return [
+        GuestFile(_MODULE, objects.board.read_bytes()),
+        GuestFile("/etc/systemd/system/standin-board.service", _UNIT.format(module=_MODULE, options=options)),
+        GuestFile("/etc/systemd/system/sysinit.target.d/standin-board.conf", _WANTED),
+    ]

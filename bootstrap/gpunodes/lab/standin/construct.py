@@ -1,0 +1,160 @@
+"""Put the stand-in tree together: what a lab with GPU machines serves over the ordinary mirror's tree.
+
+A tree of its own, so that a lab without GPU machines neither builds nor downloads any of it. What it has under the same
+path as the ordinary tree (Debian's index, with more packages) is served first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes.lab.host import Say
+from gpunodes.lab.mirror import aptrepo, construct, debian, gobuild, images, oci, pins, programs, store
+from gpunodes.lab.mirror import deb as debfile
+from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.standin import objects, packages
+from gpunodes.lab.standin.pins import HERE, load
+
+ABOUT = "standin.json"
+"""A file at the tree's top: the key's fingerprint and what the tree was made for."""
+REGISTRY = "nvcr.io"
+PLUGIN_IMAGE = "nvidia/k8s-device-plugin"
+CUDA_IMAGE = "nvidia/cuda"
+CUDA_TAG = "13.0.1-base-ubuntu24.04"
+"""Under NVIDIA's name: a C library and BusyBox, enough to start what CDI brings into a container."""
+
+_NODE_PACKAGES = (
+    "dkms", "docker.io", "docker-cli", "gcc", "libc6-dev", "linux-headers-cloud-amd64", "make", "mokutil", "pciutils",
+)  # fmt: skip
+"""What a GPU node may ask of Debian beyond what any node may."""
+_BASE_PACKAGES = ("libc6", "libgcc-s1")
+"""Beneath the images' programs, which are linked to them."""
+_NOT_INPUTS = ("faults.py", "faults.toml", "board.py")
+"""Files of this package that do not decide what is in the tree."""
+
+
+def build(cache: Path, *, suite: str, kernel: str, say: Say) -> Path:
+    """The stand-in tree for machines of this Debian suite and kernel, made unless ``cache`` has it.
+
+    Raises:
+        GpunodesError: a step failed; nothing half is left then.
+    """
+    programs.require()
+    home, mirror = cache / "standin", cache / "mirror"
+    with store.locked(mirror, say):
+        key = aptrepo.signing_key(mirror)
+    with store.locked(home, say):
+        target = home / f"tree-{_fingerprint(suite, kernel, key.fingerprint)}"
+        return store.keep(target, lambda tree: _fill(tree, home, suite, kernel, key, say))
+
+
+def _fingerprint(suite: str, kernel: str, key: str) -> str:
+    inputs = hashlib.sha256(json.dumps([suite, kernel, key, pins.load().node_packages]).encode())
+    for path in sorted(HERE.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc" and path.name not in _NOT_INPUTS:
+            inputs.update(f"{path.relative_to(HERE)}\n".encode() + path.read_bytes())
+    return inputs.hexdigest()[:16]
+
+
+def compiled(cache: Path, *, suite: str, kernel: str, say: Say) -> objects.Objects:
+    """The compiled parts alone: what the machines' disks need.
+
+    Raises:
+        GpunodesError: a step failed.
+    """
+    home = cache / "standin"
+    with store.locked(home, say):
+        return _objects(home, suite, kernel, gobuild.toolchain(home, pins.load(), say), say)
+
+
+def _objects(home: Path, suite: str, kernel: str, go: Path, say: Say) -> objects.Objects:
+    bindings = load()["nvidia-container-toolkit"]
+    return objects.get(home, suite, kernel, packages.DRIVERS, packages.STUBS, bindings, go, say)
+
+
+def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, say: Say) -> None:
+    go = gobuild.toolchain(home, pins.load(), say)
+    parts = _objects(home, suite, kernel, go, say)
+    components = load()
+    binaries = {name: gobuild.programs(component, go, home, say) for name, component in components.items()}
+    sources = {name: gobuild.source(component, go) for name, component in components.items()}
+    common = pins.load()
+    wanted = [
+        *common.node_packages,
+        common.busybox_package,
+        *_NODE_PACKAGES,
+        *_BASE_PACKAGES,
+        f"linux-headers-{kernel}",
+    ]
+    archives = debian.download(suite, list(dict.fromkeys(wanted)), home, say)
+
+    say("stand-in images")
+    _images(tree, archives, binaries["k8s-device-plugin"], components["k8s-device-plugin"].version)
+    say("stand-in repositories")
+    number = common.suites[suite]
+    cuda = [part for version in packages.DRIVERS for part in packages.driver(version, parts)]
+    cuda += [packages.cuda_toolkit(version, parts) for version in packages.CUDA]
+    cuda += packages.cudnn("13", parts)
+    _flat(tree / "cuda" / "repos" / f"debian{number}" / "x86_64", cuda, key, "3bf863cc.pub")
+    toolkit = components["nvidia-container-toolkit"]
+    _flat(
+        tree / "libnvidia-container" / "stable" / "deb" / "amd64",
+        packages.container_toolkit(toolkit.version, binaries[toolkit.name], sources[toolkit.name]),
+        key,
+    )
+    (tree / "libnvidia-container" / "gpgkey").write_text(key.armoured)
+    docker = components["cri-dockerd"]
+    _flat(
+        tree / "cri-dockerd",
+        [packages.cri_dockerd(docker.version, suite, binaries[docker.name], sources[docker.name])],
+        key,
+        "gpgkey",
+    )
+    about = {"fingerprint": key.fingerprint, "suite": suite, "kernel": kernel}
+    (tree / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    # The same repository as the ordinary tree's, with more in it.
+    construct._debian_repository(tree, suite, archives, "amd64", key)
+
+
+def _flat(root: Path, parts: Sequence[packages.Parts], key: aptrepo.SigningKey, key_name: str | None = None) -> None:
+    """A repository without suites and components, as NVIDIA's are: `deb URL /`."""
+    root.mkdir(parents=True)
+    for package, entries in parts:
+        debfile.write(package, entries, root / package.file_name)
+    index = aptrepo.packages_index(root, list(root.glob("*.deb"))).encode()
+    fields = {"Origin": "NVIDIA", "Label": "NVIDIA (gpunodes lab, stand-ins)", "Architecture": "amd64"}
+    aptrepo.publish(root, fields, {"Packages": index}, key)
+    if key_name:
+        (root / key_name).write_text(key.armoured)
+
+
+def _images(tree: Path, archives: Sequence[Path], plugin: Path, version: str) -> None:
+    registry = oci.Registry(tree, "amd64")
+    [busybox] = images.wanted_archives(archives, [pins.load().busybox_package])
+    with tempfile.TemporaryDirectory(dir=tree) as scratch:
+        files = {entry.path: entry for entry in images.busybox_tree(busybox, Path(scratch))}
+    for archive in images.wanted_archives(archives, _BASE_PACKAGES):
+        files |= {entry.path: entry for entry in images.unpack(archive)}
+    base = registry.layer(list(files.values()))
+    programs_layer = registry.layer([Entry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(plugin.iterdir())])
+    registry.add(oci.Image(PLUGIN_IMAGE, (f"v{version}",), (base, programs_layer), ("nvidia-device-plugin",)))
+    registry.add(oci.Image(CUDA_IMAGE, (CUDA_TAG,), (base,)))
+
+
+def settings(base_url: str, tree: Path) -> dict[str, Any]:
+    """The gpunodes_* variables that send GPU machines to the stand-in tree served at ``base_url``."""
+    key = (tree / "libnvidia-container" / "gpgkey").read_text()
+    fingerprint = json.loads((tree / ABOUT).read_text())["fingerprint"]
+    return {
+        "gpunodes_nvidia_packages_url": f"{base_url}/cuda/repos/{{system}}{{release}}/{{cuda_arch}}/",
+        "gpunodes_nvidia_packages_key": key,
+        "gpunodes_nvidia_packages_fingerprint": fingerprint,
+        "gpunodes_nvidia_toolkit_packages_url": f"{base_url}/libnvidia-container/stable/deb/{{package_arch}}/",
+        "gpunodes_nvidia_toolkit_packages_key": key,
+        "gpunodes_nvidia_toolkit_packages_fingerprint": fingerprint,
+    }

@@ -1,0 +1,137 @@
+"""Make the stand-in GPUs of a machine ill, over ssh."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Formatter
+
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.lab import ssh
+from gpunodes.lab.layout import Layout, Machine
+
+_TABLE = Path(__file__).with_name("faults.toml")
+_ANSWER_LIMIT = 60
+"""Seconds; a machine whose kernel is busy with a fault may need them."""
+_DRIVER, _BOARD = "/sys/kernel/debug/standin_nvidia/fault", "/sys/kernel/debug/standin_board/fault"
+_AT_BOOT = "/etc/modprobe.d/standin-fault.conf"
+"""Makes the driver ill whenever it is loaded; ``clear`` and ``mend`` remove it."""
+_CURES = ("clear", "mend")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of faults.toml."""
+
+    name: str
+    about: str
+    driver: tuple[str, ...]
+    board: tuple[str, ...]
+
+    @property
+    def asks_for_code(self) -> bool:
+        """Whether it wants an Xid or SXid."""
+        return any(name == "code" for command in self.driver for _, name, _, _ in Formatter().parse(command))
+
+
+@cache
+def _table() -> dict[str, Mapping[str, Mapping[str, str]]]:
+    return tomllib.loads(_TABLE.read_text())
+
+
+@cache
+def known() -> Mapping[str, Fault]:
+    """All faults, by name."""
+    rows: Mapping[str, Mapping[str, Sequence[str]]] = _table()["fault"]
+    return {
+        name: Fault(name, str(row["about"]), tuple(row.get("driver", ())), tuple(row.get("board", ())))
+        for name, row in rows.items()
+    }
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A fault and what is to be said about it."""
+
+    fault: Fault
+    code: int | None = None
+    gpu: int = 0
+    times: int = 1
+    seconds: int = 60
+    at_boot: bool = False
+    """Not now, but some seconds after the driver was loaded, at every start until cleared."""
+
+
+def script(wish: Wish) -> str:
+    """The shell script that does it on the machine, as root.
+
+    Raises:
+        WrongInput: a code is missing, or there where none is wanted; a board's fault at boot.
+    """
+    fault = wish.fault
+    if fault.asks_for_code != (wish.code is not None):
+        found = "no code" if wish.code is None else f"code {wish.code}"
+        raise WrongInput(
+            f"fault {fault.name} got {found}", f"{fault.name} with{'' if fault.asks_for_code else 'out'} a CODE"
+        )
+    texts = _table()["sxid" if fault.name == "sxid" else "xid"]
+    fields = {
+        "gpu": wish.gpu,
+        "code": wish.code,
+        "times": wish.times,
+        "seconds": wish.seconds,
+        "text": texts.get(str(wish.code), "pid='<unknown>', name=<unknown>"),
+        **{f"text{code}": text for code, text in _table()["xid"].items()},
+    }
+    driver = [command.format(**fields) for command in fault.driver]
+    board = [command.format(**fields) for command in fault.board]
+    if wish.at_boot:
+        if board or len(driver) != 1:
+            raise WrongInput(f"fault {fault.name} cannot wait for the driver", "a fault of the driver alone")
+        line = f'options nvidia fault="{driver[0]}"'
+        return f"echo {shlex.quote(line)} > {_AT_BOOT}"
+    lines = ["set -e", *(_write(_BOARD, command) for command in board)]
+    if fault.name in _CURES:
+        # The driver may be away, or not there yet.
+        lines.append(f"rm -f {_AT_BOOT}")
+        lines += [f"if [ -e {_DRIVER} ]; then {_write(_DRIVER, command)}; fi" for command in driver]
+    else:
+        lines += [_write(_DRIVER, command) for command in driver]
+    if fault.name == "lockup":
+        # Whoever writes is the one who spins.
+        lines[1:] = [f"nohup sh -c {shlex.quote(lines[1])} > /dev/null 2>&1 &"]
+    return "\n".join(lines)
+
+
+def _write(file: str, command: str) -> str:
+    return f"echo {shlex.quote(command)} > {file}"
+
+
+def make(layout: Layout, machine: Machine, wish: Wish) -> None:
+    """Carry it out.
+
+    Raises:
+        WrongInput: the machine has no stand-in GPUs, or not as many.
+        GpunodesError: the machine did not answer, or has no stand-in driver.
+    """
+    if machine.boards is None:
+        raise WrongInput(f"{machine.name} has no GPUs", "a machine of `gpunodes lab up --gpu-workers`")
+    if wish.gpu >= machine.boards.gpus:
+        raise WrongInput(f"{machine.name} has GPUs 0 to {machine.boards.gpus - 1}", f"GPU {wish.gpu}")
+    words = ssh.command(layout, machine, ["sudo", "sh"])
+    try:
+        done = subprocess.run(
+            words, input=script(wish), capture_output=True, text=True, timeout=_ANSWER_LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise GpunodesError(f"{machine.name} did not answer within {_ANSWER_LIMIT} s") from None
+    if done.returncode:
+        raise GpunodesError(
+            f"fault {wish.fault.name} on {machine.name} failed: {done.stderr.strip()}",
+            remedy="faults of the driver need the stand-in driver installed and loaded: `gpunodes join`",
+        )

@@ -1,0 +1,151 @@
+"""What is compiled for the stand-in: the board for the image's kernel, and the libraries and tools of its driver.
+
+All of it natively, in a throw-away tree of the machines' own Debian: an emulated machine needs a hundred times as long.
+nvidia-smi is NVIDIA's own, from Debian's non-free archive; it is fetched here and never part of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunodes.errors import GpunodesError
+from gpunodes.lab.host import Say
+from gpunodes.lab.images import apt_options, debian_archive
+from gpunodes.lab.mirror import gobuild, store
+from gpunodes.lab.mirror.programs import run
+from gpunodes.lab.standin.pins import HERE, Component
+
+SOURCES = HERE / "src"
+_LIMIT_S = 1800
+
+# A pointer in C; the Go bindings, whose header this is, wrap it into a structure of the same layout.
+_WRAPPED = re.compile(r"typedef struct\s*\{\s*struct (nvml\w+_st)\s*\*\s*handle;\s*\}\s*(nvml\w+_t);")
+_FUNCTION = re.compile(r"nvmlReturn_t DECLDIR (nvml\w+)\(")
+_NOT_SUPPORTED = 3
+"""NVML_ERROR_NOT_SUPPORTED of nvml.h."""
+
+# $1 is the tree, where the sources lie in /build; what is left in /build/out is the result.
+_COMPILE = """set -eu
+cp -r {inputs} "$1/build"
+chroot "$1" sh -eu <<'END'
+cd /build
+mkdir out
+make -s -C /usr/src/linux-headers-{kernel} M=/build/board modules
+cp board/standin_board.ko out
+for version in {versions}; do
+    gcc -O2 -Wall -Werror -shared -fPIC -s "-DSTANDIN_VERSION=\\"$version\\"" -Iinclude -Wl,-soname,libnvidia-ml.so.1 \\
+        -o out/libnvidia-ml.so.$version libnvidia-ml/nvml.c include/stubs.c
+done
+for library in {stubs}; do
+    gcc -O2 -Wall -Werror -shared -fPIC -s -Wl,-soname,$library -o out/$library stubs/${{library%%.*}}.c
+done
+apt-get -qq -o APT::Sandbox::User=root download nvidia-smi
+dpkg-deb -x nvidia-smi_*.deb smi
+cp smi/usr/lib/nvidia/current/nvidia-smi smi/usr/share/doc/nvidia-smi/copyright out
+END
+cp "$1"/build/out/* {out}
+"""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The folder of compiled files."""
+
+    folder: Path
+
+    @property
+    def board(self) -> Path:
+        """The board's kernel module."""
+        return self.folder / "standin_board.ko"
+
+    @property
+    def nvidia_smi(self) -> Path:
+        """NVIDIA's own program."""
+        return self.folder / "nvidia-smi"
+
+    def library(self, name: str) -> Path:
+        """The library of this name."""
+        return self.folder / name
+
+
+def get(
+    home: Path,
+    suite: str,
+    kernel: str,
+    versions: Sequence[str],
+    stubs: Sequence[str],
+    bindings: Component,
+    go: Path,
+    say: Say,
+) -> Objects:
+    """The compiled files for this Debian and kernel, made unless ``home`` has them.
+
+    ``versions`` are the drivers', ``stubs`` names of libraries with nothing behind them, ``bindings`` a component that
+    requires the Go bindings of NVIDIA's library, for their header.
+
+    Raises:
+        GpunodesError: a tool failed, or Debian's archive no longer has the headers of this kernel.
+    """
+    inputs = hashlib.sha256(json.dumps([suite, kernel, versions, stubs, _COMPILE]).encode())
+    for path in (*sorted(SOURCES.rglob("*")), bindings.modules[0]):
+        if path.is_file():
+            inputs.update(f"{path.name}\n".encode() + path.read_bytes())
+
+    def make(out: Path) -> None:
+        say(f"stand-in GPU for {suite}, kernel {kernel}")
+        scratch = out / "build"
+        shutil.copytree(SOURCES, scratch)
+        (scratch / "include").mkdir()
+        header = nvml_header(bindings, go)
+        (scratch / "include" / "nvml.h").write_text(header)
+        (scratch / "include" / "stubs.c").write_text(stub_source(header))
+        script = out / "compile"
+        fields = {"inputs": scratch, "out": out, "kernel": kernel}
+        lists = {"versions": " ".join(versions), "stubs": " ".join(stubs)}
+        script.write_text(_COMPILE.format(**{key: shlex.quote(str(value)) for key, value in fields.items()}, **lists))
+        options = [word for option in apt_options() for word in ("--aptopt", option)]
+        try:
+            run(
+                ["nice", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--format=null", *options,
+                 "--components=main,non-free", "--include", f"gcc,make,libc6-dev,linux-headers-{kernel}",
+                 "--dpkgopt=path-exclude=/usr/share/man/*", f'--customize-hook=sh {script} "$1"', suite, "-",
+                 debian_archive()],
+                limit_s=_LIMIT_S,
+            )  # fmt: skip
+        except GpunodesError as error:
+            if "Unable to locate package linux-headers" not in str(error):
+                raise
+            raise GpunodesError(
+                f"Debian's archive has no headers for the machines' kernel {kernel} any more",
+                remedy=f"delete {home.parent}/images while no lab is up: a new image gets the newer kernel",
+            ) from error
+        shutil.rmtree(scratch)
+        script.unlink()
+
+    return Objects(store.keep(home / f"objects-{suite}-{inputs.hexdigest()[:16]}", make))
+
+
+def nvml_header(bindings: Component, go: Path) -> str:
+    """nvml.h as NVIDIA publishes it, from the Go bindings that the component requires."""
+    module = "github.com/NVIDIA/go-nvml"
+    about = run([go, "mod", "download", "-json", module], cwd=bindings.modules[0].parent, env={"GOFLAGS": "-mod=mod"})
+    text = (Path(json.loads(about)["Dir"]) / "pkg" / "nvml" / "nvml.h").read_text()
+    return _WRAPPED.sub(r"typedef struct \1* \2;", text)
+
+
+def stub_source(header: str) -> str:
+    """A C file in which every function of ``header`` answers "not supported"; definitions elsewhere win over these."""
+    names = sorted(set(_FUNCTION.findall(header)))
+    return "".join(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}\n" for name in names)
+
+
+def toolkit_source(component: Component, go: Path) -> Path:
+    """The unpacked module of a component, for the files that its own packages carry."""
+    return gobuild.source(component, go)

@@ -1,0 +1,368 @@
+"""The packages of the stand-in tree: NVIDIA's names and dependencies, with our own small code inside.
+
+Names and what depends on what follow NVIDIA's CUDA repository for Debian (driver installation guide, "Debian" and
+"Version locking"; dpkg listings of machines that use it), as far as installing, pinning, holding and removing go. What
+belongs to displays is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpunodes.lab.mirror.deb import Package
+from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.standin.objects import SOURCES, Objects
+
+DRIVERS = ("580.65.06", "590.44.01")
+"""Driver versions that the tree offers: a long-term branch, and a newer one that pins must keep away."""
+CUDA = ("13.0", "13.1")
+CUDNN = "9.14.0.64"
+STUBS = ("libcuda.so.1", "libcudart.so.13", "libcudnn.so.9")
+"""Libraries that load and do nothing."""
+
+_MAINTAINER = "gpunodes lab <nobody@localhost>"
+_ABOUT = "(stand-in of the gpunodes lab)"
+_LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+_FIRST_WITH_STABLE_NAMES = 590
+"""From here on no package's name carries the branch (driver installation guide, "Recent Updates")."""
+
+Parts = tuple[Package, list[Entry]]
+
+# STANDIN_FLAGS reaches Kbuild through make's command line.
+_DKMS = """PACKAGE_NAME="nvidia"
+PACKAGE_VERSION="{version}"
+MAKE[0]="make -C ${{kernel_source_dir}} M=${{dkms_tree}}/nvidia/{version}/build STANDIN_VERSION={version} \
+STANDIN_FLAGS={flags} modules"
+CLEAN="true"
+BUILT_MODULE_NAME[0]="nvidia"
+DEST_MODULE_LOCATION[0]="/updates/dkms"
+BUILT_MODULE_NAME[1]="nvidia-uvm"
+DEST_MODULE_LOCATION[1]="/updates/dkms"
+AUTOINSTALL="yes"
+"""
+_DKMS_POSTINST = """#!/bin/sh
+set -e
+if [ "$1" = configure ]; then
+    /usr/lib/dkms/common.postinst nvidia {version} "" amd64 "$2"
+fi
+"""
+_DKMS_PRERM = """#!/bin/sh
+set -e
+case "$1" in
+    remove|upgrade|deconfigure) dkms remove nvidia/{version} --all || true ;;
+esac
+"""
+_NOUVEAU = b"# The stand-in's packages switch it off as NVIDIA's do.\nblacklist nouveau\noptions nouveau modeset=0\n"
+_SOFTDEP = b"softdep nvidia post: nvidia-uvm\n"
+
+_MODPROBE = b"""#!/bin/sh
+# Stand-in: the driver makes its nodes itself.
+exec modprobe nvidia
+"""
+_PERSISTENCED = b"""#!/bin/sh
+# Stand-in: what the real daemon does for us is to hold the GPUs open.
+for node in /dev/nvidia[0-9]*; do
+    if [ -c "$node" ]; then
+        ( exec 3<"$node" && exec sleep infinity ) &
+    fi
+done
+exec sleep infinity 3</dev/nvidiactl
+"""
+_PERSISTENCED_SERVICE = b"""[Unit]
+Description=NVIDIA Persistence Daemon (stand-in)
+ConditionPathExists=/dev/nvidiactl
+
+[Service]
+ExecStart=/usr/bin/nvidia-persistenced
+Restart=on-failure
+RestartSec=10
+
+[Install]
+WantedBy=multi-user.target
+"""
+# The real one too ends when its version is not the driver's, or where there is no NVSwitch.
+_FABRICMANAGER = """#!/bin/sh
+loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
+if [ "$loaded" != {version} ]; then
+    echo "fabric manager version {version} does not match the driver's version ${{loaded:-none}}" >&2
+    exit 1
+fi
+if ! grep -q 0x068000 /sys/bus/pci/devices/*/class; then
+    echo "no NVSwitch is there" >&2
+    exit 1
+fi
+exec sleep infinity
+"""
+_FABRICMANAGER_SERVICE = b"""[Unit]
+Description=NVIDIA fabric manager service (stand-in)
+
+[Service]
+ExecStart=/usr/bin/nv-fabricmanager
+
+[Install]
+WantedBy=multi-user.target
+"""
+_NVCC = """#!/bin/sh
+case "$1" in
+--version|-V)
+    echo "nvcc: NVIDIA (R) Cuda compiler driver"
+    echo "Cuda compilation tools, release {version}, V{version}.0 (stand-in of the gpunodes lab)"
+    ;;
+*)
+    echo "nvcc: a stand-in compiles nothing" >&2
+    exit 1
+    ;;
+esac
+"""
+_PINNED = """# The packages of this branch only (apt_preferences(5)).
+Package: nvidia-* libnvidia-* libcuda1 cuda-drivers*
+Pin: version {branch}.*
+Pin-Priority: 1000
+"""
+# Names whose versions are not the driver's.
+_UNPINNED = """
+Package: nvidia-container-toolkit* libnvidia-container* nvidia-driver-pinning-*
+Pin: version *
+Pin-Priority: 500
+"""
+
+_POSTINST = """#!/bin/sh
+set -e
+if [ "$1" = configure ] && [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    {then}
+fi
+"""
+_PRERM = """#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now {unit}
+fi
+"""
+_CUDA_POSTINST = """#!/bin/sh
+set -e
+update-alternatives --install /usr/local/cuda cuda {home} {priority}
+ldconfig
+"""
+_CUDA_PRERM = """#!/bin/sh
+set -e
+if [ "$1" = remove ]; then
+    update-alternatives --remove cuda {home}
+fi
+"""
+_LDCONFIG = (("postinst", "#!/bin/sh\nset -e\nldconfig\n"), ("postrm", "#!/bin/sh\nset -e\nldconfig\n"))
+
+
+def _service(unit: str, then: str) -> tuple[tuple[str, str], ...]:
+    return ("postinst", _POSTINST.format(then=then)), ("prerm", _PRERM.format(unit=unit))
+
+
+def _package(name: str, version: str, text: str, depends: Sequence[str] = (), **more: str) -> Package:
+    return Package(name, version, "amd64", _MAINTAINER, f"{text} {_ABOUT}", depends=", ".join(depends), **more)  # type: ignore[arg-type]
+
+
+def _with(package: Package, scripts: tuple[tuple[str, str], ...]) -> Package:
+    return replace(package, scripts=scripts)
+
+
+def driver(version: str, objects: Objects) -> list[Parts]:
+    """All packages of one driver version."""
+    branch = version.partition(".")[0]
+    full = f"{version}-1"
+
+    def same(*names: str) -> list[str]:
+        return [f"{name} (= {full})" for name in names]
+
+    def meta(name: str, depends: Sequence[str]) -> Parts:
+        return _package(name, full, "NVIDIA driver metapackage", depends, section="metapackages"), []
+
+    open_modules = same("nvidia-driver", "nvidia-driver-cuda", "nvidia-kernel-open-dkms")
+    proprietary = same("nvidia-driver", "nvidia-driver-cuda", "nvidia-kernel-dkms")
+    parts = [
+        _pinning(branch),
+        _dkms("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", version, flags=""),
+        _dkms("nvidia-kernel-dkms", "nvidia-kernel-open-dkms", version, flags="-DSTANDIN_PROPRIETARY"),
+        (
+            _package("nvidia-kernel-support", full, "NVIDIA kernel module support files"),
+            [
+                Entry("/usr/lib/modprobe.d/nvidia-blacklists-nouveau.conf", _NOUVEAU),
+                Entry("/usr/lib/modprobe.d/nvidia.conf", _SOFTDEP),
+            ],
+        ),
+        (
+            _package("nvidia-modprobe", full, "utility to load NVIDIA kernel modules", ["kmod"]),
+            [Entry("/usr/bin/nvidia-modprobe", _MODPROBE, 0o755)],
+        ),
+        _library("libnvidia-ml1", version, "libnvidia-ml.so", objects.library(f"libnvidia-ml.so.{version}")),
+        _library("libcuda1", version, "libcuda.so", objects.library("libcuda.so.1")),
+        (
+            _with(
+                _package("nvidia-persistenced", full, "daemon to keep GPUs initialised"),
+                _service(
+                    "nvidia-persistenced.service", "systemctl enable nvidia-persistenced.service"
+                ),
+            ),
+            [
+                Entry("/usr/bin/nvidia-persistenced", _PERSISTENCED, 0o755),
+                Entry("/usr/lib/systemd/system/nvidia-persistenced.service", _PERSISTENCED_SERVICE),
+            ],
+        ),
+        (
+            _package(
+                "nvidia-driver-cuda", full, "NVIDIA driver CUDA integration components, with NVIDIA's own nvidia-smi",
+                same("libcuda1", "libnvidia-ml1", "nvidia-modprobe", "nvidia-persistenced"),
+                provides="nvidia-smi", conflicts="nvidia-smi", replaces="nvidia-smi",
+            ),
+            [
+                Entry("/usr/bin/nvidia-smi", objects.nvidia_smi, 0o755),
+                Entry("/usr/share/doc/nvidia-driver-cuda/copyright", objects.library("copyright")),
+            ],
+        ),
+        meta("nvidia-driver", same("nvidia-driver-cuda")),
+        meta("nvidia-open", open_modules),
+        meta("cuda-drivers", proprietary),
+        (
+            _with(
+                _package("nvidia-fabricmanager", full, "fabric manager for NVSwitch machines"),
+                _service("nvidia-fabricmanager.service", ":"),
+            ),
+            [
+                Entry("/usr/bin/nv-fabricmanager", _FABRICMANAGER.format(version=version).encode(), 0o755),
+                Entry("/usr/lib/systemd/system/nvidia-fabricmanager.service", _FABRICMANAGER_SERVICE),
+            ],
+        ),
+    ]  # fmt: skip
+    if int(branch) < _FIRST_WITH_STABLE_NAMES:
+        # Their own dependency is not of one version only: that is why the guide says to pin the branch.
+        parts.append(
+            (_package(f"nvidia-open-{branch}", full, "NVIDIA driver metapackage", [f"nvidia-open (>= {full})"]), [])
+        )
+        parts.append(
+            (_package(f"cuda-drivers-{branch}", full, "NVIDIA driver metapackage", [f"cuda-drivers (>= {full})"]), [])
+        )
+    return parts
+
+
+def _pinning(branch: str) -> Parts:
+    text = _PINNED.format(branch=branch) + _UNPINNED
+    others = ", ".join(
+        f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
+    )
+    package = _package(f"nvidia-driver-pinning-{branch}", f"{branch}-1", "keeps to a driver branch", conflicts=others)
+    return package, [Entry(f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}", text.encode())]
+
+
+def _dkms(name: str, other: str, version: str, flags: str) -> Parts:
+    package = _with(
+        _package(
+            name, f"{version}-1", "NVIDIA kernel module DKMS source",
+            ["dkms", f"nvidia-kernel-support (= {version}-1)"],
+            provides=f"nvidia-kernel-{version}", conflicts=other, replaces=other,
+        ),
+        (("postinst", _DKMS_POSTINST.format(version=version)), ("prerm", _DKMS_PRERM.format(version=version))),
+    )  # fmt: skip
+    folder = f"/usr/src/nvidia-{version}"
+    files = [Entry(f"{folder}/{path.name}", path) for path in sorted((SOURCES / "nvidia").iterdir())]
+    return package, [*files, Entry(f"{folder}/dkms.conf", _DKMS.format(version=version, flags=flags).encode())]
+
+
+def _library(name: str, version: str, link: str, file: Path) -> Parts:
+    package = _with(_package(name, f"{version}-1", "NVIDIA library", ["libc6"], section="libs"), _LDCONFIG)
+    return package, [
+        Entry(f"{_LIBRARIES}/{link}.{version}", file, 0o644),
+        Entry(f"{_LIBRARIES}/{link}.1", link=f"{link}.{version}"),
+    ]
+
+
+def cuda_toolkit(version: str, objects: Objects) -> Parts:
+    """cuda-toolkit-13-0 and the like: a compiler that tells its version, a run-time library that loads."""
+    dashed, home = version.replace(".", "-"), f"/usr/local/cuda-{version}"
+    runtime = f"libcudart.so.{version.partition('.')[0]}"
+    alternatives = (
+        ("postinst", _CUDA_POSTINST.format(home=home, priority=version.replace(".", ""))),
+        ("prerm", _CUDA_PRERM.format(home=home)),
+        _LDCONFIG[1],
+    )
+    return _with(_package(f"cuda-toolkit-{dashed}", f"{version}.0-1", "CUDA toolkit", section="devel"), alternatives), [
+        Entry(f"{home}/bin/nvcc", _NVCC.format(version=version).encode(), 0o755),
+        Entry(f"{home}/lib64/{runtime}", objects.library(runtime)),
+        Entry(f"{home}/version.json", f'{{"cuda": {{"name": "CUDA SDK", "version": "{version}.0"}}}}\n'.encode()),
+        Entry(f"/etc/ld.so.conf.d/989_cuda-{dashed}.conf", f"{home}/lib64\n".encode()),
+    ]
+
+
+def cudnn(cuda: str, objects: Objects) -> list[Parts]:
+    """cudnn9-cuda-13 and the library that it stands for."""
+    major = CUDNN.partition(".")[0]
+    name = f"libcudnn{major}-cuda-{cuda}"
+    package = _with(_package(name, f"{CUDNN}-1", "cuDNN runtime library", ["libc6"], section="libs"), _LDCONFIG)
+    files = [
+        Entry(f"{_LIBRARIES}/libcudnn.so.{CUDNN.rpartition('.')[0]}", objects.library("libcudnn.so.9")),
+        Entry(f"{_LIBRARIES}/libcudnn.so.{major}", link=f"libcudnn.so.{CUDNN.rpartition('.')[0]}"),
+    ]
+    meta = _package(
+        f"cudnn{major}-cuda-{cuda}",
+        f"{CUDNN}-1",
+        "cuDNN metapackage",
+        [f"{name} (= {CUDNN}-1)"],
+        section="metapackages",
+    )
+    return [(package, files), (meta, [])]
+
+
+def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]:
+    """NVIDIA's own programs and unit files; libnvidia-container, which CDI does not use, is a name only."""
+    full = f"{version}-1"
+    units, rules = source / "deployments" / "systemd", source / "deployments" / "udev"
+    configure = "nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place"
+    started = "nvidia-cdi-refresh.path nvidia-cdi-refresh.service"
+    base = _with(
+        _package("nvidia-container-toolkit-base", full, "NVIDIA Container Toolkit Base"),
+        (
+            ("postinst", _POSTINST.format(then=f"systemctl enable {started}").replace("if [", f"{configure}\nif [", 1)),
+            ("prerm", _PRERM.format(unit=started)),
+        ),
+    )
+    programs = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy",
+                "nvidia-cdi-hook", "nvidia-ctk")  # fmt: skip
+    system = "/usr/lib/systemd/system"
+    base_files = [
+        *(Entry(f"/usr/bin/{name}", binaries / name, 0o755) for name in programs),
+        Entry(f"{system}/nvidia-cdi-refresh.service", units / "nvidia-cdi-refresh.service"),
+        Entry(f"{system}/nvidia-cdi-refresh.path", units / "nvidia-cdi-refresh.path"),
+        Entry(f"{system}/nvidia-cdi-refresh.service.d/10-container-engines.conf", units / "10-container-engines.conf"),
+        Entry("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", units / "nvidia-cdi-refresh.env"),
+        Entry("/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", rules / "99-nvidia-cdi-refresh.rules"),
+    ]
+    needs = [f"{name} (= {full})" for name in ("nvidia-container-toolkit-base", "libnvidia-container-tools")]
+    cli = b"#!/bin/sh\necho 'a stand-in: this lab has CDI only' >&2\nexit 1\n"
+    hook = Entry("/usr/bin/nvidia-container-runtime-hook", binaries / "nvidia-container-runtime-hook", 0o755)
+    return [
+        (base, base_files),
+        (_package("nvidia-container-toolkit", full, "NVIDIA Container toolkit", needs), [hook]),
+        (
+            _package("libnvidia-container-tools", full, "NVIDIA container runtime library tools",
+                     [f"libnvidia-container1 (= {full})"]),
+            [Entry("/usr/bin/nvidia-container-cli", cli, 0o755)],
+        ),
+        (_package("libnvidia-container1", full, "NVIDIA container runtime library", section="libs"), []),
+    ]  # fmt: skip
+
+
+def cri_dockerd(version: str, suite: str, binaries: Path, source: Path) -> Parts:
+    """Mirantis' cri-dockerd as its releases package it (PACKAGE.VERSION-0.debian-SUITE)."""
+    units = source / "packaging" / "systemd"
+    package = _with(
+        Package(
+            "cri-dockerd", f"{version}.3-0~debian-{suite}", "amd64", "Mirantis <support@mirantis.com>",
+            "CRI interface for Docker Application Container Engine",
+        ),
+        _service("cri-docker.service cri-docker.socket", "systemctl enable --now cri-docker.socket cri-docker.service"),
+    )  # fmt: skip
+    return package, [
+        Entry("/usr/bin/cri-dockerd", binaries / "cri-dockerd", 0o755),
+        Entry("/usr/lib/systemd/system/cri-docker.service", units / "cri-docker.service"),
+        Entry("/usr/lib/systemd/system/cri-docker.socket", units / "cri-docker.socket"),
+    ]

@@ -1,0 +1,33 @@
+"""The pinned versions of the stand-in tree, typed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpunodes.lab.mirror import pins as mirror
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Component(mirror.Component):
+    """One Go module tree in standin/go/NAME/ and how its programs are built."""
+
+    @property
+    def modules(self) -> tuple[Path, Path]:
+        """Its go.mod and go.sum."""
+        return HERE / "go" / self.name / "go.mod", HERE / "go" / self.name / "go.sum"
+
+
+@cache
+def load() -> Mapping[str, Component]:
+    """Read pins.toml; a wrong file is a fault of the package and raises what it raises."""
+    raw = tomllib.loads((HERE / "pins.toml").read_text())
+    return {
+        name: Component(name, entry["version"], cgo=entry.get("cgo", False), ldflags=tuple(entry.get("ldflags", ())))
+        for name, entry in raw["components"].items()
+    }

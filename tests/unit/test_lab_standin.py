@@ -1,0 +1,248 @@
+"""The stand-in GPUs: what a lab with GPU machines is made of, and which commands make them ill."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from gpunodes.errors import WrongInput
+from gpunodes.lab import hypervisor, inventory
+from gpunodes.lab.images import Image
+from gpunodes.lab.layout import SUBNETS, Boards, Layout, Record, Role, Size, System, plan_machines
+from gpunodes.lab.mirror import deb, programs
+from gpunodes.lab.standin import board, construct, faults, objects, packages, pins
+from gpunodes.lab.standin.objects import SOURCES, Objects
+
+BOARDS = Boards(gpus=2, switches=1, devices=("2330", "20b0"))
+SIZES = {Role.CONTROL_PLANE: Size(4096, 2), Role.WORKER: Size(2048, 1)}
+
+
+def record(workers: int = 1, gpu_workers: int = 2) -> Record:
+    identities = [(f"uuid-{number}", f"secret-{number}") for number in range(workers + gpu_workers + 1)]
+    machines = plan_machines(SUBNETS[0], workers, SIZES, identities, gpu_workers, BOARDS)
+    return Record("lab", System.DEBIAN13, str(SUBNETS[0]), "tcg", machines, "/somewhere/inventory", "/tree", "/standin")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Objects:
+    """As objects.get() leaves them; what is in the files does not matter here."""
+    names = ["standin_board.ko", "nvidia-smi", "copyright", *packages.STUBS]
+    names += [f"libnvidia-ml.so.{version}" for version in packages.DRIVERS]
+    for name in names:
+        (tmp_path / name).write_bytes(b"\x7fELF " + name.encode())
+    return Objects(tmp_path)
+
+
+def test_gpu_machines_are_workers_and_differ_from_the_others() -> None:
+    machines = record().machines
+    assert [each.name for each in machines] == ["control-1", "worker-1", "gpu-1", "gpu-2"]
+    assert [each.boards for each in machines] == [None, None, BOARDS, BOARDS]
+    assert {each.role for each in machines[1:]} == {Role.WORKER}
+    assert len({each.address for each in machines}) == len({each.mac for each in machines}) == len(machines)
+
+
+def test_a_record_with_boards_survives_its_file_and_an_older_one_has_none() -> None:
+    there = record()
+    data = json.loads(json.dumps(there.to_json()))
+    assert Record.from_json(data) == there
+    del data["standin"]
+    for machine in data["machines"]:
+        del machine["boards"]
+    older = Record.from_json(data)
+    assert older.standin is None
+    assert not any(each.boards for each in older.machines)
+
+
+def test_the_inventory_has_a_group_of_gpu_machines_only_where_there_are_some() -> None:
+    layout = Layout("lab", Path("/cache"))
+    hosts = yaml.safe_load(inventory.texts(layout, record(), {})["hosts.yml"])
+    assert list(hosts["all"]["children"]["gpu"]["hosts"]) == ["gpu-1", "gpu-2"]
+    assert {"worker-1", "gpu-1", "gpu-2"} == set(hosts["all"]["children"]["workers"]["hosts"])
+    none = yaml.safe_load(inventory.texts(layout, record(gpu_workers=0), {})["hosts.yml"])
+    assert "gpu" not in none["all"]["children"]
+
+
+def test_only_gpu_machines_keep_a_page_of_memory_apart() -> None:
+    machine = record().machines[2]
+    layout = Layout("lab", Path("/cache"))
+    assert "memmap=4K$0x30000000" in hypervisor.domain_xml(layout, machine, "tcg", (board.KERNEL_OPTION,))
+    assert "memmap" not in hypervisor.domain_xml(layout, machine, "tcg")
+    # Below what the smallest machine has, where neither the kernel nor the firmware is loaded.
+    assert SIZES[Role.WORKER].memory_mib << 20 > board.LATCH
+
+
+def test_the_boards_are_loaded_with_what_was_asked_for(compiled: Objects) -> None:
+    module, unit, _ = board.guest_files(BOARDS, compiled)
+    assert module.data == compiled.board.read_bytes()
+    assert f"insmod {module.path} gpus=2 switches=1 device=0x2330,0x20b0 latch=0x30000000" in str(unit.content)
+
+
+@pytest.mark.parametrize("text", ["", "0x2330", "2330,", "23301", "h100"])
+def test_a_device_that_is_no_pci_id_is_refused(text: str) -> None:
+    with pytest.raises(WrongInput, match="device"):
+        board.device_ids(text)
+
+
+def test_devices_are_hexadecimal_ids() -> None:
+    assert board.device_ids("2330,20B0") == ("2330", "20b0")
+
+
+def test_the_kernels_release_is_read_from_its_header(tmp_path: Path) -> None:
+    header = bytearray(0x300)
+    header[0x20E:0x210] = (0x40).to_bytes(2, "little")
+    text = b"6.12.1-cloud-amd64 (someone@example.org) #1 SMP\0"
+    header[0x240 : 0x240 + len(text)] = text
+    (tmp_path / "vmlinuz").write_bytes(header)
+    assert Image(tmp_path).kernel_release == "6.12.1-cloud-amd64"
+
+
+# --- faults ---
+
+
+def script(name: str, code: int | None = None, **more: object) -> str:
+    return faults.script(faults.Wish(faults.known()[name], code, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", faults.known())
+def test_every_fault_is_a_script_that_a_shell_reads(name: str) -> None:
+    code = 79 if faults.known()[name].asks_for_code else None
+    text = script(name, code)
+    subprocess.run(["sh", "-n"], input=text, text=True, check=True)
+    assert "{" not in text.replace("{0,", "")
+
+
+@pytest.mark.parametrize("name", faults.known())
+def test_every_command_of_a_fault_is_one_that_the_sources_know(name: str) -> None:
+    fault = faults.known()[name]
+    for commands, source in ((fault.driver, "nvidia/nvidia.c"), (fault.board, "board/standin_board.c")):
+        text = (SOURCES / source).read_text()
+        for command in commands:
+            assert f'strcmp(word, "{command.split()[0]}")' in text
+
+
+def test_an_xid_line_has_its_own_tail() -> None:
+    assert "xid 1 79 3 pid=" in script("xid", 79, gpu=1, times=3)
+    assert "GPU has fallen off the bus." in script("xid", 79)
+    assert "name=<unknown>" in script("xid", 999)
+
+
+@pytest.mark.parametrize(("name", "code"), [("xid", None), ("sxid", None), ("hang", 79), ("lost", 79)])
+def test_a_code_is_asked_for_where_it_belongs(name: str, code: int | None) -> None:
+    with pytest.raises(WrongInput, match="CODE"):
+        script(name, code)
+
+
+def test_a_fault_of_every_start_becomes_an_option_of_the_driver() -> None:
+    assert script("hang", at_boot=True) == ("echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf")
+    with pytest.raises(WrongInput, match="driver alone"):
+        script("lost", at_boot=True)
+
+
+def test_cures_remove_what_waits_for_the_next_start() -> None:
+    for name in ("clear", "mend"):
+        assert "rm -f /etc/modprobe.d/standin-fault.conf" in script(name)
+
+
+def test_a_machine_without_gpus_gets_no_fault() -> None:
+    layout, wish = Layout("lab", Path("/cache")), faults.Wish(faults.known()["hang"])
+    with pytest.raises(WrongInput, match="has no GPUs"):
+        faults.make(layout, record().machines[0], wish)
+    with pytest.raises(WrongInput, match="GPUs 0 to 1"):
+        faults.make(layout, record().machines[2], faults.Wish(faults.known()["lost"], gpu=2))
+
+
+# --- packages ---
+
+
+def cuda_repository(compiled: Objects) -> list[packages.Parts]:
+    parts = [part for version in packages.DRIVERS for part in packages.driver(version, compiled)]
+    parts += [packages.cuda_toolkit(version, compiled) for version in packages.CUDA]
+    return parts + packages.cudnn("13", compiled)
+
+
+def test_packages_have_the_names_that_people_install(compiled: Objects) -> None:
+    offered = {f"{package.name} {package.version}" for package, _ in cuda_repository(compiled)}
+    for name in ("nvidia-open-580", "cuda-drivers-580", "nvidia-open", "cuda-drivers", "nvidia-fabricmanager"):
+        assert f"{name} 580.65.06-1" in offered
+    assert {"nvidia-driver-pinning-580 580-1", "cuda-toolkit-13-0 13.0.0-1", "cudnn9-cuda-13 9.14.0.64-1"} <= offered
+    # From branch 590 on no name carries the branch, but for the pinning package's.
+    assert not any(each.startswith(("nvidia-open-590", "cuda-drivers-590")) for each in offered)
+
+
+def test_packages_depend_on_what_is_offered(compiled: Objects) -> None:
+    parts = cuda_repository(compiled)
+    offered = {package.name for package, _ in parts}
+    from_debian = {"dkms", "kmod", "libc6"}
+    for package, _ in parts:
+        for each in filter(None, package.depends.split(", ")):
+            assert each.split()[0] in offered | from_debian, f"{package.name} depends on {each}"
+
+
+def test_the_two_flavours_of_the_module_exclude_each_other(compiled: Objects) -> None:
+    modules = {package.name: package for package, _ in cuda_repository(compiled) if package.name.endswith("dkms")}
+    assert modules["nvidia-kernel-dkms"].conflicts == "nvidia-kernel-open-dkms"
+    assert modules["nvidia-kernel-open-dkms"].conflicts == "nvidia-kernel-dkms"
+
+
+def test_dkms_builds_what_the_makefile_builds(compiled: Objects) -> None:
+    [entries] = [
+        entries
+        for package, entries in cuda_repository(compiled)
+        if package.name == "nvidia-kernel-open-dkms" and package.version.startswith("580")
+    ]
+    files = {entry.path: entry.content for entry in entries}
+    conf = files["/usr/src/nvidia-580.65.06/dkms.conf"]
+    assert isinstance(conf, bytes)
+    wanted = re.findall(r'BUILT_MODULE_NAME\[\d\]="(.*)"', conf.decode())
+    makefile = (SOURCES / "nvidia" / "Kbuild").read_text()
+    assert [f"{name}.o" for name in wanted] == re.findall(r"obj-m := (.*)", makefile)[0].split()
+    assert {f"/usr/src/nvidia-580.65.06/{name}.c" for name in wanted} <= set(files)
+
+
+@pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
+def test_packages_are_read_by_dpkg(compiled: Objects, tmp_path: Path) -> None:
+    for package, entries in cuda_repository(compiled):
+        file = tmp_path / package.file_name
+        deb.write(package, entries, file)
+        assert programs.run(["dpkg-deb", "--field", file, "Package"]) == f"{package.name}\n"
+
+
+@pytest.mark.parametrize("name", pins.load())
+def test_the_module_files_stand_for_the_pinned_version(name: str) -> None:
+    component = pins.load()[name]
+    modules, sums = component.modules
+    assert re.search(rf"^require \S+ v{re.escape(component.version)}$", modules.read_text(), re.MULTILINE)
+    assert sums.stat().st_size
+
+
+# --- the library ---
+
+
+def test_every_function_of_the_header_gets_a_stub() -> None:
+    header = "nvmlReturn_t DECLDIR nvmlB(int a);\nnvmlReturn_t DECLDIR nvmlA(\n    int a);\n"
+    assert [line.split()[2] for line in objects.stub_source(header).splitlines()] == ["nvmlA(void)", "nvmlB(void)"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a compiler")
+@pytest.mark.parametrize("source", sorted((SOURCES / "stubs").iterdir()), ids=lambda path: path.name)
+def test_libraries_without_anything_behind_them_compile(source: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", tmp_path / "out", source], check=True
+    )
+
+
+# --- the tree ---
+
+
+def test_settings_send_gpu_machines_to_the_mirror(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-container").mkdir()
+    (tmp_path / "libnvidia-container" / "gpgkey").write_text("KEY")
+    (tmp_path / construct.ABOUT).write_text('{"fingerprint": "FF"}')
+    found = construct.settings("http://mirror.lab", tmp_path)
+    assert found["gpunodes_nvidia_packages_url"] == "http://mirror.lab/cuda/repos/{system}{release}/{cuda_arch}/"
+    assert {value for name, value in found.items() if name.endswith("_key")} == {"KEY"}
