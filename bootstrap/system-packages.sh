@@ -8,7 +8,8 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
 # The environment: venv, and a compiler with headers for libvirt's Python binding, which comes as source only.
-packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client)
+# The tests and benchmarks of the health sweep run SSH servers of their own.
+packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client openssh-server)
 list=$here/gpunodes/lab/system-packages.txt
 if [[ -r $list ]]; then
     mapfile -t -O "${#packages[@]}" packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")

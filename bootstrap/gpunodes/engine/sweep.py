@@ -674,8 +674,8 @@ def _tunnel(transport: paramiko.Transport, target: Target) -> paramiko.Channel:
     try:
         return transport.open_channel("direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=_HOP_S)
     except paramiko.ChannelException as error:
-        refused = "refused" in error.text.lower()
-        raise _LostError(Reach.REFUSED if refused else Reach.NO_ROUTE, f"from the jump host: {error.text}") from error
+        # Why, the jump host tells paramiko, but paramiko does not tell us.
+        raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error.text}") from error
     except (paramiko.SSHException, EOFError) as error:
         raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error or 'no answer'}") from error
 

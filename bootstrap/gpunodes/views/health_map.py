@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Map:
 
     def lines(self, columns: int, rows: int) -> list[str]:
         """The map on a screen of this size: rows of cells after the names of their machines, then a legend."""
-        layout = _layout(self._names, columns, max(1, rows - 3))
+        layout = _layout(self._names, columns, max(1, rows - 4))
         lines = []
         for row in layout.rows[: layout.shown]:
             cells = "".join(
@@ -108,8 +109,7 @@ class Map:
         if len(layout.rows) > layout.shown:
             hidden = sum(len(row) for row in layout.rows[layout.shown :])
             lines.append(f"... and {hidden} machines more than fit here"[: columns - 1])
-        lines.append(self._legend(columns))
-        return lines
+        return lines + self._legend(columns)
 
     def _cell(self, name: str) -> str:
         state = self._states.get(name)
@@ -118,7 +118,8 @@ class Map:
         letter, colour = _CELLS[state]
         return f"\x1b[{colour}m{letter}\x1b[0m" if self._colour else letter
 
-    def _legend(self, columns: int) -> str:
+    def _legend(self, columns: int) -> list[str]:
+        """What the letters mean, with the numbers of machines, in one line or two."""
         counts = [
             f"{letter} {state.value} {number}"
             for state, (letter, _) in _CELLS.items()
@@ -126,7 +127,8 @@ class Map:
         ]
         if waiting := len(self._names) - len(self._states):
             counts.append(f"{WAITING} asked {waiting}")
-        return "  ".join([*counts, duration(time.monotonic() - self._began)])[: columns - 1]
+        words = [*counts, duration(time.monotonic() - self._began)]
+        return textwrap.wrap("  ".join(word for word in words), max(2, columns - 1), max_lines=2, placeholder="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,14 @@ class _Layout:
 
 def _layout(names: Sequence[str], columns: int, rows: int) -> _Layout:
     """How many machines stand in a row: a multiple of ten where that fits."""
-    label = min(max((len(name) for name in names), default=0) * 2 + 2, max(8, columns // 3))
+    most = max(8, columns // 3)
+    label = min(max((len(name) for name in names), default=0) * 2 + 2, most)
     room = max(1, columns - label - 3)
     # A gap for every ten cells.
     fit = max(1, room * _GROUP // (_GROUP + 1))
     fit = fit // _GROUP * _GROUP or fit
     parts = [names[start : start + fit] for start in range(0, len(names), fit)]
+    label = max((len(_label(part, most)) for part in parts), default=0)
     return _Layout(parts, label, min(len(parts), rows))
 
 

@@ -1,0 +1,93 @@
+"""Real SSH servers on loopback addresses, ended with whoever started them. The benchmarks use them too."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+
+_CONFIG = """
+HostKey {key}
+AuthorizedKeysFile {folder}/login.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+UseDNS no
+PrintMotd no
+MaxStartups 100
+LogLevel ERROR
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the servers are, and the keys. ``login`` is the private key that they let in."""
+
+    folder: Path
+    login: Path
+    host_key: Path
+
+
+def free_ports(number: int, address: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind((address, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def new_key(path: Path) -> Path:
+    """A key pair without a passphrase."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", path], check=True)
+    return path
+
+
+@contextlib.contextmanager
+def serving(folder: Path, processes: Sequence[Mapping[tuple[str, int], str]]) -> Iterator[Servers]:
+    """Run one sshd for each mapping: the places that it listens at, and the command forced there ("" for none)."""
+    assert SSHD is not None
+    # Where a packaged sshd separates its privileges; made by its service otherwise.
+    Path("/run/sshd").mkdir(exist_ok=True)
+    servers = Servers(folder, new_key(folder / "login"), new_key(folder / "host"))
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, places in enumerate(processes):
+            text = "".join(f"ListenAddress {address}:{port}\n" for address, port in places)
+            text += _CONFIG.format(key=servers.host_key, folder=folder)
+            text += "".join(
+                f"Match LocalAddress {address} LocalPort {port}\n  ForceCommand {command}\n"
+                for (address, port), command in places.items()
+                if command
+            )
+            config = folder / f"sshd-{number}.conf"
+            config.write_text(text)
+            with (folder / f"sshd-{number}.log").open("wb") as log:
+                started.append(subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL))
+        for places in processes:
+            for place in places:
+                _wait_for(place)
+        yield servers
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+
+
+def _wait_for(place: tuple[str, int]) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=5):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no sshd at {place}")
