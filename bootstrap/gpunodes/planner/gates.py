@@ -7,6 +7,7 @@ touched. Pure: tables/gates.toml holds the gates that matter on GPU nodes from 1
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,8 +74,12 @@ def minor_of(version: str) -> str:
 
 def gates(version: str) -> list[Gate]:
     """The gates as they are in ``version`` (``1.36``, ``v1.36.2``); raises WrongInput for one not in the table."""
-    minor = minor_of(version)
-    return [_gate(row, minor) for row in tables.read("gates")["gate"]]
+    return list(_gates(minor_of(version)))
+
+
+@functools.cache
+def _gates(minor: str) -> tuple[Gate, ...]:
+    return tuple(_gate(row, minor) for row in tables.read("gates")["gate"])
 
 
 def needed(version: str) -> dict[str, bool]:

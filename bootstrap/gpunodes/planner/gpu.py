@@ -492,7 +492,7 @@ class _Planner:
     ) -> Iterator[tuple[Row, str, Flavour]]:
         """All that would do what is wished."""
         for choice in self._fitting(offers, flavours, cudas):
-            if self._wishes.driver in {"", choice[1]}:
+            if self._wishes.driver in {"", choice[1]} and (not self._wishes.cudnn or self._cudnn_row(*choice[:2])):
                 yield choice
 
     def _fitting(
@@ -571,6 +571,22 @@ class _Planner:
                 f"it has NVSwitches, and {self._from()} has no Fabric Manager for {system}",
                 "Fabric Manager of exactly the driver's version",
                 "take the driver from NVIDIA (gpunodes_driver_source: nvidia)",
+            )
+        fitting = [
+            choice for choice in self._fitting(offers, flavours, cudas) if self._wishes.driver in {"", choice[1]}
+        ]
+        if self._wishes.cudnn and fitting and not any(self._cudnn_row(*choice[:2]) for choice in fitting):
+            there = [
+                f"{row['version']} for CUDA {row['cuda']} from {row['source_of']}"
+                for row in tables.read("cuda")["cudnn"]
+                if any(row["source_of"] == choice[0]["source_of"] for choice in fitting)
+                and (not row["systems"] or system in row["systems"])
+            ]
+            majors = self._cuda_majors()
+            self._refuse(
+                f"cuDNN {self._wishes.cudnn} is wished" + (f", with CUDA {majors[-1]}" if majors else ""),
+                f"one that there is for {system}: {', '.join(there) or 'none'}",
+                "choose one of these, or another gpunodes_driver_source, or take the wish out",
             )
         alone = any(self._fitting(offers, flavours, ()))
         if flavours and (not alone or not self._conflicts):
@@ -835,31 +851,19 @@ class _Planner:
 
     def _cudnn(self, offer: Row, branch: str) -> list[Package]:
         wish = self._wishes.cudnn
-        if not wish:
-            return []
-        rows = [
-            row
-            for row in tables.read("cuda")["cudnn"]
-            if row["source_of"] == offer["source_of"] and (not row["systems"] or self._system in row["systems"])
-        ]
-        fitting = [row for row in rows if wish == row["version"] or wish.startswith(row["version"] + ".")]
-        if not fitting:
-            has = ", ".join(dict.fromkeys(row["version"] for row in rows)) or "none"
-            self._refuse(
-                f"cuDNN {wish} is wished, which {offer['source_of']} has not for {self._system}",
-                f"it has {has}",
-                "choose that, or another gpunodes_driver_source",
-            )
-        last = self._last_cudnn()
-        row = self._cudnn_row(fitting, branch) if fitting else None
+        row = self._cudnn_row(offer, branch) if wish else None
         if row is None:
             return []
-        pattern = f"{wish if '.' in wish else last or wish}.*"
+        majors = self._cuda_majors()
+        if len(majors) > 1:
+            self._warnings.append(f"cuDNN is installed for CUDA {majors[-1]} only, the newest that is wished")
+        last = self._last_cudnn()
+        minor = next((version for version in (wish, row["version"], last) if "." in version), wish)
         why = f"cuDNN {wish} is wished; for CUDA {row['cuda']}"
-        if last and "." not in wish:
+        if minor == last != wish:
             why += f", and {last} is the last for these GPUs"
         self._say(row["package"], why, self._cite("cuda", row))
-        return [Package(Group.CUDNN, row["package"], pattern, "", Source(offer["source_of"]), why)]
+        return [Package(Group.CUDNN, row["package"], f"{minor}.*", "", Source(offer["source_of"]), why)]
 
     def _last_cudnn(self) -> str:
         """The last minor of cuDNN 9 that all GPUs take, empty for no limit."""
@@ -877,38 +881,36 @@ class _Planner:
             elif limit not in {"", "none"} and "." in wish and _version(wish) > _version(limit):
                 self._refuse(fact, f"cuDNN {limit}, the last for them ({matrix})", f"wish for {limit}, or for 9")
 
-    def _cudnn_row(self, rows: Sequence[Row], branch: str) -> Row | None:
-        """cuDNN for the newest CUDA that is wished, or that the driver and all GPUs take."""
-        majors = sorted({version.partition(".")[0] for version in self._wishes.cuda}, key=int)
-        by_cuda = {row["cuda"]: row for row in rows}
-        if majors:
-            if len(majors) > 1:
-                self._warnings.append(f"cuDNN is installed for CUDA {majors[-1]} only, the newest that is wished")
-            if majors[-1] not in by_cuda:
-                self._refuse(
-                    f"cuDNN {self._wishes.cudnn} is wished, with CUDA {majors[-1]}",
-                    f"CUDA {' or '.join(by_cuda)} for it ({tables.read('cuda')['sources']['cudnn-matrix']})",
-                    "wish for another CUDA, or take the wish for cuDNN out",
+    def _cudnn_row(self, offer: Row, branch: str) -> Row | None:
+        """cuDNN for the newest CUDA that is wished, else for the newest that the driver and all GPUs take."""
+        by_cuda = {row["cuda"]: row for row in self._cudnn_rows(offer["source_of"])}
+        if majors := self._cuda_majors():
+            return by_cuda.get(majors[-1])
+        for row in reversed(tables.read("cuda")["cuda"]):
+            if (
+                row["major"] in by_cuda
+                and _number(branch) >= _number(row["least_driver"])
+                and all(
+                    not generation["last_cuda"] or _number(row["major"]) <= _number(generation["last_cuda"])
+                    for generation in self._generations
                 )
-                return None
-            return by_cuda[majors[-1]]
-        fitting = [
+            ):
+                return by_cuda[row["major"]]
+        return None
+
+    def _cudnn_rows(self, source: str) -> list[Row]:
+        """What a source has of the wished cuDNN."""
+        wish = self._wishes.cudnn
+        return [
             row
-            for row in tables.read("cuda")["cuda"]
-            if row["major"] in by_cuda
-            and _number(branch) >= _number(row["least_driver"])
-            and all(
-                not gen["last_cuda"] or _number(row["major"]) <= _number(gen["last_cuda"]) for gen in self._generations
-            )
+            for row in tables.read("cuda")["cudnn"]
+            if row["source_of"] == source
+            and (not row["systems"] or self._system in row["systems"])
+            and f"{wish}.".startswith(f"{row['version']}.") | f"{row['version']}.".startswith(f"{wish}.")
         ]
-        if not fitting:
-            self._refuse(
-                f"cuDNN {self._wishes.cudnn} is wished, with the driver branch {branch}",
-                f"a driver and GPUs that take CUDA {' or '.join(by_cuda)}",
-                "wish for another driver branch or source, or take the wish for cuDNN out",
-            )
-            return None
-        return by_cuda[fitting[-1]["major"]]
+
+    def _cuda_majors(self) -> list[str]:
+        return sorted({version.partition(".")[0] for version in self._wishes.cuda}, key=int)
 
     def _toolkit_packages(self) -> list[Package]:
         row = tables.read("toolkit")["packages"]

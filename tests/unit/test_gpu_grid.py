@@ -1,0 +1,291 @@
+"""The whole grid of cards, systems and wishes: no plan breaks a row of the tables, no wish is dropped in silence.
+
+Beside the planner stands an oracle that only asks the tables whether anything would do: there is a plan just where it
+says so, and what the plan holds is held against each row again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from gpunodes.planner import tables
+from gpunodes.planner.gates import Conflict
+from gpunodes.planner.gpu import Flavour, Group, Plan, Wishes, plan
+
+# One card of each generation, and those with a trait of their own.
+CARDS = {
+    "C2075": "1096",
+    "K80": "102d",
+    "M60": "13f2",
+    "P100": "15f8",
+    "V100": "1db6",
+    "T4": "1eb8",
+    "A100": "20b2",
+    "RTX 4090": "2684",
+    "H100": "2330",
+    "GH200": "2342",
+    "B200": "2901",
+    "RTX PRO 6000": "2bb5",
+    "newer": "3500",
+}
+SYSTEMS = [f"{row['id']} {row['version']}" for row in tables.read("systems")["system"]]
+LIKE_RHEL = {"rocky 9", "almalinux 9", "centos 9"}
+BRANCHES = ["", "535", "570", "580", "595", "999"]
+SOURCES = ["", "nvidia", "distribution"]
+CUDAS: list[tuple[str, ...]] = [(), ("11.8",), ("12.4",), ("13.0",), ("12.8", "13.0"), ("14.9",)]
+CUDNNS = ["", "9", "9.12"]
+CUDNNS_IN_TURN = ["9.12", "9.10", "9.0", "8"]
+BOOTS: list[dict[str, Any]] = [
+    {"secure_boot": False},
+    {"secure_boot": True},
+    {"secure_boot": True, "mok": {"key": "/var/lib/dkms/mok.pub", "enrolled": True}},
+]
+MIXED = [("P100", "T4"), ("V100", "B200"), ("K80", "H100"), ("T4", "B200"), ("K80", "P100")]
+RUNTIMES = ["containerd", "docker"]
+GATES: list[dict[str, bool]] = [{}, {"ResourceHealthStatus": False}, {"Accelerators": True}]
+
+Row = Mapping[str, Any]
+
+
+def machine(cards: tuple[str, ...], system: str, arch: str, switches: int, boot: Row) -> dict[str, Any]:
+    """The facts of a machine with these cards and no driver."""
+    id_, version = system.split()
+    functions = [
+        {"address": f"0000:{slot:02x}:00.0", "vendor": "10de", "device": CARDS[card], "class": "030200"}
+        for slot, card in enumerate(cards)
+    ]
+    gpu = {
+        "functions": functions,
+        "nvswitches": switches,
+        "nouveau": "available",
+        "mok": {"key": None, "enrolled": False},
+        "headers": {"running": True, "package": None},
+        "driver": {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None},
+        **boot,
+    }
+    return {
+        "os": {"id": id_, "version": version},
+        "arch": arch,
+        "kernel": "6.8.0-45-generic",
+        "time": 1_795_000_000,
+        "gpu": gpu,
+    }
+
+
+def rows_of(cards: tuple[str, ...]) -> list[Row]:
+    """The generations of cards, by the tables alone."""
+    found = []
+    for card in cards:
+        device = int(CARDS[card], 16)
+        product: Row = next((row for row in tables.read("gpus")["product"] if row["device"] == device), {})
+        ranges = (row["generation"] for row in tables.read("gpus")["range"] if row["first"] <= device <= row["last"])
+        name = product.get("generation") or next(ranges, "newer")
+        found.append(next(row for row in tables.read("drivers")["generation"] if row["name"] == name))
+    return found
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def cuda_row(version: str) -> Row | None:
+    return next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
+
+
+def sells_cuda(source: str, system: str, version: str) -> bool:
+    return any(
+        row["source_of"] == source
+        and system in row["systems"]
+        and number(row["first"]) <= number(version)
+        and (not row["last"] or number(version) <= number(row["last"]))
+        for row in tables.read("cuda")["toolkit"]
+    )
+
+
+def drives(offer: Row, branch: str, flavour: str, facts: Row, gens: list[Row]) -> bool:
+    """Whether a choice drives all the GPUs."""
+    gpu = facts["gpu"]
+    switched = gpu["nvswitches"] or any(
+        row.get("switched") and any(int(f["device"], 16) == row["device"] for f in gpu["functions"])
+        for row in tables.read("gpus")["product"]
+    )
+    return (
+        bool(offer[flavour])
+        and all(flavour in gen["modules"] for gen in gens)
+        and all(not gen["last"] or int(branch) <= int(gen["last"]) for gen in gens)
+        and all(not gen["first"] or int(branch) >= int(gen["first"]) for gen in gens)
+        and (not gpu["secure_boot"] or offer["signed"] or gpu["mok"]["enrolled"])
+        and (not switched or bool(offer["fabric_manager"]))
+    )
+
+
+def serves(offer: Row, branch: str, version: str, system: str, gens: list[Row]) -> bool:
+    """Whether a choice comes with this CUDA and is new enough for it."""
+    row = cuda_row(version)
+    return (
+        row is not None
+        and int(branch) >= int(row["least_driver"])
+        and sells_cuda(offer["source_of"], system, version)
+        and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
+    )
+
+
+def cudnn_fits(source: str, system: str, branch: str, wishes: Wishes, gens: list[Row]) -> bool:
+    """Whether the source has the wished cuDNN for the newest wished CUDA, or for one that driver and GPUs take."""
+    wish = wishes.cudnn
+    for gen in gens:
+        if gen["last_cudnn"] == "none" and number(wish) >= (9,):
+            return False
+        if gen["last_cudnn"] not in {"", "none"} and "." in wish and number(wish) > number(gen["last_cudnn"]):
+            return False
+    majors = {
+        row["cuda"]
+        for row in tables.read("cuda")["cudnn"]
+        if row["source_of"] == source
+        and (not row["systems"] or system in row["systems"])
+        and all(mine == theirs for mine, theirs in zip(number(wish), number(row["version"]), strict=False))
+    }
+    if wishes.cuda:
+        return max((version.split(".")[0] for version in wishes.cuda), key=int) in majors
+    return any(
+        int(branch) >= int(row["least_driver"])
+        and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
+        for row in tables.read("cuda")["cuda"]
+        if row["major"] in majors
+    )
+
+
+def possible(system: str, facts: Row, wishes: Wishes, gens: list[Row]) -> Iterator[tuple[Row, str, str]]:
+    """All that would do, by the tables alone; cuDNN apart."""
+    for offer in tables.read("drivers")["offer"]:
+        if system in offer["systems"] and facts["arch"] in offer["architectures"]:
+            for branch, flavour in itertools.product(offer["branches"], Flavour):
+                if (
+                    wishes.source in {"", offer["source_of"]}
+                    and wishes.driver in {"", branch}
+                    and drives(offer, branch, flavour, facts, gens)
+                    and all(serves(offer, branch, version, system, gens) for version in wishes.cuda)
+                ):
+                    yield offer, branch, flavour
+
+
+def hold_against_the_rows(made: Plan, system: str, facts: Row, wishes: Wishes, gens: list[Row]) -> None:
+    """Every row again, and every wish."""
+    assert made.source is not None
+    assert made.flavour is not None
+    assert wishes.driver in {"", made.branch}
+    assert wishes.source in {"", made.source}
+    assert made.runtime == wishes.runtime
+    assert wishes.gates.items() <= made.gates.items()
+    choices = [
+        offer
+        for offer, branch, flavour in possible(system, facts, wishes, gens)
+        if (offer["source_of"], branch, flavour) == (made.source, made.branch, made.flavour)
+    ]
+    assert choices
+    names = [package.name for package in made.packages]
+    assert len(set(names)) == len(names)
+    groups = [package.group for package in made.packages]
+    assert groups == sorted(groups, key=list(Group).index)
+    assert all("{" not in name for name in names)
+    assert made.group(Group.DRIVER)
+    assert made.hold
+    if made.source == "nvidia" and not system.startswith(("rhel", "rocky", "alma", "centos")):
+        driver = made.group(Group.DRIVER)[-1]
+        assert driver.name.endswith(f"-{made.branch}") == (int(made.branch) < 590)  # renamed at 590
+        assert driver.version == f"{made.branch}.*"
+    for version in wishes.cuda:
+        assert any(version.replace(".", "-") in p.name or p.version == f"{version}.*" for p in made.group(Group.CUDA))
+    assert len(made.group(Group.CUDA)) == len(wishes.cuda)
+    assert len(made.group(Group.CUDNN)) == bool(wishes.cudnn)
+    for package in made.group(Group.CUDNN):
+        assert package.version.startswith(wishes.cudnn)
+        for gen in gens:
+            if gen["last_cudnn"] not in {"", "none"}:
+                assert number(package.version.removesuffix(".*")) <= number(gen["last_cudnn"])
+    if facts["gpu"]["nvswitches"]:
+        assert made.fabric_manager
+        assert made.group(Group.FABRIC_MANAGER)[0].same_version_as in {p.name for p in made.group(Group.DRIVER)}
+    assert len(made.group(Group.TOOLKIT)) == 4
+    assert all(reason.why for reason in made.reasons)
+
+
+def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
+    """Every wish for these cards on this system; how many plans there were, and how many refusals."""
+    made = refused = 0
+    gens = rows_of(cards)
+    arch = "aarch64" if "GH200" in cards else "x86_64"
+    axes = itertools.product(SOURCES, BRANCHES, CUDAS, CUDNNS, BOOTS)
+    dice = random.Random(f"{cards} {system}")  # noqa: S311 - no secret
+    for source, branch, cuda, cudnn_axis, boot in axes:
+        # What depends on little else takes turns instead of multiplying the grid; the same turns in each run.
+        runtime, wished, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
+        cudnn = dice.choice(CUDNNS_IN_TURN) if cudnn_axis == "9.12" else cudnn_axis
+        facts = machine(cards, system, arch, switches, boot)
+        wishes = Wishes("1.36", branch, cuda, cudnn, runtime, source, wished)
+        result = plan("gpu-1", facts, wishes)
+        fits = [
+            choice
+            for choice in possible(system, facts, wishes, gens)
+            if not cudnn or cudnn_fits(choice[0]["source_of"], system, choice[1], wishes, gens)
+        ]
+        if isinstance(result, Plan):
+            made += 1
+            assert fits
+            assert "Accelerators" not in wished
+            hold_against_the_rows(result, system, facts, wishes, gens)
+        else:
+            refused += 1
+            assert not fits or "Accelerators" in wished, (result, wishes)
+            assert all(isinstance(c, Conflict) and c.fact and c.limit and c.remedy for c in result)
+            assert len(set(result)) == len(result)
+    return made, refused
+
+
+@pytest.mark.parametrize("system", [system for system in SYSTEMS if system not in LIKE_RHEL])
+def test_every_card_with_every_wish(system: str) -> None:
+    counts = {card: walk((card,), system) for card in CARDS}
+    assert sum(made for made, _ in counts.values()) > 0
+    assert sum(refused for _, refused in counts.values()) > 0
+
+
+@pytest.mark.parametrize("cards", MIXED, ids="+".join)
+def test_cards_of_two_generations(cards: tuple[str, ...]) -> None:
+    for system in ("debian 13", "ubuntu 24.04"):
+        walk(cards, system)
+
+
+@pytest.mark.parametrize("name", ["gpus", "drivers", "cuda", "toolkit", "gates"])
+def test_every_row_names_its_source(name: str) -> None:
+    table = tables.read(name)
+    rows = [row for value in table.values() if isinstance(value, list) for row in value]
+    rows += [value for key, value in table.items() if isinstance(value, dict) and key != "sources"]
+    assert rows
+    assert {row["source"] for row in rows} <= set(table["sources"])
+    assert set(table["sources"]) == {row["source"] for row in rows}
+
+
+def test_the_family_of_rhel_is_one() -> None:
+    """So that the grid need not walk each of them."""
+    for table, rows in (("drivers", "offer"), ("cuda", "toolkit")):
+        for row in tables.read(table)[rows]:
+            assert ("rhel 9" in row["systems"]) == (set(row["systems"]) >= LIKE_RHEL)
+
+
+def test_ranges_do_not_overlap_and_generations_and_branches_are_known() -> None:
+    ranges = sorted((row["first"], row["last"]) for row in tables.read("gpus")["range"])
+    assert all(first <= last for first, last in ranges)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(ranges))
+    known = {row["name"] for row in tables.read("drivers")["generation"]}
+    assert {row["generation"] for row in tables.read("gpus")["range"]} <= known
+    branches = [row["name"] for row in tables.read("drivers")["branch"]]
+    assert branches == sorted(branches, key=int)
+    offered = {branch for offer in tables.read("drivers")["offer"] for branch in offer["branches"]}
+    assert offered == set(branches)
+    assert tables.read("drivers")["recommended"] in branches
+    assert all(re.fullmatch(r"\d{4}-\d{2}", row["ends"]) for row in tables.read("drivers")["branch"])
