@@ -5,14 +5,42 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 
-@click.command()
+
+class _MachinesOrWord(click.Group):
+    """A command of its own that takes machines, unless the first word is one of its sub-commands.
+
+    A machine of such a name is selected after two dashes: ``gpunodes health -- rules``.
+    """
+
+    _WORDS = "gpunodes.health.words"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            ctx.meta[self._WORDS] = args
+            args = []
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        words = ctx.meta.get(self._WORDS)
+        if words is None:
+            return click.Command.invoke(self, ctx)
+        with self.commands[words[0]].make_context(words[0], words[1:], parent=ctx) as context:
+            return context.command.invoke(context)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return click.Command.collect_usage_pieces(self, ctx)
+
+
+@click.group(cls=_MachinesOrWord, invoke_without_command=True, no_args_is_help=False)
 @click.argument("patterns", nargs=-1)
 @click.option("--from", "files", multiple=True, metavar="FILE", help="A saved log of one machine; may be given again.")
 @click.option(
@@ -39,7 +67,7 @@ from gpunodes.health.model import State, Verdict
     metavar="NUMBER",
     help="How many machines to talk to at once.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@_json_option
 def command(
     patterns: tuple[str, ...],
     files: tuple[str, ...],
@@ -51,8 +79,9 @@ def command(
 ) -> int:
     """Say of each GPU machine whether it is well, what to do, and why.
 
-    PATTERNS name machines of the inventory; without one, all of them are asked. Exit code 3 when one is not well or
-    does not answer.
+    PATTERNS name machines of the inventory; without one, all of them are asked. With --from nothing is asked: the
+    verdict is on the one machine whose kernel logs, journals, nvidia-smi output, bug reports or sosreports the files
+    are, packed or not; - is standard input. Exit code 3 when a machine is not well or does not answer.
     """
     if not files:
         if watch and as_json:
@@ -63,6 +92,35 @@ def command(
     from gpunodes.operations import health
 
     return _show([health.of_files(files)], as_json=as_json)
+
+
+@command.command()
+@click.argument("kind", type=click.Choice(["xid", "sxid"], case_sensitive=False))
+@click.argument("code", type=click.IntRange(0, 999_999))
+@_json_option
+def explain(kind: str, code: int, as_json: bool) -> int:
+    """Say what a code of the driver or of an NVSwitch means, what to do, and who says so.
+
+    Exit code 2 for a code that NVIDIA's catalog does not have.
+    """
+    from gpunodes.operations import health
+    from gpunodes.views import health as view
+
+    meaning = health.explain(kind, code)
+    click.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
+    return ExitCode.DONE
+
+
+@command.command()
+@_json_option
+def rules(as_json: bool) -> int:
+    """List the rules by which machines are judged."""
+    from gpunodes.operations import health
+    from gpunodes.views import health as view
+
+    found = health.rules()
+    click.echo(view.dump(view.rules_document(found)) if as_json else view.rules(found))
+    return ExitCode.DONE
 
 
 def _live(
@@ -80,13 +138,13 @@ def _live(
     from gpunodes.views import health_map
 
     inventory = Inventory(inventory_path)
-    targets = sweep.targets(inventory, inventory.select(patterns))
+    machines = sweep.asked(inventory, inventory.select(patterns))
     view = health_map.progress(colour="NO_COLOR" not in os.environ)
     while True:
         began = time.monotonic()
         try:
             verdicts = sweep.run(
-                targets, view, deadline_s=deadline or sweep.deadline_for(len(targets)), parallel=parallel
+                machines, view, deadline_s=deadline or sweep.deadline_for(len(machines)), parallel=parallel
             )
         finally:
             view.close()
@@ -101,10 +159,5 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     """Print verdicts; returns the exit code."""
     from gpunodes.views import health as view
 
-    if as_json:
-        import json
-
-        click.echo(json.dumps(view.document(verdicts), indent=2))
-    else:
-        click.echo(view.listing(verdicts))
+    click.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
     return ExitCode.DONE if all(verdict.state is State.WELL for verdict in verdicts) else ExitCode.PARTLY

@@ -1,21 +1,15 @@
 """The probe's facts about a live machine (``gpunodes.probe/1``), typed.
 
-They come from a machine that is not trusted: everything is checked, bounded and cleaned here, and what does not have
-its type is as if it had not been said.
+They come from a machine that is not trusted: all is checked and bounded here, and what does not have its type is as if
+it had not been said.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunodes.errors import WrongInput
-
-SCHEMA = "gpunodes.probe/1"
-LIMIT = 8 << 20
-"""Bytes of a document."""
 _LIST = 512
 _TEXT = 4096
 _LOG = 3 << 20
@@ -64,6 +58,8 @@ class Repeat:
     line: str
     count: int
     last: float | None
+    kept: int = 25
+    """How many of them stay in the log: the first 20 and the last 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +93,6 @@ class Facts:
     driver_gpus: int | None = None
     services: Mapping[str, str] | None = None
     expected: int | None = None
-
-
-def parse(document: bytes) -> Mapping[str, object]:
-    """The probe's document; raises WrongInput for one that is too long, no JSON, or of another schema."""
-    if len(document) > LIMIT:
-        raise WrongInput("the probe's document is too long", f"at most {LIMIT >> 20} MiB", "run the probe again")
-    try:
-        found = json.loads(document)
-    except (ValueError, RecursionError) as error:
-        raise WrongInput("the probe's document is no JSON", SCHEMA, "run the probe again") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise WrongInput("the document is not the probe's", SCHEMA, "run the probe again")
-    return found
 
 
 def read(found: Mapping[str, object]) -> Facts:

@@ -22,9 +22,9 @@ from gpunodes.health.model import Time
 
 _DATE = (
     rb"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"  # ISO 8601, journalctl -o short-iso
-    rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]{3,5})?)"  # syslog, short
+    rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]{3,5})?)"  # syslog
 )
-_STAMP = rb"\[\s*(?:\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]"
+_STAMP = rb"\[\s*(?:\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4})\]"
 _KERNEL_TAIL = rb"(?:<(?P<pri>\d+)>)?\s*(?P<stamp>" + _STAMP + rb")?\s*(?:\[\s*[TC]\d+\]\s*)?"
 _HEADER = re.compile(
     rb"\s*(?:>\s*)*"  # a mail's quoting marks
@@ -37,11 +37,11 @@ _HEADER = re.compile(
 _QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*)(?:\[\s*[TC]\d+\]\s*)?$")
 # A line that begins as syslog begins a line, and names its writer.
 _WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s")
-_PRIORITY = re.compile(rb"\s*\d+,|[^\n]*<\d+>")
+_PRIORITY = re.compile(rb"\s*\d+,|[^\n]*(?:<\d+>|repeated)")
 _NEXT_FACILITY = 8
 """Priorities from here on are not of the kernel's facility."""
 _SHAPES = 1000
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
 HEADER_BYTES = 400
 """As much of what stands before a message is looked at."""
 
@@ -62,7 +62,7 @@ _shapes: dict[bytes, bool] = {}
 
 def from_kernel(header: bytes) -> bool:
     """Whether the kernel may have written the line that begins with ``header``."""
-    shape = header.translate(_DIGITS)
+    shape = header.translate(DIGITS)
     known = _shapes.get(shape)
     if known is None:
         known = parse(header).kernel
@@ -72,8 +72,14 @@ def from_kernel(header: bytes) -> bool:
     return known
 
 
+known_kernel = _shapes.get
+"""`from_kernel` for a header with its digits masked, as far as it is known already."""
+
+
 def parse(header: bytes) -> Header:
     """Read a header (bytes before a message, on its line)."""
+    # Single blanks: a long run of them would make the pattern try every way to divide it.
+    header = b" ".join((b"." + header + b".").split())[1:-1]
     found = _HEADER.fullmatch(header)
     if found is None:
         writer = _WRITER.match(header)
@@ -93,7 +99,7 @@ def parse(header: bytes) -> Header:
 _MONOTONIC = re.compile(rb"\[\s*(\d{1,12}\.\d{1,9})\]")
 _USEC = re.compile(rb"\d+,\d+,(\d{1,18}),[^;\n]{0,40};")
 _ISO = re.compile(rb"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?\d*(Z|[+-]\d\d:?\d\d)?")
-_CTIME = re.compile(rb"([A-Z][a-z]{2}) ([ \d]\d) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?: (\d{4}))?")
+_CTIME = re.compile(rb"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?: (\d{4}))?")
 _MONTHS = {name.encode(): number for number, name in enumerate(calendar.month_abbr) if name}
 
 
@@ -154,10 +160,14 @@ HUNG_TASK = re.compile(
     rb"(?:INFO:\s+)?task\s+(\S[^\n]{0,60}?):(\d+)\s+(?:<\w+>\s+)?blocked\s+(?:in I/O wait\s+)?for\s+more\s"
 )
 SOFT_LOCKUP = re.compile(
-    rb"BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[([^\n\]]{1,60}(?:\][^\n\]]{1,40})?):\d+\]"
+    rb"(?:watchdog:\s+)?BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[(\S[^\n]{0,60}?):(\d+)\]"
 )
-# Where the block of a report ends: the next report begins.
-NEXT_REPORT = re.compile(rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |Sending NMI|rcu: INFO: ")
+# Where the block of a report ends: the next report begins, or, after a hung task, a stack that somebody else dumps.
+_REPORT = rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |rcu: INFO: "
+AFTER_LOCKUP = re.compile(_REPORT)
+AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
+BEFORE_REPORT = (b" blocked for more ", b" Comm: ", b"BUG: soft lockup")
+"""What a report that stands before another in a reversed log begins with, for a quick search backwards."""
 # A frame, or the work item of a kernel worker, in one of NVIDIA's modules. Newer kernels add the build id.
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
@@ -172,7 +182,7 @@ NVIDIA_TASK = re.compile(
 
 OFF_BUS = re.compile(
     rb"GPU\s+(?:at\s+)?(?:PCI:)?(" + ADDRESS + rb"):?\s+(?:GPU\s+)?has\s+fallen\s+off\s+the\s+bus"
-    rb"|NVIDIA\s+GPU\s+(" + ADDRESS + rb")[^;]{0,160}?fallen\s+off\s+the\s+bus",
+    rb"|(?:The\s+)?NVIDIA\s+GPU\s+(" + ADDRESS + rb")[^;]{0,160}?fallen\s+off\s+the\s+bus",
 )
 INIT_FAILED = re.compile(
     rb"NVRM:\s+(?:GPU\s+(?:at\s+)?(?:PCI:)?("
@@ -218,12 +228,13 @@ SMI_SAID = re.compile(
 
 # --- whole logs ------------------------------------------------------------------------------------------------------
 
-# A line that the kernel wrote, by its header alone.
+# A line that the kernel wrote: by its header, or by what no one else writes.
 KERNEL_LINE = re.compile(
-    rb"^\s*(?:<\d+>|kern\s*:\s*\w+\s*:\s*|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
-    rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb"\s|\{[^\n]{0,4000}\"_TRANSPORT\"\s*:\s*\"kernel\")",
+    rb"^[ \t]*(?:<\d+>|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
+    rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb'[\s\[]|\{[^\n]{0,4000}"_TRANSPORT"\s*:\s*"kernel"'
+    rb"|INFO: task |BUG: |Call [Tt]race:|Kernel panic - |CPU: \d+ PID: )",
     re.MULTILINE,
-)
+)  # fmt: skip
 BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gpunodes.health import facts as probe
 from gpunodes.health import rules, scan, smi
 from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time, Verdict
+
+if TYPE_CHECKING:
+    from gpunodes.health import facts as probe
 
 MANY_FINDINGS = 200
 """A verdict has no more; the worst are kept."""
@@ -14,16 +19,16 @@ MANY_FINDINGS = 200
 
 def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
     """The verdict on a live machine by the probe's facts. What the log says of before ``since`` does not count."""
-    found = probe.read(facts)
-    scanner = scan.Scanner(since)
-    scanner.feed(found.log.encode())
-    log = scanner.finish()
+    from gpunodes.health.facts import read
+
+    found = read(facts)
+    log = _scanned([found.log], since)
     gpus = None
     if found.smi.xml:
         reader = smi.Reader()
         reader.feed(found.smi.xml.encode())
         gpus = reader.finish()
-    seen = rules.Seen(log.records, gpus or (), found, site)
+    seen = rules.Seen(_with_storms(log.records, found.repeats, since), gpus or (), found, site)
     readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
@@ -65,6 +70,26 @@ def unreachable(name: str, how: str, said: str) -> Verdict:
         said="The machine gave no answer.",
     )
     return Verdict(name, "live", State.UNREACHABLE, Action.NONE, findings=(finding,))
+
+
+def _scanned(texts: Iterable[str], since: Time) -> scan.Log:
+    scanner = scan.Scanner(since)
+    for text in texts:
+        scanner.feed(text.encode(errors="replace"))
+    return scanner.finish()
+
+
+def _with_storms(records: Sequence[Record], storms: Sequence[probe.Repeat], since: Time) -> tuple[Record, ...]:
+    """Records with the lines of storms, which the probe counted and left out of its log but for a few."""
+    missing: Counter[tuple[object, ...]] = Counter()
+    for storm in storms:
+        for record in _scanned([f"[{storm.last or 0.0:.6f}] {storm.line}\n"], since).records:
+            missing[_identity(record)] += max(0, storm.count - storm.kept)
+    return tuple(dataclasses.replace(one, count=one.count + missing[_identity(one)]) for one in records)
+
+
+def _identity(record: Record) -> tuple[object, ...]:
+    return (record.kind, record.gpu, record.code, record.detail)
 
 
 def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[Record, ...]:

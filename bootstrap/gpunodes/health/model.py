@@ -145,3 +145,27 @@ class SiteRules:
 
     xids: Mapping[int, Action] = field(default_factory=dict)
     sxids: Mapping[int, Action] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a code means."""
+
+    kind: str
+    """``Xid`` or ``SXid``."""
+    code: int
+    title: str
+    action: Action
+    advice: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """A rule, in words."""
+
+    name: str
+    title: str
+    evidence: str
+    action: str
+    source: str

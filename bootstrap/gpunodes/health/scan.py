@@ -6,12 +6,13 @@ where one of these stands. A window reaches behind and ahead of the block in wor
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpunodes.health import catalog, forms, smi
+from gpunodes.health.find import holds
 from gpunodes.health.model import MANY_PROCESSES, Kind, Record, Time
 
 AHEAD = 64 << 10
@@ -23,6 +24,8 @@ EVIDENCE_CHARACTERS = 400
 MANY_RECORDS = 4096
 """More different records than any machine has; what a made-up log has beyond them is not kept."""
 _JSON_LINE = 64 << 10
+_REPORT = 16 << 10
+"""Bytes of a report of a hung task."""
 
 NO_TIME = Time()
 
@@ -72,6 +75,10 @@ class Scanner:
         self._begun = False
         self._is_log = False
         self._smi = smi.Reader()
+        self._is_json = False
+        self._boot_words: tuple[bytes, ...] = _BOOT_WORDS
+        self._storms: dict[bytes, _Tally] = {}
+        """Xids that may come again, by their line's beginning."""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the stream."""
@@ -99,10 +106,15 @@ class Scanner:
         """Look at the beginning: what kind of text it is, and which line comes first."""
         self._begun = True
         lines = self._window[: 1 << 20].splitlines()[:300]
-        self._reversed = forms.newest_first(lines)
         written = [line for line in lines if line.strip()]
-        stamped = sum(forms.time_of(line[:120]).text != "" or line.startswith(b'{"') for line in written)
-        self._is_log = stamped * 2 > len(written)
+        self._is_json = bool(written) and written[0].startswith(b'{"')
+        self._reversed = forms.newest_first(_journal_times(lines) if self._is_json else lines)
+        times = [forms.time_of(line[: forms.HEADER_BYTES // 4]) for line in written]
+        stamped = sum(one.text != "" for one in times)
+        self._is_log = stamped * 2 > len(written) or self._is_json
+        if self._is_log and not any(one.epoch for one in times):
+            # Only journals, which have dates, are divided by markers.
+            self._boot_words = _BOOT_WORDS[:1]
 
     def _scan(self, begin: int, end: int) -> None:
         window = self._window
@@ -110,36 +122,78 @@ class Scanner:
             self._recognised = forms.KERNEL_LINE.search(window, begin, end) is not None
         if not self._is_log:
             self._smi.feed(window[begin:end])
-        hits = sorted(_hits(window, begin, end, ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS)))
-        if not hits and not self._tallies and not self._reversed:
+        words = [anchor.word for anchor in (ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS))]
+        # A word that begins before the end may reach beyond it.
+        block = window[begin : end + _LONGEST]
+        found = {word for word in words if holds(block, word)}
+        if not found and not self._tallies and not self._reversed:
             return
-        boots = sorted(position for word in _BOOT_WORDS for position in _positions(window, word, begin, end))
-        for position, number in hits:
-            while boots and boots[0] < position:
-                self._boot(boots.pop(0))
-            if not self._skip:
-                self._visit(position, (*ANCHORS, *TEXT_ANCHORS)[number].read)
-        for position in boots:
-            self._boot(position)
+        positions = [
+            position
+            for word in self._boot_words
+            if holds(block, word)
+            for position in _positions(window, word, begin, end)
+        ]
+        for position in sorted(positions):
+            booted = self._boot_at(position)
+            if booted is None:
+                continue
+            self._visit_all(found, begin, position)
+            self._new_boot(booted)
+            begin = position
+        self._visit_all(found, begin, end)
 
-    def _boot(self, position: int) -> None:
-        """A boot begins here, if it is the kernel that says so."""
+    def _visit_all(self, words: Collection[bytes], begin: int, end: int) -> None:
+        """Look at every line that has one of the words, from ``begin`` to before ``end``; all of one boot."""
+        if self._is_json:
+            self._visit_entries(sorted(at for word in words for at in _positions(self._window, word, begin, end)))
+            return
+        for anchor in (*ANCHORS, *TEXT_ANCHORS):
+            if anchor.word in words and not self._skip:
+                positions = _positions(self._window, anchor.word, begin, end)
+                for position in self._without_storms(positions) if anchor.read is _nvrm else positions:
+                    self._visit(position, anchor.read)
+
+    def _without_storms(self, positions: Iterable[int]) -> Iterator[int]:
+        """The places but those of Xids that are repetitions: these are counted here, at once.
+
+        A storm has hundreds of thousands of lines, and only this is done for each: what stands before it has a shape
+        that the kernel's lines have, and its code and GPU have been seen.
+        """
+        window, tallies, kernel = self._window, self._storms, forms.known_kernel
+        for position in positions:
+            comma = window.find(b",", position, position + 64)
+            tally = tallies.get(window[position:comma])
+            if tally is None:
+                tally = tallies.get(window[position : window.find(b",", comma + 1, comma + 64)])
+            if tally is not None:
+                begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
+                header = window[window.rfind(b"\n", begin, position) + 1 or begin : position]
+                if kernel(header.translate(forms.DIGITS)):
+                    tally.count += 1
+                    tally.last = header
+                    continue
+            yield position
+
+    def _boot_at(self, position: int) -> Time | None:
+        """When a boot begins here, if it is the kernel that says so."""
         found = forms.BOOTED.match(self._window, position)
         header = self._header(position)
         if found is None:
-            return
-        time = forms.time_of(header)
+            return None
+        when = forms.time_of(header)
         # A marker of journalctl stands alone; the kernel's line has a time, or it is a copy of /proc/version.
-        if found[0].startswith(b"--") if not header else time.text and forms.from_kernel(header):
-            self._new_boot(time)
+        ours = found[0].startswith(b"--") if not header else when.text != "" and forms.from_kernel(header)
+        return when if ours else None
 
-    def _new_boot(self, time: Time) -> None:
-        if self._reversed or time.before(self._booted):
+    def _new_boot(self, when: Time) -> None:
+        if self._reversed or when.before(self._booted):
             self._skip = True
         else:
             self._skip = False
-            self._booted = time
+            self._booted = when
             self._tallies.clear()
+            self._storms.clear()
 
     def _header(self, position: int) -> bytes:
         """What stands before a place on its line."""
@@ -149,36 +203,36 @@ class Scanner:
     def _visit(self, position: int, read: _Read) -> None:
         """Look at a line that has one of the words."""
         header = self._header(position)
-        if header.startswith(b"{"):
-            self._visit_json(position, read)
-            return
         for sight in read(self._window, position, self._reversed):
             self._count(sight, sight.header if sight.header is not None else header)
 
-    def _visit_json(self, position: int, read: _Read) -> None:
-        """An entry of ``journalctl -o json``: its message is read as a line of its own."""
-        begin = position - len(self._header(position))
-        end = self._window.find(b"\n", position, begin + _JSON_LINE)
-        line = self._window[begin : end if end > 0 else begin + _JSON_LINE]
-        entry = _journal_entry(line)
-        if entry is None:
-            return
-        boot = entry.get("_BOOT_ID")
-        header = _journal_header(entry)
+    def _visit_entries(self, positions: Iterable[int]) -> None:
+        """Look at entries of ``journalctl -o json``, one a line: a message is read as a line of its own."""
+        end = 0
+        for position in positions:
+            if position < end:
+                continue
+            lowest = max(0, position - _JSON_LINE)
+            begin = self._window.rfind(b"\n", lowest, position) + 1 or lowest
+            end = self._window.find(b"\n", position, begin + _JSON_LINE)
+            end = end if end >= 0 else begin + _JSON_LINE
+            entry = _journal_entry(self._window[begin:end])
+            if entry is not None:
+                self._visit_entry(entry, self._window[end : end + AHEAD])
+
+    def _visit_entry(self, entry: Mapping[str, object], following: bytes) -> None:
+        header, boot = _journal_header(entry), entry.get("_BOOT_ID")
         if isinstance(boot, str) and boot != self._boot_id and re.fullmatch("[0-9a-f]{32}", boot):
             if self._boot_id is not None:
                 self._new_boot(forms.time_of(header))
             if not self._skip:
                 self._boot_id = boot
-        if self._skip:
-            return
-        message = str(entry["MESSAGE"]).encode()
-        text = header + message + b"\n" + self._window[begin + len(line) : begin + len(line) + AHEAD]
-        for at, number in sorted(_hits(text, len(header), len(header) + len(message), ANCHORS)):
-            if ANCHORS[number].read is read:
-                for sight in read(text, at, False):
+        message = header + str(entry["MESSAGE"]).encode(errors="replace")
+        for anchor in ANCHORS:
+            at = message.find(anchor.word)
+            if at >= 0 and not self._skip:
+                for sight in anchor.read(message + following, at, False):
                     self._count(sight, header)
-                return
 
     def _count(self, sight: Sight, header: bytes) -> None:
         if not sight.spoken and not forms.from_kernel(header):
@@ -198,6 +252,10 @@ class Scanner:
             tally.evidence.append(clean(header + sight.text))
         if sight.process and len(tally.processes) < MANY_PROCESSES:
             tally.processes.add(sight.process)
+        if sight.kind is Kind.XID and not sight.detail and self._since is None and len(self._storms) < MANY_RECORDS:
+            # As long as processes are counted, a line is a repetition only with the same process.
+            counted = sight.process and len(tally.processes) < MANY_PROCESSES
+            self._storms[b",".join(sight.text.split(b",", 2)[: 2 if counted else 1])] = tally
 
 
 def clean(line: bytes) -> str:
@@ -232,8 +290,10 @@ def _record(key: _Key, tally: _Tally) -> Record:
     )
 
 
-def _journal_entry(line: bytes) -> dict[str, object] | None:
+def _journal_entry(line: bytes) -> Mapping[str, object] | None:
     """The kernel's entry in a line of JSON, None for any other."""
+    import json
+
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -244,12 +304,28 @@ def _journal_entry(line: bytes) -> dict[str, object] | None:
     return entry if transport == "kernel" and entry.get("SYSLOG_FACILITY", "0") == "0" else None
 
 
-def _journal_header(entry: dict[str, object]) -> bytes:
+def _journal_times(lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        if found := re.search(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,16})"', line[:_JSON_LINE]):
+            yield _realtime(int(found[1]))
+
+
+def _journal_header(entry: Mapping[str, object]) -> bytes:
     """A header, as dmesg would write it, of a journal's entry."""
-    monotonic = str(entry.get("__MONOTONIC_TIMESTAMP", entry.get("_SOURCE_MONOTONIC_TIMESTAMP", "")))
-    if not re.fullmatch(r"[0-9]{1,15}", monotonic):
-        return b""
-    return b"[%d.%06d] " % divmod(int(monotonic), 1_000_000)
+    header = b""
+    for name, form in (("__REALTIME_TIMESTAMP", _realtime), ("__MONOTONIC_TIMESTAMP", _monotonic)):
+        value = str(entry.get(name, ""))
+        if re.fullmatch(r"[0-9]{1,16}", value):
+            header += form(int(value))
+    return header
+
+
+def _realtime(usec: int) -> bytes:
+    return b"%d-%02d-%02dT%02d:%02d:%02dZ " % time.gmtime(usec // 1_000_000)[:6]
+
+
+def _monotonic(usec: int) -> bytes:
+    return b"[%d.%06d] " % divmod(usec, 1_000_000)
 
 
 def _positions(window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
@@ -259,13 +335,6 @@ def _positions(window: bytes, word: bytes, begin: int, end: int) -> Iterator[int
     while position >= 0:
         yield position
         position = window.find(word, position + 1, stop)
-
-
-def _hits(window: bytes, begin: int, end: int, anchors: Iterable[Anchor]) -> Iterator[tuple[int, int]]:
-    """Where which anchor stands."""
-    for number, anchor in enumerate(anchors):
-        for position in _positions(window, anchor.word, begin, end):
-            yield position, number
 
 
 # --- what the words lead to ------------------------------------------------------------------------------------------
@@ -334,7 +403,7 @@ def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
             detail = _mismatch_detail(found) if kind is Kind.MISMATCH else ""
             yield Sight(kind, _line(window, position), gpu, detail=detail)
             return
-    found = forms.OFF_BUS.match(window, position + 6) or forms.OFF_BUS.match(window, position + 10)
+    found = forms.OFF_BUS.match(window, position + len(b"NVRM: "))
     if found:
         yield Sight(Kind.OFF_BUS, _line(window, position), found[1] or found[2])
 
@@ -376,36 +445,37 @@ def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
         yield Sight(Kind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin))
 
 
-def _block(window: bytes, found: re.Match[bytes], newest_first: bool) -> tuple[int, int]:
-    """Where the rest of a report stands: up to the next one, which comes before it where the newest line is first."""
+def _block(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool) -> tuple[int, int]:
+    """Where the rest of a report stands: up to the next one, or before it where the newest line is first."""
     if not newest_first:
-        following = forms.NEXT_REPORT.search(window, found.end(), found.end() + AHEAD)
+        following = ends.search(window, found.end(), found.end() + AHEAD)
         return found.end(), following.start() if following else found.end() + AHEAD
-    begin = max(0, found.start() - BEHIND)
-    for other in forms.NEXT_REPORT.finditer(window, begin, found.start()):
-        begin = other.end()
+    begin = max(0, found.start() - _REPORT)
+    for word in forms.BEFORE_REPORT:
+        begin = max(begin, window.rfind(word, begin, found.start()))
     return begin, found.start()
+
+
+def _stuck(
+    kind: Kind, found: re.Match[bytes] | None, ends: re.Pattern[bytes], window: bytes, *, newest_first: bool
+) -> Iterator[Sight]:
+    """A task that does not go on; NVIDIA's when it has a frame of the driver's, or is one of its threads."""
+    if found:
+        begin, end = _block(window, found, ends, newest_first=newest_first)
+        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
+        task = clean(found[1] + b":" + found[2]) if ours else ""
+        header = _before(window, found.start())
+        yield Sight(kind if ours else None, _line(window, found.start()), detail=task, header=header)
 
 
 def _hung(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
     found = _around(forms.HUNG_TASK, window, position)
-    if found:
-        begin, end = _block(window, found, newest_first)
-        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
-        task = clean(found[1] + b":" + found[2]) if ours else ""
-        text = _line(window, found.start())
-        header = _before(window, found.start())
-        yield Sight(Kind.HUNG_TASK if ours else None, text, detail=task, header=header)
+    return _stuck(Kind.HUNG_TASK, found, forms.AFTER_HUNG_TASK, window, newest_first=newest_first)
 
 
 def _soft_lockup(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
     found = _around(forms.SOFT_LOCKUP, window, position)
-    if found:
-        begin, end = _block(window, found, newest_first)
-        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
-        text = _line(window, found.start())
-        header = _before(window, found.start()).removesuffix(b"watchdog: ")
-        yield Sight(Kind.SOFT_LOCKUP if ours else None, text, detail=clean(found[1]) if ours else "", header=header)
+    return _stuck(Kind.SOFT_LOCKUP, found, forms.AFTER_LOCKUP, window, newest_first=newest_first)
 
 
 def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
@@ -459,4 +529,5 @@ TEXT_ANCHORS = (
     Anchor(b"Unable to determine the device", _smi_said),
     Anchor(b"No devices were found", _smi_said),
 )
+_LONGEST = max(len(anchor.word) for anchor in (*ANCHORS, *TEXT_ANCHORS))
 _BOOT_WORDS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")

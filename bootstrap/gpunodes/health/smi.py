@@ -64,6 +64,7 @@ class Reader:
         self._xml: _Xml | None = None
         self._text: _Text | None = None
         self._found = False
+        self._entities = False
 
     def feed(self, data: bytes) -> None:
         """Take the next piece. Raises WrongInput for XML that declares entities or is nested without end."""
@@ -91,9 +92,10 @@ class Reader:
             begin = data.find(_Xml.BEGIN)
             before = data if begin < 0 else data[:begin]
             self._take_text(before)
+            self._entities = self._entities or b"<!ENTITY" in before
             if begin < 0:
                 return
-            if b"<!ENTITY" in before[before.rfind(b"<!DOCTYPE") :]:
+            if self._entities:
                 raise WrongInput(
                     "the XML declares entities", "the output of `nvidia-smi -q -x` as it was", "leave it out"
                 )

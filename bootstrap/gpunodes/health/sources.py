@@ -6,13 +6,9 @@ what comes out is read piece by piece. What grows beyond all measure against wha
 
 from __future__ import annotations
 
-import codecs
-import lzma
-import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
-from typing import BinaryIO, Protocol, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, Protocol, TypeVar, cast
 
 from gpunodes.errors import WrongInput
 
@@ -24,10 +20,21 @@ UNSUSPECTED = 256 << 20
 MEMORY = 96 << 20
 """Bytes that a decompressor may take for itself: xz -9 takes 65 MiB."""
 MEMBERS = 200_000
+_HEAD = 512
+"""Bytes that tell what a file is: the header of a tar archive's member is the longest."""
 DEPTH = 4
 """Archives and compressions within each other."""
 
-Unpack = Callable[[BinaryIO], BinaryIO]
+Unpack = Callable[[BinaryIO], Iterator[bytes]]
+"""Unpacks what Python's standard library does not; raises BrokenArchive."""
+
+_Thing = TypeVar("_Thing")
+
+
+class BrokenArchive(Exception):  # noqa: N818 - says what it is
+    """Something packed cannot be unpacked."""
+
+
 _WANTED = "a kernel log, a journal, nvidia-smi's output, or an archive of them"
 
 
@@ -49,9 +56,9 @@ class _Pieces:
 
     def head(self) -> bytes:
         """The beginning, which stays to be read."""
-        self._rest = self.read(tarfile.BLOCKSIZE) + self._rest
+        self._rest = self.read(_HEAD) + self._rest
         self.taken = 0
-        return self._rest[: tarfile.BLOCKSIZE]
+        return self._rest[:_HEAD]
 
     def all(self) -> Iterator[bytes]:
         """Everything, in pieces."""
@@ -67,7 +74,7 @@ def texts(stream: BinaryIO, name: str, unzstd: Unpack) -> Iterator[Iterator[byte
     """
     try:
         yield from _open(_Pieces(_in_pieces(stream)), name, unzstd, 0)
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError) as error:
+    except BrokenArchive as error:
         raise WrongInput(f"{name} cannot be unpacked: {error}", _WANTED, "save it again") from error
 
 
@@ -77,16 +84,18 @@ def _open(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[It
     head = pieces.head()
     plain: Iterator[bytes] | None = None
     if head.startswith(b"\x1f\x8b"):
-        plain = _unpacked(pieces, lambda: zlib.decompressobj(wbits=31))
+        plain = _reading(_unpacked(pieces, lambda: zlib.decompressobj(wbits=31)), zlib.error)
     elif head.startswith(b"\xfd7zXZ\x00"):
-        plain = _unpacked(pieces, _Xz)
+        plain = _reading(_unpacked(pieces, _Xz), _lzma_error())
     elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        plain = _in_pieces(unzstd(cast(BinaryIO, pieces)))
+        plain = unzstd(cast(BinaryIO, pieces))
     if plain is not None:
         yield from _open(_Pieces(_bounded(plain, pieces, name)), name, unzstd, depth + 1)
     elif head[257:262] == b"ustar":
         yield from _members(pieces, name, unzstd, depth)
-    elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        import codecs
+
         yield (text.encode() for text in codecs.iterdecode(pieces.all(), "utf-16", "replace"))
     else:
         yield pieces.all()
@@ -94,10 +103,11 @@ def _open(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[It
 
 def _members(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[Iterator[bytes]]:
     """The files of a tar archive. Links and devices, of which a sosreport has many, are passed over."""
-    with tarfile.open(fileobj=cast(BinaryIO, pieces), mode="r|", bufsize=PIECE) as archive:
-        for number, member in enumerate(archive):
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
+    import tarfile
+
+    with tarfile.open(fileobj=cast(BinaryIO, pieces), mode="r|", bufsize=PIECE, errors="replace") as archive:
+        for number, member in enumerate(_reading(archive, tarfile.TarError)):
+            if member.name.startswith("/") or ".." in member.name.split("/"):
                 raise WrongInput(f"{name} has a member that reaches outside of it", _WANTED, "do not trust it")
             if number >= MEMBERS:
                 raise WrongInput(f"{name} has more than {MEMBERS} members", _WANTED, "give the log alone")
@@ -106,6 +116,14 @@ def _members(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator
                 yield from _open(_Pieces(_in_pieces(cast(BinaryIO, content))), name, unzstd, depth + 1)
             # tarfile remembers every member; those of a large archive would fill the memory.
             archive.members.clear()  # type: ignore[attr-defined]  # not in typeshed, in every Python
+
+
+def _reading(things: Iterable[_Thing], error: type[Exception]) -> Iterator[_Thing]:
+    """``things``, with what goes wrong in making them said in one way."""
+    try:
+        yield from things
+    except (error, EOFError) as problem:
+        raise BrokenArchive(str(problem)) from problem
 
 
 def _in_pieces(stream: BinaryIO) -> Iterator[bytes]:
@@ -124,12 +142,20 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, most: int, /) -> bytes: ...
 
 
+def _lzma_error() -> type[Exception]:
+    import lzma
+
+    return lzma.LZMAError
+
+
 class _Xz:
     """lzma's decompressor in the manner of zlib's; it keeps its input, where zlib's gives it back."""
 
     unconsumed_tail = b""
 
     def __init__(self) -> None:
+        import lzma
+
         self._unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
 
     @property

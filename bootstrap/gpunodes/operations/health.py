@@ -1,15 +1,15 @@
-"""How GPU machines are: verdicts on saved logs."""
+"""How GPU machines are, by their saved logs; and what the judgement rests on."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from gpunodes.errors import WrongInput
-from gpunodes.health import judge, sources
-from gpunodes.health.model import SiteRules, Verdict
+from gpunodes.health import catalog, judge, sources
+from gpunodes.health.model import Meaning, RuleText, SiteRules, Verdict
 
 STDIN = "-"
 
@@ -20,6 +20,28 @@ def of_files(paths: Sequence[str], site: SiteRules = SiteRules()) -> Verdict:  #
     Raises WrongInput for a file that cannot be read or unpacked.
     """
     return judge.judge_files(_name(paths), _texts(paths), site)
+
+
+def explain(kind: str, code: int) -> Meaning:
+    """What an Xid (``kind`` is ``xid``) or an SXid means; raises WrongInput for one that no catalog has."""
+    advice = catalog.xid(code) if kind == "xid" else catalog.sxid(code)
+    if advice is None:
+        raise WrongInput(
+            f"NVIDIA's catalog has no {_KINDS[kind]} {code}",
+            "a code of it",
+            "update gpunodes, or look for it in the driver's release notes",
+        )
+    return Meaning(_KINDS[kind], code, advice.title, advice.action, advice.advice, advice.source)
+
+
+_KINDS = {"xid": "Xid", "sxid": "SXid"}
+
+
+def rules() -> Sequence[RuleText]:
+    """The rules, in the order in which they are tried."""
+    from gpunodes.health.rules import RULES
+
+    return [RuleText(rule.name, rule.title, rule.evidence, rule.action, rule.source) for rule in RULES]
 
 
 def _name(paths: Sequence[str]) -> str:
@@ -38,9 +60,15 @@ def _texts(paths: Sequence[str]) -> Iterator[Iterator[bytes]]:
             raise WrongInput(f"{path} cannot be read: {error.strerror}", "a file", "correct --from") from error
 
 
-def _unzstd(stream: BinaryIO) -> BinaryIO:
+def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
+    """Unpack zstd, which Python's standard library has from 3.14 on."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
-    return cast(BinaryIO, zstd.ZstdFile(stream))
+    try:
+        with zstd.ZstdFile(stream) as plain:
+            while piece := plain.read(sources.PIECE):
+                yield piece
+    except (zstd.ZstdError, EOFError) as error:
+        raise sources.BrokenArchive(str(error)) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.health.model import Action, Finding, Meaning, RuleText, State, Verdict
 
 SCHEMA = "gpunodes.health/1"
 
@@ -43,6 +44,39 @@ def _finding(finding: Finding) -> Mapping[str, Any]:
         "evidence": list(finding.evidence),
         "source": finding.source,
     }
+
+
+def rules_document(rules: Sequence[RuleText]) -> dict[str, Any]:
+    """``gpunodes.health-rules/1``."""
+    return {"schema": "gpunodes.health-rules/1", "rules": [dataclasses.asdict(rule) for rule in rules]}
+
+
+def rules(rules: Sequence[RuleText]) -> str:
+    """Every rule, in a paragraph."""
+    return "\n\n".join(
+        f"{rule.name}: {rule.title}\n  looks at  {rule.evidence}\n  action    {rule.action}\n  source    {rule.source}"
+        for rule in rules
+    )
+
+
+def meaning_document(meaning: Meaning) -> dict[str, Any]:
+    """``gpunodes.health-code/1``."""
+    return {"schema": "gpunodes.health-code/1", **dataclasses.asdict(meaning)}
+
+
+def meaning(meaning: Meaning) -> str:
+    """What a code means, in a few lines."""
+    return (
+        f"{meaning.kind} {meaning.code}: {meaning.title}\n"
+        f"  action  {meaning.action.value}\n  advice  {meaning.advice}\n  source  {meaning.source}"
+    )
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """One document, readable."""
+    import json
+
+    return json.dumps(document, indent=2)
 
 
 def listing(verdicts: Sequence[Verdict]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from importlib import resources
+from pathlib import Path
 
 
 @functools.cache
@@ -22,4 +22,4 @@ def source(name: str) -> str:
 
 
 def _lines(name: str) -> list[str]:
-    return resources.files(__name__).joinpath(f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+    return Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines()

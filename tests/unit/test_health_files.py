@@ -1,0 +1,261 @@
+"""Verdicts on saved logs: each documented form by name, real logs where they are at hand, and hostile files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backports import zstd
+from gpunodes.errors import WrongInput
+from gpunodes.health.model import Action, SiteRules, State, Verdict
+from gpunodes.operations import health
+
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent / "fixtures" / "health"
+VERDICTS: Mapping[str, Mapping[str, Any]] = tomllib.loads((CASES / "verdicts.toml").read_text())
+# Real kernel logs under many licences: they are read where they lie, and none is ours to carry.
+CORPUS = ROOT.parent / "shared" / "corpus"
+XID79 = b"[100.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus.\n"
+
+
+def of(tmp_path: Path, content: bytes, name: str = "log") -> Verdict:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return health.of_files([str(path)])
+
+
+def check(verdict: Verdict, want: Mapping[str, Any]) -> None:
+    found = {
+        "action": verdict.action.value,
+        "state": verdict.state.value,
+        "hung": verdict.hung_in_driver,
+        "xids": list(verdict.xids),
+        "sxids": list(verdict.sxids),
+        "rules": sorted(finding.rule for finding in verdict.findings),
+        "boot_id": verdict.boot_id,
+        "gpus": verdict.gpus_seen,
+        "count": verdict.findings[0].count if verdict.findings else 0,
+    }
+    assert {name: found[name] for name in want} == {
+        name: sorted(value) if name == "rules" else value for name, value in want.items()
+    }
+
+
+def test_every_case_has_its_verdict() -> None:
+    assert {path.name for path in CASES.iterdir()} - {"verdicts.toml"} == set(VERDICTS)
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_documented_form(name: str) -> None:
+    check(health.of_files([str(CASES / name)]), {"hung": False, **VERDICTS[name]})
+
+
+def packed(content: bytes) -> dict[str, bytes]:
+    """The same content in every packing, and in the line ends and encodings of other systems."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:xz") as tar:
+        for name, data in (
+            ("sos/etc/hosts", b"127.0.0.1 localhost\n"),
+            ("sos/var/log/kern.log.gz", gzip.compress(content)),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("sos/dmesg")
+        link.type, link.linkname = tarfile.SYMTYPE, "../../../etc/passwd"
+        tar.addfile(link)
+    return {
+        "gzip": gzip.compress(content),
+        "two gzips": gzip.compress(content[:100]) + gzip.compress(content[100:]),
+        "xz": lzma.compress(content),
+        "zstd": zstd.compress(content),
+        "tar.xz": archive.getvalue(),
+        "crlf": content.replace(b"\n", b"\r\n"),
+        "utf-16": content.decode("latin-1").encode("utf-16"),
+    }
+
+
+@pytest.mark.parametrize("name", ["hung-frame.log", "xid-79-154.log", "xid-wrapped.log", "smi-remap.xml", "boots.log"])
+def test_packing_changes_nothing(name: str, tmp_path: Path) -> None:
+    plain = health.of_files([str(CASES / name)])
+    for how, content in packed((CASES / name).read_bytes()).items():
+        verdict = of(tmp_path, content)
+        assert (verdict.state, verdict.action, verdict.xids) == (plain.state, plain.action, plain.xids), how
+
+
+def test_several_files_are_one_machine() -> None:
+    verdict = health.of_files([str(CASES / "hung-frame.log"), str(CASES / "smi-well.txt"), str(CASES / "uvm.log")])
+    assert verdict.state is State.HUNG
+    assert verdict.gpus_seen == 1
+    assert [finding.rule for finding in verdict.findings] == ["hung-in-driver", "uvm-fatal"]
+
+
+def test_a_rotated_log_of_an_older_boot_does_not_count(tmp_path: Path) -> None:
+    old, new = tmp_path / "kern.log.1", tmp_path / "kern.log"
+    old.write_bytes(b"Mar  1 05:39:15 n kernel: " + XID79)
+    new.write_bytes(b"Mar  1 06:00:00 n kernel: Linux version 6.12.0\nMar  1 06:00:01 n kernel: NVRM: loading\n")
+    assert health.of_files([str(new), str(old)]).state is State.WELL
+
+
+def test_the_site_marks_codes() -> None:
+    site = SiteRules({31: Action.NONE, 79: Action.REPAIR}, {24007: Action.REBOOT})
+    assert health.of_files([str(CASES / "xid-mig.log")], site).state is State.WELL
+    assert health.of_files([str(CASES / "off-bus-line.log")], site).action is Action.REBOOT
+    assert health.of_files([str(CASES / "xid-79-154.log")], site).action is Action.REPAIR
+    assert health.of_files([str(CASES / "sxid-fatal.log")], site).action is Action.REBOOT
+
+
+def test_a_storm_is_one_finding(tmp_path: Path) -> None:
+    lines = b"".join(b"[%d.%06d] NVRM: Xid (PCI:0000:3b:00): 62, %08x\n" % (i // 1000, i, i) for i in range(190_000))
+    verdict = of(tmp_path, lines)
+    (finding,) = verdict.findings
+    assert (finding.count, finding.first, finding.last) == (190_000, "[0.000000]", "[189.189999]")
+    assert len(finding.evidence) <= 3
+
+
+# --- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def test_evidence_steers_no_terminal(tmp_path: Path) -> None:
+    verdict = of(tmp_path, b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, \x1b[2J\x07\x9b" + b"A" * 10_000 + b"\n")
+    (line,) = verdict.findings[0].evidence
+    assert len(line) <= 400
+    assert line.isprintable()
+
+
+def tar_of(name: str) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(XID79)
+        tar.addfile(member, io.BytesIO(XID79))
+    return archive.getvalue()
+
+
+def nested() -> bytes:
+    content = XID79
+    for _ in range(8):
+        content = gzip.compress(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (tar_of("../../etc/cron.d/x"), "reaches outside"),
+        (tar_of("/etc/cron.d/x"), "reaches outside"),
+        (nested(), "without end"),
+        (gzip.compress(XID79)[:-20] + b"\0" * 20, "cannot be unpacked"),
+        (b"\xfd7zXZ\x00" + b"junk" * 100, "cannot be unpacked"),
+        (b"\x28\xb5\x2f\xfd" + b"junk" * 100, "cannot be unpacked"),
+        (b'<!DOCTYPE x [<!ENTITY a "b">]>\n<nvidia_smi_log>&a;</nvidia_smi_log>', "entities"),
+        (b"<nvidia_smi_log>" + b"<a>" * 1000, "nested"),
+    ],
+)
+def test_hostile_files_are_refused_in_a_sentence(content: bytes, said: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongInput, match=said):
+        of(tmp_path, content)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize("packer", [gzip.compress, lzma.compress, zstd.compress])
+def test_a_bomb_is_refused(packer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunodes.health.sources.UNSUSPECTED", 4 << 20)
+    with pytest.raises(WrongInput, match="times its size"):
+        of(tmp_path, packer(bytes(64 << 20)))
+
+
+def test_a_cut_off_archive_gives_what_it_has(tmp_path: Path) -> None:
+    assert of(tmp_path, gzip.compress(XID79 * 1000, 0)[:-30_000]).xids == (79,)
+
+
+def test_json_without_end_is_no_entry(tmp_path: Path) -> None:
+    entry = b'{"MESSAGE":' + b"[" * 30_000 + b'"NVRM: Xid (PCI:0000:3b:00): 79, x"' + b"\n"
+    assert of(tmp_path, entry * 3).xids == ()
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def gpunodes(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", "health", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--from", str(CASES / "load.log")), 0),
+        (("--from", str(CASES / "hung-frame.log")), 3),
+        (("--from", str(CASES / "nothing.txt")), 3),
+        (("--from", "/nowhere"), 2),
+        (("--from", "/"), 2),
+        (("--from", str(CASES / "load.log"), "gpu-1"), 2),
+        (("explain", "xid", "79"), 0),
+        (("explain", "sxid", "24007", "--json"), 0),
+        (("explain", "sxid", "79"), 2),
+        (("rules",), 0),
+        (("rules", "--json"), 0),
+        (("rules", "extra"), 2),
+        (("--", "rules", "-i", "/nowhere"), 2),
+    ],
+)
+def test_exit_codes(words: tuple[str, ...], code: int) -> None:
+    done = gpunodes(*words)
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr
+    if "--json" in words:
+        json.loads(done.stdout)
+
+
+def test_standard_input() -> None:
+    machine = json.loads(gpunodes("--from", "-", "--json", stdin=gzip.compress(XID79)).stdout)["machines"][0]
+    assert (machine["name"], machine["state"], machine["xids"]) == ("standard input", "sick", [79])
+
+
+def test_files_need_neither_ansible_nor_yaml() -> None:
+    code = (
+        "import sys\nfrom gpunodes.cli import main\n"
+        f"sys.argv[1:] = ['health', '--json', '--from', {str(CASES / 'hung-frame.log')!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 3, end.code\n"
+        "print(sorted({'ansible', 'ansible_runner', 'paramiko', 'yaml', 'jinja2', 'socket'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- real logs -------------------------------------------------------------------------------------------------------
+
+
+def corpus() -> list[Path]:
+    return sorted(CORPUS.glob("*/*.json"))
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here (../shared/corpus)")
+def test_real_logs() -> None:
+    wrong, rows = [], corpus()
+    for case in rows:
+        want = json.loads(case.read_text())["expected"]
+        (log,) = [path for path in case.parent.glob(f"{case.stem}.*") if path.suffix != ".json"]
+        verdict = health.of_files([str(log)])
+        name = f"{case.parent.name}/{case.stem}"
+        accepted = {want["expected_action"], *want.get("also_acceptable", ())}
+        assert verdict.hung_in_driver == want["hung_nvidia"], name
+        assert list(verdict.xids) == sorted(want["xids"]), name
+        assert list(verdict.sxids) == sorted(want.get("sxids", [])), name
+        if verdict.action.value not in accepted:
+            wrong.append(name)
+            modest = want["expected_action"] in {"none", "restart_app"}
+            assert not (modest and verdict.action in {Action.REBOOT, Action.REPAIR}), name
+    assert rows
+    assert len(wrong) <= 0.03 * len(rows), wrong
