@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine import sweep
@@ -28,7 +31,8 @@ from gpunodes.engine.sweep import Options, Reach
 from gpunodes.engine.targets import Target, target
 from gpunodes.errors import WrongInput
 from gpunodes.health import shape
-from gpunodes.health.model import SiteRules, State, Verdict
+from gpunodes.health.model import Action, SiteRules, State, Verdict
+from gpunodes.inventory import Inventory
 from gpunodes.operations import sweep as operation
 
 from tests.unit import sshd
@@ -506,3 +510,78 @@ def test_unpacking_what_is_small(document: bytes) -> None:
 def test_the_deadline_grows_with_the_number_of_machines() -> None:
     assert operation.deadline_for(1) < 61
     assert operation.deadline_for(1000) > 300
+
+
+# --- the settings and the role ---------------------------------------------------------------------------------------
+
+
+def write_inventory(folder: Path, **variables: object) -> Path:
+    path = folder / "hosts.yml"
+    hosts = {"gpu-1": {"ansible_host": "127.0.0.1", **variables}}
+    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts}}))
+    return path
+
+
+def test_a_site_says_what_codes_mean_and_how_many_gpus_there_should_be(tmp_path: Path) -> None:
+    inventory = Inventory(write_inventory(tmp_path, gpunodes_health_xids={13: "repair"}, gpunodes_health_gpus=8))
+    (asked,) = operation.asked(inventory, inventory.select(()))
+    assert asked.site == SiteRules(xids={13: Action.REPAIR})
+    assert asked.gpus == 8
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"gpunodes_health_xids": {"79": "explode"}},
+        {"gpunodes_health_xids": [79]},
+        {"gpunodes_health_sxids": {"x": "none"}},
+        {"gpunodes_health_gpus": "many"},
+    ],
+)
+def test_a_site_that_says_nonsense(tmp_path: Path, variables: dict[str, Any]) -> None:
+    inventory = Inventory(write_inventory(tmp_path, **variables))
+    with pytest.raises(WrongInput, match="gpunodes_health_"):
+        operation.asked(inventory, inventory.select(()))
+
+
+def test_a_machine_with_fewer_gpus_than_its_settings_say_is_not_well(facts: dict[str, Any]) -> None:
+    answer = sweep.Answer("gpu-1", Reach.ANSWERED, facts=facts)
+    found = operation.verdict_on(answer, SiteRules(), 8)
+    assert (found.gpus_expected, found.state is State.WELL) == (8, False)
+
+
+def test_the_filter_gives_the_same_verdict(facts: dict[str, Any]) -> None:
+    from gpunodes.ansible.filter_plugins.gpunodes import health
+
+    found = health(facts, "gpu-1")
+    assert found["state"] == verdict(facts).state.value
+    assert found["text"].startswith(f"gpu-1: {found['state']}")
+    assert health({**facts, "pci": "none"}, "gpu-1")["findings"][0]["rule"] == "unreachable-probe-failed"
+    with pytest.raises(AnsibleFilterError, match="gpunodes_health_xids"):
+        health(facts, "gpu-1", {"79": "explode"})
+
+
+@needs_sshd
+def test_the_playbook_says_the_same(machine: Any, tmp_path: Path) -> None:
+    good = machine("good")
+    inventory = write_inventory(
+        tmp_path, ansible_port=good.port, ansible_user="root", ansible_ssh_private_key_file=good.key_files[0]
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *("-i", str(inventory), "--check", "playbooks/health.yml"),
+            *("--ssh-common-args", f"-o UserKnownHostsFile={tmp_path}/known -o ControlMaster=no -o ControlPath=none"),
+        ],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (said,) = re.findall(r'"msg": "(.*)"', done.stdout)
+    told = operation.verdict_on(ask(good)["good"], SiteRules())
+    assert said.startswith(f"gpu-1: {told.state}")
+    assert "changed=0" in done.stdout

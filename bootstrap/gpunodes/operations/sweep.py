@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpunodes import settings
 from gpunodes.engine import sweep
 from gpunodes.engine.targets import Target, target
-from gpunodes.health import judge, shape
+from gpunodes.errors import WrongInput
+from gpunodes.health import judge, shape, site
 from gpunodes.health.model import SiteRules, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
@@ -33,30 +35,55 @@ def deadline_for(machines: int) -> float:
     return _DEADLINE_S + _DEADLINE_EACH_S * machines
 
 
-def targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Target]:
-    """How these machines are reached; raises WrongInput for what cannot be used, in the inventory or in ssh_config."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A machine that is to be asked, and what its settings say of it."""
+
+    target: Target
+    site: SiteRules = field(default_factory=SiteRules)
+    gpus: int = 0
+    """How many it should have, 0 where nobody says."""
+
+
+def asked(inventory: Inventory, machines: Sequence[Machine]) -> list[Asked]:
+    """How these machines are reached and judged; raises WrongInput for what cannot be used of that."""
     lookup = sweep.ssh_config()
-    return [target(machine.name, inventory.variables(machine.name), lookup) for machine in machines]
+    found = []
+    for machine in machines:
+        variables = inventory.variables(machine.name)
+        wanted = settings.of(variables)
+        gpus = wanted["gpunodes_health_gpus"]
+        if not isinstance(gpus, int) or gpus < 0:
+            raise WrongInput(f"gpunodes_health_gpus of {machine.name} is {gpus!r}", "a number of GPUs", "correct it")
+        rules = site.rules(wanted["gpunodes_health_xids"], wanted["gpunodes_health_sxids"])
+        found.append(Asked(target(machine.name, variables, lookup), rules, gpus))
+    return found
 
 
-def run(
-    found: Sequence[Target],
-    view: View,
-    *,
-    deadline_s: float,
-    parallel: int = PARALLEL,
-    site: SiteRules = SiteRules(),  # noqa: B008 - frozen
-) -> list[Verdict]:
+def targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Target]:
+    """How these machines are reached; raises WrongInput like :func:`asked`."""
+    return [machine.target for machine in asked(inventory, machines)]
+
+
+def run(machines: Sequence[Asked], view: View, *, deadline_s: float, parallel: int = PARALLEL) -> list[Verdict]:
     """The verdict on each machine, in their order; ends after ``deadline_s`` seconds."""
+    by_name = {machine.target.name: machine for machine in machines}
     verdicts: dict[str, Verdict] = {}
 
     def on_answer(answer: sweep.Answer) -> None:
-        verdicts[answer.name] = verdict = verdict_on(answer, site)
+        machine = by_name[answer.name]
+        verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus)
         view.came(verdict)
 
-    view.begin([machine.name for machine in found])
-    sweep.sweep(found, options(), deadline_s=deadline_s, parallel=parallel, on_answer=on_answer)
-    return [verdicts[machine.name] for machine in found]
+    view.begin(list(by_name))
+    sweep.sweep(
+        [machine.target for machine in machines],
+        options(),
+        deadline_s=deadline_s,
+        parallel=parallel,
+        on_answer=on_answer,
+    )
+    return [verdicts[name] for name in by_name]
 
 
 def options() -> sweep.Options:
@@ -64,10 +91,11 @@ def options() -> sweep.Options:
     return sweep.Options((settings.plugins() / _PROBE).read_bytes())
 
 
-def verdict_on(answer: sweep.Answer, site: SiteRules) -> Verdict:
+def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0) -> Verdict:
     """Judge one machine's answer; a document that is not of the probe's shape is no answer."""
     if answer.facts is None:
         return judge.unreachable(answer.name, answer.reach.value, answer.said)
     if wrong := shape.complaint(answer.facts):
         return judge.unreachable(answer.name, sweep.Reach.PROBE_FAILED.value, wrong)
-    return judge.judge_facts(answer.name, answer.facts, site)
+    expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
+    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)

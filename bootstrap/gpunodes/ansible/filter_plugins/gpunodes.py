@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,11 +95,35 @@ def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     ]
 
 
+def health(
+    facts: Mapping[str, Any],
+    name: str,
+    xids: Mapping[Any, str] | None = None,
+    sxids: Mapping[Any, str] | None = None,
+) -> dict[str, Any]:
+    """The verdict on a machine by what gpu_probe found; ``text`` says it in a line."""
+    from gpunodes.errors import GpunodesError
+    from gpunodes.health import judge, shape, site
+
+    try:
+        rules = site.rules(xids or {}, sxids or {})
+    except GpunodesError as error:
+        raise AnsibleFilterError(str(error)) from error
+    wrong = shape.complaint(facts)
+    verdict = judge.unreachable(name, "probe_failed", wrong) if wrong else judge.judge_facts(name, facts, rules)
+    # Through JSON: templates get plain strings for enums.
+    told: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
+    action = "" if verdict.action == "none" else f", {verdict.action.replace('_', ' ')}"
+    why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.said}" for finding in verdict.findings)
+    return {**told, "text": f"{name}: {verdict.state}{action}{why}"}
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "gpunodes_health": health,
             "gpunodes_key": key_text,
             "gpunodes_node": node_of,
             "gpunodes_packages": packages,

@@ -1,0 +1,73 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Read what a GPU machine knows of its own health."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: gpu_probe
+short_description: Read what a GPU machine knows of its own health
+version_added: "0.1.0"
+description:
+  - Reads the kernel log of this boot, threads in uninterruptible sleep, nvidia-smi, PCI state and driver in one go.
+  - Ends within its deadline on a machine whose driver hangs, and never starts a second nvidia-smi beside a stuck one.
+  - Never changes anything, and loads no kernel module. The filter C(gpunodes_health) judges what it found.
+options:
+  deadline:
+    description: Seconds in which it ends.
+    type: int
+    default: 30
+  expected_gpus:
+    description: How many GPUs the machine should have; 0 for as many as its kernel found at boot.
+    type: int
+    default: 0
+attributes:
+  check_mode:
+    support: full
+    description: It only reads.
+  diff_mode:
+    support: none
+    description: Shows what is written.
+author:
+  - The gpunodes authors
+"""
+
+EXAMPLES = r"""
+- name: Probe the machine
+  gpu_probe:
+    deadline: 20
+  register: probe
+
+- name: Say how it is
+  ansible.builtin.debug:
+    msg: "{{ (probe.gpu_probe | gpunodes_health(inventory_hostname)).text }}"
+"""
+
+RETURN = r"""
+gpu_probe:
+  description: The facts, a document of the schema gpunodes.probe/1.
+  returned: always
+  type: dict
+  sample: {schema: gpunodes.probe/1, boot_id: 6b1c1f0e-8f5a-4f43-9a43-3d1d5c8a3a11, tasks: [], pci: []}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpunodes import probe
+from ansible.module_utils.gpunodes.entry import carry_out
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "deadline": {"type": "int", "default": 30},
+            "expected_gpus": {"type": "int", "default": 0},
+        },
+        supports_check_mode=True,
+    )
+    options = probe.Options(deadline_s=module.params["deadline"], expected_gpus=module.params["expected_gpus"] or None)
+    carry_out(module, lambda: {"changed": False, "gpu_probe": probe.read(options)}, changes=False)
+
+
+if __name__ == "__main__":
+    main()
