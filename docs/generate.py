@@ -2,7 +2,7 @@
 """Write the reference pages out of the code that they describe: `make docs`; `--check` only says what is stale.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
-meta/argument_specs.yml, and the tables in supported.md, between their marks, from the planner's tables.
+meta/argument_specs.yml, and the tables in supported.md and gpu.md, between their marks, from the planner's tables.
 """
 
 from __future__ import annotations
@@ -205,6 +205,31 @@ def supported_tables() -> str:
     return "\n".join(lines)
 
 
+def gpu_tables() -> str:
+    """The tables of gpu.md."""
+    lines = [
+        "| GPU generation | kernel modules | driver branches | last CUDA | last cuDNN |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in tables.read("drivers")["generation"]:
+        branches = f"{row['first'] or '...'} to {row['last'] or 'the newest'}"
+        cudnn = {"": "current", "none": "8"}.get(row["last_cudnn"], row["last_cudnn"])
+        cells = (row["title"], ", ".join(row["modules"]), branches, row["last_cuda"] or "current", cudnn)
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| driver branch | kind | support ends |", "| --- | --- | --- |"]
+    lines += [f"| {row['name']} | {row['kind']} | {row['ends']} |" for row in tables.read("drivers")["branch"]]
+    lines += ["", "| CUDA | least driver branch |", "| --- | --- |"]
+    lines += [f"| {', '.join(row['minors'])} | {row['least_driver']} |" for row in tables.read("cuda")["cuda"]]
+    lines += ["", "| source | system | driver branches |", "| --- | --- | --- |"]
+    found: dict[tuple[str, str], list[str]] = {}
+    for offer in tables.read("drivers")["offer"]:
+        for system in offer["systems"]:
+            found.setdefault((offer["source_of"], system), []).extend(offer["branches"])
+    for (source, system), branches_of in sorted(found.items()):
+        lines.append(f"| {source} | {system} | {', '.join(sorted(set(branches_of), key=int))} |")
+    return "\n".join(lines)
+
+
 def yes(value: object) -> str:
     return "yes" if value else "**no**"
 
@@ -236,11 +261,13 @@ def cell(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
     supported = DOCS / "supported.md"
+    gpu = DOCS / "gpu.md"
     return {
         DOCS / "commands.md": commands_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "roles.md": roles_page(),
         supported: filled(supported.read_text(encoding="utf-8"), supported_tables()),
+        gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
     }
 
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible.errors import AnsibleFilterError
+from gpunodes.ansible.filter_plugins.gpunodes import gpu_plan, preflight
+from gpunodes.settings import defaults
 
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2", "class": "030200"}
 FACTS = {
@@ -101,3 +104,43 @@ def test_gates_of_an_unknown_version_are_wrong_input(version: str) -> None:
     done = gpunodes("gates", version)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_roles_get_the_plan_as_plain_values() -> None:
+    made = gpu_plan(FACTS, "gpu-1", defaults(), "1.36")
+    assert made == json.loads(json.dumps(made))
+    assert [package["name"] for package in made["packages"] if package["group"] == "driver"] == [
+        "nvidia-driver-pinning-580",
+        "nvidia-open-580",
+    ]
+    with pytest.raises(AnsibleFilterError, match="470"):
+        gpu_plan(FACTS, "gpu-1", {**defaults(), "gpunodes_driver_branch": 470}, "1.36")
+
+
+def test_plain_ansible_judges_wishes_too() -> None:
+    whole = {**preflight_facts(), **FACTS}
+    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()})
+    assert found == []
+    wishes = {**defaults(), "gpunodes_feature_gates": {"Accelerators": True}, "gpunodes_cuda_versions": ["9.9"]}
+    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": wishes})
+    assert [line.split(": ")[1] for line in found] == ["gates", "gpu"]
+
+
+def preflight_facts() -> dict[str, object]:
+    """What preflight needs of a good machine beside its GPUs."""
+    return {
+        "python": "3.13.5",
+        "cpus": 2,
+        "memory_mib": 2000,
+        "disk_free_mib": 9000,
+        "cgroup": 2,
+        "swap": [],
+        "hostname": "gpu-1",
+        "machine_id": "0a",
+        "product_uuid": "1A",
+        "listening": [],
+        "modules": {},
+        "packages": {},
+        "kubernetes": {"role": None, "ca_hash": None},
+        "sources": [],
+    }

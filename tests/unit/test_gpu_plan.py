@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.planner.gpu import Conflict, Flavour, Group, Plan, Source, Wishes, gpus_of, plan
+from gpunodes.planner.gates import Conflict
+from gpunodes.planner.gpu import Flavour, Group, Plan, Source, Wishes, gpus_of, plan
 
 NOVEMBER_2026 = 1_795_000_000.0
 KERNELS = {
@@ -28,7 +29,7 @@ CARDS = {
     "RTX PRO 6000": "2bb5",
     "unknown": "3500",
 }
-DRIVER = {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None}
+DRIVER: dict[str, Any] = {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None}
 
 
 def function(device: str, number: int, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,207 @@
+"""The packages that make a plan: headers, driver, Fabric Manager, CUDA, cuDNN, container toolkit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunodes.planner import tables
+from gpunodes.planner.gpu_case import Case, Row, cite, fill, number, product, version_of
+from gpunodes.planner.gpu_words import Flavour, Group, Package, Source
+
+
+def headers(case: Case, *, signed: bool) -> list[Package]:
+    if signed:
+        return []
+    row = next((row for row in tables.read("drivers")["headers"] if case.id in row["systems"]), None)
+    headers = case.gpu.get("headers") or {}
+    kernel = case.facts.get("kernel")
+    if row is None:
+        return []
+    if not headers.get("running") and not headers.get("package"):
+        case.refuse(
+            f"there are no headers for the running kernel {kernel}, and no package source has them",
+            f"{fill(row['package'], '', case.facts)}: the driver's modules are built for it",
+            "install a kernel of the system's own, with its headers, and reboot into it",
+        )
+        return []
+    name = str(headers.get("package") or fill(row["package"], "", case.facts))
+    why = "the driver's modules are built for the running kernel"
+    case.say(name, why, cite("drivers", row))
+    if headers.get("running") and not headers.get("package"):
+        return []  # they are there, and not from a package that we could name
+    return [Package(Group.HEADERS, name, "", "", Source.DISTRIBUTION, why)]
+
+
+def driver(case: Case, offer: Row, branch: str, flavour: Flavour) -> list[Package]:
+    source = Source(offer["source_of"])
+    found = []
+    if offer["pin"]:
+        why = f"holds apt at the branch {branch}, all parts of it"
+        found.append(Package(Group.DRIVER, fill(offer["pin"], branch, case.facts), "", "", source, why))
+        case.say(found[0].name, why, cite("drivers", offer))
+    for name in offer[flavour.value]:
+        # Helpers of Debian's are built apart from the driver, and lag behind it.
+        pattern = "" if name == "nvidia-persistenced" or name.startswith("linux-modules-") else f"{branch}.*"
+        why = f"the driver, with {flavour} modules"
+        found.append(Package(Group.DRIVER, fill(name, branch, case.facts), pattern, "", source, why))
+    return found
+
+
+def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> list[Package]:
+    if not case.switched():
+        return []
+    source = Source(offer["source_of"])
+    driver = fill(offer[flavour.value][0], branch, case.facts)
+    why = "NVSwitches do nothing without it; its version must be exactly the driver's"
+    name = fill(offer["fabric_manager"], branch, case.facts)
+    found = [Package(Group.FABRIC_MANAGER, name, f"{branch}.*", driver, source, why)]
+    case.say(name, why, cite("drivers", tables.read("drivers")["subnet_manager"]))
+    if any(product(gpu).get("switched") for gpu in case.gpus) and source is Source.NVIDIA:
+        row = tables.read("drivers")["subnet_manager"]
+        why = "NVSwitches of the fourth generation are run by it, beside Fabric Manager"
+        found.append(Package(Group.FABRIC_MANAGER, row["package"], "", "", source, why))
+        case.say(row["package"], why, cite("drivers", row))
+    return found
+
+
+def wished_cudas(case: Case) -> list[tuple[str, Row]]:
+    """The CUDA versions that are wished and can be, each with its major's row."""
+    found = []
+    rows = tables.read("cuda")["cuda"]
+    for version in dict.fromkeys(case.wishes.cuda):
+        row = next((row for row in rows if version in row["minors"]), None)
+        if row is None:
+            known = ", ".join(minor for row in rows for minor in row["minors"])
+            case.refuse(f"CUDA {version} is wished", f"one that is known here: {known}", "choose one of these")
+            continue
+        for generation in case.generations:
+            last = generation["last_cuda"]
+            if last and number(row["major"]) > number(last):
+                case.refuse(
+                    f"CUDA {version} is wished, for {generation['title']} GPUs ({case.products(generation)})",
+                    f"CUDA {last}.x, the last for them ({cite('drivers', generation)})",
+                    f"wish for CUDA {last}.x, or take those GPUs out",
+                )
+        found.append((version, row))
+    return found
+
+
+def cuda_row(case: Case, offer: Row, version: str) -> Row | None:
+    """Where the source of a driver has this CUDA version for the machine."""
+    for row in tables.read("cuda")["toolkit"]:
+        if (
+            row["source_of"] == offer["source_of"]
+            and case.system in row["systems"]
+            and version_of(row["first"]) <= version_of(version)
+            and (not row["last"] or version_of(version) <= version_of(row["last"]))
+        ):
+            found: Row = row
+            return found
+    return None
+
+
+def cudas_of(case: Case, offers: Sequence[Row]) -> str:
+    sources = {offer["source_of"] for offer in offers}
+    rows = [
+        row for row in tables.read("cuda")["toolkit"] if row["source_of"] in sources and case.system in row["systems"]
+    ]
+    spans = [
+        row["first"] if row["first"] == row["last"] else f"{row['first']} to {row['last'] or 'the newest'}"
+        for row in rows
+    ]
+    return f"CUDA {' or '.join(spans)}" if spans else "no CUDA there"
+
+
+def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
+    source = Source(offer["source_of"])
+    found = []
+    for version in dict.fromkeys(case.wishes.cuda):
+        row = cuda_row(case, offer, version)
+        if row is None:
+            continue  # an unknown version: it is among the conflicts
+        name = row["package"].replace("{version}", version.replace(".", "-"))
+        pattern = f"{version}.*" if row["last"] else ""
+        why = f"CUDA {version} is wished"
+        found.append(Package(Group.CUDA, name, pattern, "", source, why))
+        case.say(name, why, cite("cuda", row))
+    return [*found, *_cudnn(case, offer, branch)]
+
+
+def _cudnn(case: Case, offer: Row, branch: str) -> list[Package]:
+    wish = case.wishes.cudnn
+    row = cudnn_row(case, offer, branch) if wish else None
+    if row is None:
+        return []
+    majors = cuda_majors(case)
+    if len(majors) > 1:
+        case.warnings.append(f"cuDNN is installed for CUDA {majors[-1]} only, the newest that is wished")
+    last = _last_cudnn(case)
+    minor = next((version for version in (wish, row["version"], last) if "." in version), wish)
+    why = f"cuDNN {wish} is wished; for CUDA {row['cuda']}"
+    if minor == last != wish:
+        why += f", and {last} is the last for these GPUs"
+    case.say(row["package"], why, cite("cuda", row))
+    return [Package(Group.CUDNN, row["package"], f"{minor}.*", "", Source(offer["source_of"]), why)]
+
+
+def _last_cudnn(case: Case) -> str:
+    """The last minor of cuDNN 9 that all GPUs take, empty for no limit."""
+    limits = [row["last_cudnn"] for row in case.generations if row["last_cudnn"] not in {"", "none"}]
+    return min(limits, key=version_of, default="")
+
+
+def cudnn_limits(case: Case) -> None:
+    wish = case.wishes.cudnn
+    matrix = tables.read("cuda")["sources"]["cudnn-matrix"]
+    for generation in case.generations:
+        limit = generation["last_cudnn"]
+        fact = f"cuDNN {wish} is wished, for {generation['title']} GPUs ({case.products(generation)})"
+        if limit == "none" and version_of(wish) >= (9,):
+            case.refuse(fact, f"cuDNN 8, the last for them ({matrix})", "take the wish out")
+        elif limit not in {"", "none"} and "." in wish and version_of(wish) > version_of(limit):
+            case.refuse(fact, f"cuDNN {limit}, the last for them ({matrix})", f"wish for {limit}, or for 9")
+
+
+def cudnn_row(case: Case, offer: Row, branch: str) -> Row | None:
+    """cuDNN for the newest CUDA that is wished, else for the newest that the driver and all GPUs take."""
+    by_cuda = {row["cuda"]: row for row in _cudnn_rows(case, offer["source_of"])}
+    if majors := cuda_majors(case):
+        return by_cuda.get(majors[-1])
+    for row in reversed(tables.read("cuda")["cuda"]):
+        if (
+            row["major"] in by_cuda
+            and number(branch) >= number(row["least_driver"])
+            and all(
+                not generation["last_cuda"] or number(row["major"]) <= number(generation["last_cuda"])
+                for generation in case.generations
+            )
+        ):
+            return by_cuda[row["major"]]
+    return None
+
+
+def _cudnn_rows(case: Case, source: str) -> list[Row]:
+    """What a source has of the wished cuDNN."""
+    wish = case.wishes.cudnn
+    return [
+        row
+        for row in tables.read("cuda")["cudnn"]
+        if row["source_of"] == source
+        and (not row["systems"] or case.system in row["systems"])
+        and f"{wish}.".startswith(f"{row['version']}.") | f"{row['version']}.".startswith(f"{wish}.")
+    ]
+
+
+def cuda_majors(case: Case) -> list[str]:
+    return sorted({version.partition(".")[0] for version in case.wishes.cuda}, key=int)
+
+
+def container_toolkit(case: Case) -> list[Package]:
+    row = tables.read("toolkit")["packages"]
+    first = row["names"][0]
+    why = "gives GPUs to containers; its four packages must be of one version"
+    case.say(first, why, cite("toolkit", row))
+    return [
+        Package(Group.TOOLKIT, name, row["version"], "" if name == first else first, Source.TOOLKIT, why)
+        for name in row["names"]
+    ]
