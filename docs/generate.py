@@ -2,7 +2,8 @@
 """Write the reference pages out of the code that they describe: `make docs`; `--check` only says what is stale.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
-meta/argument_specs.yml, and the tables in supported.md and gpu.md, between their marks, from the planner's tables.
+meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, and
+that in health.md from the rules of health.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import click
 import yaml
 from gpunodes import cli
+from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
 from gpunodes.planner import preflight, tables
 
@@ -230,6 +232,16 @@ def gpu_tables() -> str:
     return "\n".join(lines)
 
 
+def rules_table() -> str:
+    """The table of health.md."""
+    lines = ["| rule | finds | looks at | action | source |", "| --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| `{rule.name}` | {cell(rule.title)} | {cell(rule.evidence)} | {cell(rule.action)} | {cell(rule.source)} |"
+        for rule in RULES
+    ]
+    return "\n".join(lines)
+
+
 def yes(value: object) -> str:
     return "yes" if value else "**no**"
 
@@ -260,13 +272,14 @@ def cell(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
-    supported = DOCS / "supported.md"
+    supported, health = DOCS / "supported.md", DOCS / "health.md"
     gpu = DOCS / "gpu.md"
     return {
         DOCS / "commands.md": commands_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "roles.md": roles_page(),
         supported: filled(supported.read_text(encoding="utf-8"), supported_tables()),
+        health: filled(health.read_text(encoding="utf-8"), rules_table()),
         gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
     }
 
