@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from gpunodes.ansible.filter_plugins.gpunodes import gpu_plan, preflight
+from gpunodes.ansible.filter_plugins.gpunodes import preflight
 from gpunodes.settings import defaults
 
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2", "class": "030200"}
@@ -104,17 +103,6 @@ def test_gates_of_an_unknown_version_are_wrong_input(version: str) -> None:
     done = gpunodes("gates", version)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_roles_get_the_plan_as_plain_values() -> None:
-    made = gpu_plan(FACTS, "gpu-1", defaults(), "1.36")
-    assert made == json.loads(json.dumps(made))
-    assert [package["name"] for package in made["packages"] if package["group"] == "driver"] == [
-        "nvidia-driver-pinning-580",
-        "nvidia-open-580",
-    ]
-    with pytest.raises(AnsibleFilterError, match="470"):
-        gpu_plan(FACTS, "gpu-1", {**defaults(), "gpunodes_driver_branch": 470}, "1.36")
 
 
 def test_plain_ansible_judges_wishes_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,25 +40,6 @@ def preflight(
         raise AnsibleFilterError(str(error)) from error
     wants = wants_of(cluster, kubernetes)
     return [str(finding) for finding in judge(candidates, wants) if finding.severity is Severity.ERROR]
-
-
-def gpu_plan(facts: Mapping[str, Any], machine: str, settings: Mapping[str, Any], kubernetes: str) -> dict[str, Any]:
-    """What a machine with GPUs gets (docs/json.md, gpunodes.gpu-plan/1, `plan`); fails with every conflict at once."""
-    import dataclasses
-
-    from gpunodes.errors import WrongInput
-    from gpunodes.planner.gpu import Plan, plan, wishes_of
-
-    try:
-        found = plan(machine, facts, wishes_of(settings, kubernetes))
-    except WrongInput as error:
-        raise AnsibleFilterError(str(error)) from error
-    if not isinstance(found, Plan):
-        lines = [f"{machine}: {one.fact}; wanted: {one.limit}; {one.remedy}" for one in found]
-        raise AnsibleFilterError("\n".join(lines))
-    # Plain strings: Ansible takes no enumerations.
-    made: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(found)))
-    return made
 
 
 def node_of(nodes: Sequence[Mapping[str, Any]], names: Sequence[str | None]) -> dict[str, Any]:
@@ -113,12 +95,35 @@ def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     ]
 
 
+def health(
+    facts: Mapping[str, Any],
+    name: str,
+    xids: Mapping[Any, str] | None = None,
+    sxids: Mapping[Any, str] | None = None,
+) -> dict[str, Any]:
+    """The verdict on a machine by what gpu_probe found; ``text`` says it in a line."""
+    from gpunodes.errors import GpunodesError
+    from gpunodes.health import judge, shape, site
+
+    try:
+        rules = site.rules(xids or {}, sxids or {})
+    except GpunodesError as error:
+        raise AnsibleFilterError(str(error)) from error
+    wrong = shape.complaint(facts)
+    verdict = judge.unreachable(name, "probe_failed", wrong) if wrong else judge.judge_facts(name, facts, rules)
+    # Through JSON: templates get plain strings for enums.
+    told: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
+    action = "" if verdict.action == "none" else f", {verdict.action.replace('_', ' ')}"
+    why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.said}" for finding in verdict.findings)
+    return {**told, "text": f"{name}: {verdict.state}{action}{why}"}
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "gpunodes_gpu_plan": gpu_plan,
+            "gpunodes_health": health,
             "gpunodes_key": key_text,
             "gpunodes_node": node_of,
             "gpunodes_packages": packages,
