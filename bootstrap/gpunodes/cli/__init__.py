@@ -25,6 +25,10 @@ COMMANDS = {
     "preflight": "Say what would stop a join; nothing is touched.",
     "gpu": "Say what machines with GPUs get, and why.",
     "gates": "List the kubelet's feature gates that matter for GPUs.",
+    "repair": "Repair machines by hand: empty, reboot by whatever it takes, prove well, give back.",
+    "history": "Show what was found and done about a machine, or about all.",
+    "power": "Switch a machine on or off by its BMC, or say whether it is on.",
+    "uncordon": 'Clear "needs repair": a machine that was given up may be scheduled to, and repaired, again.',
     "lab": "Virtual machines to try gpunodes on.",
 }
 

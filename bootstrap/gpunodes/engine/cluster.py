@@ -271,8 +271,11 @@ class Cluster:
     def note_repair(self, name: str, moment: float) -> None:
         """Remember on the node itself that it is repaired now."""
 
-        def change(node: Mapping[str, Any]) -> dict[str, Any]:
-            kept = [*_moments(node["metadata"].get("annotations") or {}), moment][-_REPAIRS_KEPT:]
+        def change(node: Mapping[str, Any]) -> dict[str, Any] | None:
+            known = _moments(node["metadata"].get("annotations") or {})
+            if moment in known:
+                return None
+            kept = [*known, moment][-_REPAIRS_KEPT:]
             return {"metadata": {"annotations": {REPAIRS: ",".join(_stamp(each) for each in kept)}}}
 
         self._change(name, change)

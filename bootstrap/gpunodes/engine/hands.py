@@ -19,7 +19,7 @@ from gpunodes.engine import power as powers
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.shell import Reached
-from gpunodes.repair.ladder import Rung
+from gpunodes.repair.ladder import Proof, Rung
 
 _BOOT_S = 15.0
 _ASK_S = 60.0
@@ -113,9 +113,14 @@ class Hands:
             answer = json.loads(said.out.decode("utf-8", "replace").strip().splitlines()[-1])
             return Asked(bool(answer["asked"]), str(answer.get("said", "")), tuple(answer.get("armed", ())))
         except (ValueError, IndexError, KeyError, TypeError):
-            how = {Reached.LATE: "it was asked and the shell hangs", Reached.ENDED: "the program there failed"}
-            reason = ssh_reason(said.err)
-            return Asked(False, ": ".join(part for part in (how.get(said.reached, "SSH"), reason) if part))
+            if said.reached is Reached.LATE and rung.proof is Proof.BOOT:
+                return Asked(True, "it was asked, and the shell did not come back", tuple(name for _, name in later))
+            how = "the program there failed" if said.reached is Reached.ENDED else "it does not answer on SSH"
+            return Asked(False, ": ".join(part for part in (how, ssh_reason(said.err)) if part))
+
+    def has_power(self) -> bool:
+        """Whether it has a BMC."""
+        return bool(self._settings["gpunodes_bmc_type"])
 
     def power(self) -> powers.Power | None:
         """Its BMC; None when it has none. Raises WrongInput for settings that cannot be used."""

@@ -103,14 +103,17 @@ class Past:
 def pasts(cluster: str) -> Mapping[str, Past]:
     """The past of every machine of a cluster that has one."""
     found: dict[str, Past] = {}
-    begun: set[str] = set()
+    begun: dict[str, float] = {}
+    counted: set[str] = set()
     for entry in read(cluster=cluster):
         past = found.get(entry.machine, Past())
+        begun.setdefault(entry.repair, entry.time)
         if entry.kind is Kind.CLEARED:
             past = Past()
-        elif entry.kind is Kind.RUNG and entry.repair not in begun:
-            begun.add(entry.repair)
-            past = dataclasses.replace(past, repairs=(*past.repairs, entry.time))
+        elif entry.kind is Kind.RUNG and entry.outcome != "skipped" and entry.repair not in counted:
+            counted.add(entry.repair)
+            # The time that stands on the node, too: when the repair began.
+            past = dataclasses.replace(past, repairs=(*past.repairs, begun.get(entry.repair, entry.time)))
         elif entry.kind is Kind.END:
             past = dataclasses.replace(past, needs_repair=entry.detail if entry.outcome == "needs-repair" else "")
         found[entry.machine] = past

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from gpunodes.errors import GpunodesError
 from gpunodes.repair.record import Record, parse
 from gpunodes.settings import state_home
 
@@ -27,6 +31,23 @@ def write(record: Record) -> None:
 def remove(record: Record) -> None:
     """Forget a repair that has ended."""
     _path(record.machine, record.cluster).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def claimed(machine: str, cluster: str) -> Iterator[None]:
+    """Hold a machine against other commands of this user while inside; raises GpunodesError when one has it."""
+    path = _path(machine, cluster).with_suffix(".lock")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise GpunodesError(
+                f"another command on this machine repairs {machine}", "one at a time", "wait for it to end"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read(cluster: str) -> dict[str, Record]:

@@ -75,8 +75,6 @@ class Record:
     """How many GPUs it should have."""
     capacity: int | None = None
     """nvidia.com/gpu as the node had it; None where nothing offers it."""
-    cordoned: bool = False
-    """We may have cordoned it; somebody else's cordon is not ours to lift."""
     rung: str = ""
     asked: float = 0.0
     """When the present rung was asked for; 0 when it was not yet."""

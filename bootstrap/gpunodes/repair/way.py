@@ -96,8 +96,8 @@ def climbed(record: Record, result: Climbed, why: str) -> Record:
     return _next(record.to(Step.CLIMB, tried=tried), why)
 
 
-def verified(record: Record, why: str) -> Record:
-    """After the proof: ``why`` is what failed, "" when the machine is well.
+def verified(record: Record, why: str, boot_id: str = "") -> Record:
+    """After the proof: ``why`` is what failed, "" when the machine is well; ``boot_id`` is the boot that was looked at.
 
     A reboot that took and did not help is not repeated warm; once more cold, and then somebody must come.
     """
@@ -106,7 +106,7 @@ def verified(record: Record, why: str) -> Record:
     if ladder.rung(record.rung).proof is ladder.Proof.GPU:
         return _next(record, why)
     if ladder.COLD not in record.tried:
-        return record.to(Step.CLIMB, rung=ladder.COLD, asked=0.0, why=why)
+        return record.to(Step.CLIMB, rung=ladder.COLD, asked=0.0, boot_id=boot_id, why=why)
     return _give_up(record, why)
 
 

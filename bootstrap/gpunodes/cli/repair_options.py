@@ -1,0 +1,152 @@
+"""What the commands that repair share: their options, the question before, and how the end is shown.
+
+Nothing heavy is imported here: `gpunodes health --from` must stay quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpunodes.errors import WrongInput
+
+if TYPE_CHECKING:
+    from gpunodes.inventory import Inventory
+    from gpunodes.model import Machine
+    from gpunodes.operations.repair import RepairResult, Wish, World
+    from gpunodes.views.repair import Lines
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a user said of a repair."""
+
+    dry_run: bool
+    yes: bool
+    max_unavailable: str | None
+    force_drain: bool
+    without_cluster: bool
+
+    def given(self) -> bool:
+        """Whether anything was said."""
+        return any((self.dry_run, self.yes, self.max_unavailable, self.force_drain, self.without_cluster))
+
+
+def options(command: _Command) -> _Command:
+    """--dry-run, --yes, --max-unavailable, --force-drain and --without-cluster, handed on as ``repair_flags``."""
+
+    @click.option("--dry-run", is_flag=True, help="Say what would be repaired, how and why; change nothing.")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @click.option(
+        "--max-unavailable",
+        metavar="NUMBER|PERCENT",
+        help="How many of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
+    )
+    @click.option("--force-drain", is_flag=True, help="Delete what does not leave a node whose driver hangs.")
+    @click.option("--without-cluster", is_flag=True, help="Repair machines without their nodes: no lock, no drain.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        dry_run: bool,
+        yes: bool,
+        max_unavailable: str | None,
+        force_drain: bool,
+        without_cluster: bool,
+        **kwargs: Any,
+    ) -> Any:
+        flags = Flags(dry_run, yes, max_unavailable, force_drain, without_cluster)
+        return command(*args, repair_flags=flags, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
+def wish(
+    flags: Flags,
+    command: str,
+    world: World,
+    patterns: Sequence[str],
+    *,
+    actions: str = "reboot",
+    by_hand: bool = False,
+    first: str = "",
+    reason: str = "",
+) -> Wish:
+    """What the user asks for, with the settings' limits; raises WrongInput."""
+    from gpunodes.operations import repair
+
+    limits = repair.limits(world.settings(), flags.max_unavailable, actions, by_hand=by_hand)
+    return repair.Wish(
+        command=command,
+        limits=limits,
+        named=frozenset(machine.name for machine in world.inventory.machines() if named(machine, patterns)),
+        first=first,
+        reason=reason,
+        force_drain=flags.force_drain,
+        without_cluster=flags.without_cluster,
+        dry_run=flags.dry_run,
+    )
+
+
+def carry_out(world: World, machines: Sequence[Machine], wish: Wish, *, yes: bool, as_json: bool) -> int:
+    """Repair machines, after the plan and a question where somebody can be asked; returns the exit code."""
+    import dataclasses
+
+    from gpunodes.operations import repair
+    from gpunodes.views import repair as views
+
+    say = lines().say
+    if not wish.dry_run and not yes:
+        if not sys.stdin.isatty():
+            raise WrongInput(
+                "the repair is not confirmed", "a yes", "add --yes where nobody can be asked, or --dry-run"
+            )
+        plan = repair.run(world, machines, dataclasses.replace(wish, dry_run=True), say)
+        click.echo(views.summary(plan), err=True)
+        if any(each.ruling == "repair" for each in plan.machines):
+            click.confirm("Repair as planned?", abort=True, err=True)
+    return show(repair.run(world, machines, wish, say), as_json=as_json)
+
+
+def show(result: RepairResult, *, as_json: bool) -> int:
+    """Print the end of a repair; returns its exit code."""
+    from gpunodes.views import document
+    from gpunodes.views import repair as views
+
+    click.echo(document.dump(views.document(result)) if as_json else views.summary(result))
+    return int(result.exit_code)
+
+
+def lines() -> Lines:
+    """Progress, on standard error."""
+    from gpunodes.views import repair as views
+
+    return views.Lines(sys.stderr)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be undone; raises WrongInput where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise WrongInput("it is not confirmed", "a yes", "add --yes where nobody can be asked")
+    click.confirm(f"{question}?", abort=True, err=True)
+
+
+def one_machine(inventory: Inventory, name: str) -> Machine:
+    """The one machine that ``name`` means; raises WrongInput."""
+    found = inventory.select([name])
+    if len(found) != 1:
+        raise WrongInput(f"{name!r} means {len(found)} machines", "one", "name it")
+    return found[0]
+
+
+def named(machine: Machine, patterns: Sequence[str]) -> bool:
+    """Whether a machine was named itself, and not by a pattern or group."""
+    return machine.name in patterns or machine.address in patterns

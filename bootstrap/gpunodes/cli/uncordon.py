@@ -1,0 +1,39 @@
+"""gpunodes uncordon"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common, repair_options
+from gpunodes.errors import ExitCode
+
+
+@click.command()
+@click.argument("machine")
+@click.option("--without-cluster", is_flag=True, help="Clear it in the history of this machine only.")
+@common.inventory_option
+@common.json_option
+def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: bool) -> int:
+    """Clear "needs repair": a machine that was given up may be scheduled to, and repaired, again.
+
+    MACHINE is a name or address of the inventory. A cordon that is not ours stays.
+    """
+    import dataclasses
+
+    from gpunodes.inventory import Inventory
+    from gpunodes.operations import power
+    from gpunodes.operations.repair import World
+    from gpunodes.views import document
+
+    inventory = Inventory(inventory_path)
+    done = power.clear(
+        World(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
+    )
+    if as_json:
+        click.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
+    else:
+        said = {True: "it can be scheduled to", False: "somebody else's cordon stays", None: "its node was not asked"}
+        click.echo(f"{done.machine}: cleared; {said[done.schedulable]}")
+    return ExitCode.DONE

@@ -1,0 +1,587 @@
+"""Repair of machines: who is repaired, in which order, and how each came out.
+
+Verdicts come from looks, decisions from repair/policy.py, each machine's way from repair_one.py; what goes on side by
+side, and who may, is settled here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.engine import cluster as clusters
+from gpunodes.engine import history, journal, leases, records, sweep
+from gpunodes.engine.hands import Hands
+from gpunodes.engine.targets import Target
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.health import judge
+from gpunodes.health.model import Action, SiteRules, State, Time, Verdict
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, Role
+from gpunodes.operations import repair_one
+from gpunodes.operations import sweep as looks
+from gpunodes.operations.repair_one import OneRepair, Say, Tools
+from gpunodes.repair import ladder, policy
+from gpunodes.repair import record as recording
+from gpunodes.repair.policy import Candidate, Decision, Limits, Node, Ruling
+from gpunodes.repair.record import Outcome, Record, Step
+
+AT_ONCE = 64
+"""Most machines that one command works on side by side; budgets are mostly smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asks for."""
+
+    command: str
+    limits: Limits
+    named: frozenset[str] = frozenset()
+    """Machines that were named themselves, not by a pattern."""
+    first: str = ""
+    """The rung to start at."""
+    reason: str = ""
+    force_drain: bool = False
+    without_cluster: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A look at one machine: the verdict, and the probe's facts where they came."""
+
+    verdict: Verdict
+    facts: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """How one machine came out. ``outcome`` is None where nothing was begun."""
+
+    machine: str
+    ruling: Ruling
+    why: str
+    outcome: Outcome | None = None
+    verdict: Verdict | None = None
+    rung: str = ""
+    """The rung that it starts at, or that helped at last."""
+    skipped: Sequence[str] = ()
+    repair: str = ""
+    seconds: float = 0.0
+
+    @property
+    def well(self) -> bool:
+        if self.outcome is not None:
+            return self.outcome.good
+        return self.ruling is Ruling.NOTHING and (self.verdict is None or self.verdict.state is State.WELL)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResult:
+    """What a repair command did."""
+
+    command: str
+    machines: Sequence[Repaired]
+    log: str = ""
+    dry_run: bool = False
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        return ExitCode.DONE if all(each.well for each in self.machines) else ExitCode.PARTLY
+
+
+class World:
+    """The machines of an inventory, as repair meets them: looks, hands, the cluster. Tests put another in its place."""
+
+    def __init__(self, inventory: Inventory, site: SiteRules = SiteRules()) -> None:  # noqa: B008 - frozen
+        self.inventory = inventory
+        self._site = site
+        self._targets: dict[str, Target] = {}
+
+    @property
+    def cluster_name(self) -> str:
+        """What this cluster's records and history are filed under."""
+        found = self.inventory.machines(Role.CONTROL_PLANE)
+        return found[0].address if found else str(self.inventory.path.absolute())
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the cluster as a whole."""
+        found = self.inventory.machines(Role.CONTROL_PLANE) or self.inventory.machines()
+        return settings.of(self.inventory.variables(found[0].name) if found else {})
+
+    def session(self) -> clusters.Session:
+        """The way to the cluster's API."""
+        control = self.inventory.control_plane()
+        return clusters.Session(clusters.over_ssh(control.address, self.inventory.variables(control.name)))
+
+    def hands(self, machine: Machine) -> Hands:
+        """What can be done to a machine."""
+        variables = self.inventory.variables(machine.name)
+        pause = float(self.settings()["gpunodes_repair_cold_pause"])
+        return Hands(machine.name, machine.address, variables, pause)
+
+    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, Seen]:
+        """Look at machines now; what logs say of before ``since`` (seconds since 1970) does not count."""
+        missing = [machine for machine in machines if machine.name not in self._targets]
+        self._targets |= {target.name: target for target in looks.targets(self.inventory, missing)}
+        found: dict[str, Seen] = {}
+
+        def take(answer: sweep.Answer) -> None:
+            verdict = looks.verdict_on(answer, self._site)
+            if since and answer.facts is not None and verdict.state is not State.UNREACHABLE:
+                # The log's times are the machine's own, from its boot on.
+                began = float(answer.facts["uptime_s"]) - (time.time() - since)
+                verdict = judge.judge_facts(answer.name, answer.facts, self._site, Time(monotonic=began))
+            found[answer.name] = Seen(verdict, answer.facts)
+
+        sweep.sweep(
+            [self._targets[machine.name] for machine in machines],
+            looks.options(),
+            deadline_s=looks.deadline_for(len(machines)),
+            on_answer=take,
+        )
+        return found
+
+
+def limits(given: Mapping[str, Any], max_unavailable: str | None, actions: str, *, by_hand: bool) -> Limits:
+    """The limits that the settings and the user make; raises WrongInput."""
+    allowed = (Action.RESET_GPU, Action.REBOOT)
+    chosen = {word.strip() for word in actions.split(",")}
+    if wrong := sorted(chosen - {action.value for action in allowed}):
+        raise WrongInput(
+            f"{wrong[0]!r} is no action that a repair can take",
+            f"some of {', '.join(action.value for action in allowed)}",
+            "correct --actions",
+        )
+    return Limits(
+        actions=frozenset(Action(word) for word in chosen),
+        max_unavailable=policy.budget(str(max_unavailable or given["gpunodes_repair_max_unavailable"])),
+        sick_percent=int(given["gpunodes_repair_sick_percent"]),
+        guard_repairs=int(given["gpunodes_repair_guard_repairs"]),
+        guard_hours=float(given["gpunodes_repair_guard_hours"]),
+        by_hand=by_hand,
+    )
+
+
+def run(
+    world: World, machines: Sequence[Machine], wish: Wish, say: Say, verdicts: Mapping[str, Seen] | None = None
+) -> RepairResult:
+    """Repair what the wish allows among ``machines``; ends when nothing more can be begun and all that was has ended.
+
+    ``verdicts`` are a first look that was had already. Raises GpunodesError before anything is touched: the control
+    plane does not answer, somebody decides for too long.
+    """
+    with _Repairs(world, machines, wish, say) as repairs:
+        return repairs.run(verdicts)
+
+
+def resume(world: World, wish: Wish, say: Say) -> RepairResult:
+    """Go on with every repair that a command left behind: on this machine, or in the cluster's locks."""
+    with _Repairs(world, world.inventory.machines(), wish, say) as repairs:
+        return repairs.resume()
+
+
+class _Repairs:
+    """One command's repairs."""
+
+    def __init__(self, world: World, machines: Sequence[Machine], wish: Wish, say: Say) -> None:
+        self._world = world
+        self._machines = {machine.name: machine for machine in machines}
+        self._wish = wish
+        self._say = say
+        self._settings = world.settings()
+        self._cluster: clusters.Cluster | None = None
+        self._leases: leases.Leases | None = None
+        self._stop = threading.Event()
+        self._folder = ""
+        self._seen: dict[str, Seen] = {}
+        self._results: dict[str, Repaired] = {}
+        self._running: dict[Future[Record], Record] = {}
+        self._node: dict[str, Node | None] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> _Repairs:
+        if not self._wish.without_cluster:
+            session = self._world.session()
+            self._open.callback(session.close)
+            self._cluster = clusters.Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
+            self._leases = leases.Leases(self._cluster)
+            self._open.callback(self._leases.close)
+            try:
+                self._cluster.call_once("GET", "/version")
+            except BaseException:
+                self._open.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    # All of it
+
+    def run(self, verdicts: Mapping[str, Seen] | None) -> RepairResult:
+        machines = list(self._machines.values())
+        if not self._wish.dry_run:
+            self._folder = str(journal.open_run(self._wish.command))
+        left = {} if self._wish.dry_run else self._left(set(self._machines))
+        fresh = [machine for machine in machines if machine.name not in left]
+        self._seen = dict(verdicts) if verdicts else self._look(fresh)
+        self._look_again(fresh)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for name, record in left.items():
+                    self._go_on(pool, name, record)
+                self._walk(pool, [machine.name for machine in fresh])
+            except KeyboardInterrupt:
+                self._say("", "stopping; what was begun can be gone on with")
+                self._interrupt()
+            except BaseException:
+                self._interrupt()
+                raise
+        return self._result()
+
+    def resume(self) -> RepairResult:
+        self._folder = str(journal.open_run(self._wish.command))
+        left = self._left(None)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for name, record in left.items():
+                    self._go_on(pool, name, record)
+                while self._running:
+                    self._reap()
+            except KeyboardInterrupt:
+                self._interrupt()
+        return self._result()
+
+    def _result(self) -> RepairResult:
+        order = list(self._machines)
+        found = sorted(
+            self._results.values(), key=lambda each: order.index(each.machine) if each.machine in order else 0
+        )
+        return RepairResult(self._wish.command, found, self._folder, self._wish.dry_run, self._stop.is_set())
+
+    # Looking
+
+    def _look(self, machines: Sequence[Machine]) -> dict[str, Seen]:
+        return dict(self._world.look(machines)) if machines else {}
+
+    def _look_again(self, machines: Sequence[Machine]) -> None:
+        """What is not the same in a second look is no reason for a reboot."""
+        doubtful = [machine for machine in machines if self._asked(self._seen[machine.name].verdict)]
+        if not doubtful or self._wish.limits.by_hand:
+            return
+        time.sleep(float(self._settings["gpunodes_repair_look_pause"]))
+        for name, seen in self._look(doubtful).items():
+            before = self._seen[name].verdict
+            self._seen[name] = seen
+            if not self._asked(seen.verdict):
+                self._say(name, f"{before.action.value} was asked for, and now {seen.verdict.action.value}: left alone")
+
+    def _asked(self, verdict: Verdict) -> bool:
+        return verdict.action in self._wish.limits.actions and verdict.state is not State.UNREACHABLE
+
+    # Deciding
+
+    def _walk(self, pool: ThreadPoolExecutor, names: Sequence[str]) -> None:
+        """Decide and begin, until nothing waits for what we do ourselves."""
+        waiting = list(names)
+        while True:
+            with self._deciding():
+                decisions = self._decide(waiting)
+                for decision in decisions:
+                    if decision.ruling is Ruling.REPAIR and not self._wish.dry_run:
+                        self._begin(pool, decision)
+                    elif decision.ruling is not Ruling.WAIT or self._wish.dry_run:
+                        self._done(self._plain(decision))
+            waiting = [name for name in waiting if name not in self._results and name not in self._busy()]
+            if not self._running:
+                break
+            self._reap()
+        for decision in decisions:
+            if decision.machine in waiting:
+                self._done(self._plain(decision))
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        # A plan touches nothing, not even a lock.
+        if self._leases and not self._wish.dry_run:
+            with self._leases.deciding():
+                yield
+        else:
+            yield
+
+    def _decide(self, names: Sequence[str]) -> list[Decision]:
+        pasts = history.pasts(self._world.cluster_name)
+        nodes, busy = self._nodes()
+        candidates = []
+        for name in names:
+            machine, past = self._machines[name], pasts.get(name, history.Past())
+            node = self._node[name] = node_of(machine, nodes)
+            candidates.append(
+                Candidate(
+                    name=name,
+                    verdict=self._seen[name].verdict,
+                    node=node,
+                    control_plane=machine.role is Role.CONTROL_PLANE,
+                    named=name in self._wish.named,
+                    repairs=past.repairs,
+                    needs_repair=past.needs_repair,
+                    busy=busy.get(node.name if node else name, ""),
+                )
+            )
+        return policy.decide(candidates, nodes, self._wish.limits, time.time())
+
+    def _nodes(self) -> tuple[list[Node], dict[str, str]]:
+        """All nodes, those under repair as such; and who else repairs which."""
+        ours = {record.node or record.machine for record in self._running.values()}
+        if not self._cluster or not self._leases:
+            every = [Node(name, control_plane=m.role is Role.CONTROL_PLANE) for name, m in self._machines.items()]
+            return [_taken(node) if node.name in ours else node for node in every], {}
+        live = {seen.node: leases.who(seen.holder) for seen in self._leases.seen() if seen.live}
+        nodes = [_taken(node) if node.name in live else node for node in self._cluster.nodes()]
+        return nodes, {node: who for node, who in live.items() if node not in ours}
+
+    def _plain(self, decision: Decision) -> Repaired:
+        """The result of a machine that nothing is done to."""
+        verdict = self._seen[decision.machine].verdict
+        plan = Repaired(decision.machine, decision.ruling, decision.why, verdict=verdict)
+        if decision.ruling not in (Ruling.REPAIR, Ruling.WAIT):
+            return plan
+        start = self._start(decision.machine)
+        skipped = [f"{rung.title}: {start.why}" for rung in start.skipped]
+        return dataclasses.replace(plan, rung=start.rung.name, skipped=skipped)
+
+    def _start(self, name: str) -> ladder.Start:
+        seen = self._seen[name]
+        return ladder.start(seen.verdict, self._wish.first, repair_one.faults(seen.verdict, seen.facts))
+
+    # Doing
+
+    def _begin(self, pool: ThreadPoolExecutor, decision: Decision) -> None:
+        machine = self._machines[decision.machine]
+        record = self._record(machine)
+        self._note_verdict(record)
+        start = self._start(machine.name)
+        self._say(machine.name, f"{record.reason}; it starts with: {start.rung.title}")
+        for rung in start.skipped:
+            self._say(machine.name, f"{rung.title}: left out, {start.why}")
+        self._submit(pool, machine, record)
+
+    def _record(self, machine: Machine) -> Record:
+        seen = self._seen[machine.name]
+        verdict = seen.verdict
+        node = self._node[machine.name] if self._cluster else None
+        asked = "asked for by hand" if self._wish.limits.by_hand else verdict.action.value
+        said = f"{asked}: {repair_one.describe(verdict)}"
+        # What cannot be reached, or whose kubelet is gone, ends nothing gracefully either.
+        hung = verdict.hung_in_driver or verdict.state is State.UNREACHABLE or (node is not None and not node.ready)
+        now = float(int(time.time()))
+        return Record(
+            id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{machine.name}-{secrets.token_hex(3)}",
+            machine=machine.name,
+            cluster=self._world.cluster_name,
+            started=now,
+            reason=self._wish.reason or said,
+            action=verdict.action.value,
+            step=Step.LOCK,
+            hung=hung,
+            node=node.name if node else "",
+            first=self._start(machine.name).rung.name,
+            force_drain=self._wish.force_drain,
+            boot_id=verdict.boot_id or (node.boot_id if node else ""),
+            gpus=verdict.gpus_expected,
+            capacity=node.capacity if node else None,
+            folder=self._folder,
+        )
+
+    def _left(self, names: set[str] | None) -> dict[str, Record]:
+        """Repairs that a command left behind: records of this user, and locks whose holder is dead."""
+        found = records.read(self._world.cluster_name)
+        if self._leases and self._cluster:
+            locks = self._leases.seen()
+            for seen in locks:
+                if seen.live or not seen.record:
+                    continue
+                with contextlib.suppress(ValueError):
+                    record = recording.parse(seen.record)
+                    # A record of ours for the same repair is written before the lock's: it is the newer one.
+                    if found.get(record.machine, record).id != record.id or record.machine not in found:
+                        found[record.machine] = record
+            known = {record.node for record in found.values()}
+            held = {seen.node for seen in locks}
+            for node in self._cluster.nodes():
+                if node.cordoned_by_us and not node.needs_repair and node.name not in known | held:
+                    found.setdefault(*self._forgotten(node))
+        return {name: record for name, record in found.items() if names is None or name in names}
+
+    def _forgotten(self, node: Node) -> tuple[str, Record]:
+        """A node with our cordon, and nothing that tells why: proven well it is given back, else it needs repair."""
+        machine = next((m for m in self._world.inventory.machines() if node_of(m, [node])), None)
+        name = machine.name if machine else node.name
+        return name, Record(
+            id=node.cordoned_by_us,
+            machine=name,
+            cluster=self._world.cluster_name,
+            started=float(int(time.time())),
+            reason="a cordon of ours was left behind",
+            action=Action.NONE.value,
+            step=Step.VERIFY,
+            node=node.name,
+            rung="reboot",
+            tried=tuple(rung.name for rung in ladder.rungs()),
+            capacity=node.capacity,
+        )
+
+    def _go_on(self, pool: ThreadPoolExecutor, name: str, record: Record) -> None:
+        machine = self._machines.get(name)
+        if machine is None:
+            why = f"a repair of it was begun ({record.id}) and the inventory does not have it"
+            self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
+            return
+        if record.node and not self._leases:
+            why = "a repair of it was begun with the cluster; leave --without-cluster out to go on with it"
+            self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
+            return
+        self._say(name, f"going on with {record.id} at: {record.step.value}")
+        self._submit(pool, machine, record)
+
+    def _submit(self, pool: ThreadPoolExecutor, machine: Machine, record: Record) -> None:
+        """Lock the machine and give it to a thread; a lock that somebody else holds is its result."""
+        claim = contextlib.ExitStack()
+        try:
+            claim.enter_context(records.claimed(machine.name, record.cluster))
+            if self._leases and record.node:
+                left = self._leases.take(record.node, record.text())
+                record = _newer(record, left)
+        except GpunodesError as held:
+            claim.close()
+            if not isinstance(held, clusters.NoAnswer):
+                self._done(Repaired(machine.name, Ruling.REFUSE, str(held), verdict=self._verdict(machine.name)))
+                return
+            raise
+        if record.step is Step.LOCK:
+            record = record.to(Step.COLLECT)
+        facts = self._seen[machine.name].facts if machine.name in self._seen else None
+        one = OneRepair(record, self._world.hands(machine), self._tools(machine), facts)
+
+        def work() -> Record:
+            with claim:
+                return one.run()
+
+        self._running[pool.submit(work)] = record
+
+    def _tools(self, machine: Machine) -> Tools:
+        given = self._settings
+
+        def look(_: str, since: float) -> Verdict:
+            return self._world.look([machine], since)[machine.name].verdict
+
+        return Tools(
+            look=look,
+            say=self._say,
+            limits=repair_one.Limits(
+                drain=float(given["gpunodes_repair_drain_timeout"]),
+                drain_hung=float(given["gpunodes_repair_drain_timeout_hung"]),
+                boot=float(given["gpunodes_repair_boot_timeout"]),
+                verify=float(given["gpunodes_repair_verify_timeout"]),
+                settle=float(given["gpunodes_repair_settle"]),
+            ),
+            by=f"{getpass.getuser()}@{socket.gethostname()}",
+            cluster=self._cluster,
+            leases=self._leases,
+            stop=self._stop,
+        )
+
+    def _reap(self) -> None:
+        """Wait for a repair to end, and take its result."""
+        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            self._take(future)
+
+    def _take(self, future: Future[Record]) -> None:
+        began = self._running.pop(future)
+        verdict = self._verdict(began.machine)
+        try:
+            record = future.result()
+        except GpunodesError as problem:
+            why = f"{problem}; `gpunodes repair --resume` goes on with it"
+            self._say(began.machine, why)
+            self._done(Repaired(began.machine, Ruling.REPAIR, why, Outcome.NOT_REPAIRED, verdict, repair=began.id))
+            return
+        self._done(
+            Repaired(
+                machine=record.machine,
+                ruling=Ruling.REPAIR,
+                why=record.why or record.reason,
+                outcome=record.outcome,
+                verdict=verdict,
+                rung=record.rung,
+                repair=record.id,
+                seconds=time.time() - record.started,
+            )
+        )
+
+    def _interrupt(self) -> None:
+        self._stop.set()
+        while self._running:
+            self._reap()
+
+    def _verdict(self, name: str) -> Verdict | None:
+        seen = self._seen.get(name)
+        return seen.verdict if seen else None
+
+    def _busy(self) -> set[str]:
+        return {record.machine for record in self._running.values()}
+
+    def _done(self, result: Repaired) -> None:
+        self._results[result.machine] = result
+
+    def _note_verdict(self, record: Record) -> None:
+        verdict = self._seen[record.machine].verdict
+        history.append(
+            history.Entry(
+                time=record.started,
+                machine=record.machine,
+                kind=history.Kind.VERDICT,
+                what=verdict.action.value,
+                outcome=verdict.state.value,
+                detail=record.reason,
+                repair=record.id,
+                cluster=record.cluster,
+                by=f"{getpass.getuser()}@{socket.gethostname()}",
+                evidence=repair_one.evidence(verdict),
+            )
+        )
+
+
+def _newer(record: Record, left: str) -> Record:
+    """The record to go on from: what a dead holder left in the lock goes before a repair that is only to begin."""
+    with contextlib.suppress(ValueError, json.JSONDecodeError):
+        other = recording.parse(left) if left else record
+        if other.id != record.id and other.step not in (Step.END, Step.RELEASE):
+            return other
+    return record
+
+
+def _taken(node: Node) -> Node:
+    return dataclasses.replace(node, cordoned=True, cordoned_by_us=node.cordoned_by_us or "a repair")
+
+
+def node_of(machine: Machine, nodes: Sequence[Node]) -> Node | None:
+    """The node that a machine is: by its name, or one of its addresses."""
+    name = machine.name.lower()
+    return next((node for node in nodes if node.name == name or machine.address in node.addresses), None)

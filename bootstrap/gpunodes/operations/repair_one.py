@@ -1,0 +1,420 @@
+"""The repair of one machine, step by step.
+
+What a step is about to do is on the disk, and in the machine's lock, before it does it.
+Every step can be done again without harm; so any command can go on from a record that another one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpunodes.engine import history, records
+from gpunodes.engine.cluster import Cluster, NoAnswer
+from gpunodes.engine.hands import Asked, Boot
+from gpunodes.engine.leases import Leases
+from gpunodes.engine.power import PowerProblem
+from gpunodes.engine.shell import Reached
+from gpunodes.errors import GpunodesError
+from gpunodes.health.model import Action, State, Verdict
+from gpunodes.operations.drain import drain
+from gpunodes.repair import ladder, way
+from gpunodes.repair.ladder import Over, Proof, Rung
+from gpunodes.repair.record import Outcome, Record, Step
+from gpunodes.repair.way import Climbed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in seconds."""
+
+    drain: float = 300.0
+    drain_hung: float = 30.0
+    boot: float = 900.0
+    verify: float = 300.0
+    settle: float = 10.0
+    poll: float = 2.0
+
+
+class Hands(Protocol):
+    """What can be done to a machine; engine/hands.py does it."""
+
+    def boot(self) -> Boot:
+        """Which boot it is in."""
+
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+        """Keep the evidence."""
+
+    def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
+        """Use a rung that needs a shell."""
+
+    def has_power(self) -> bool:
+        """Whether it has a BMC."""
+
+    def reset(self) -> None:
+        """Reset it by its BMC."""
+
+    def cold_cycle(self) -> None:
+        """Take its power away and give it back."""
+
+
+Look = Callable[[str, float], Verdict]
+"""Look at a machine now; what its log says of before the given time (seconds since 1970, 0: all) does not count."""
+Say = Callable[[str, str], None]
+"""Tell of a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a repair works with. ``cluster`` and ``leases`` are None where the cluster is left out."""
+
+    look: Look
+    say: Say
+    limits: Limits
+    by: str
+    cluster: Cluster | None = None
+    leases: Leases | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Stopped(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+    """The command was interrupted; the repair can be gone on with."""
+
+
+class OneRepair:
+    """Walks one record to its end."""
+
+    def __init__(self, record: Record, hands: Hands, tools: Tools, facts: Mapping[str, Any] | None = None) -> None:
+        self._record = record
+        self._hands = hands
+        self._tools = tools
+        self._facts = facts
+        self._began = time.monotonic()
+        self._steps: Mapping[Step, Callable[[Record], Record]] = {
+            Step.COLLECT: self._collect,
+            Step.CORDON: self._cordon,
+            Step.DRAIN: self._drain,
+            Step.CLIMB: self._climb,
+            Step.VERIFY: self._verify,
+            Step.UNCORDON: self._give_back,
+            Step.UNDO: self._give_back,
+            Step.GIVE_UP: self._give_up,
+            Step.RELEASE: self._release,
+        }
+
+    def run(self) -> Record:
+        """Go on from the record's step to the end; the last record.
+
+        Raises GpunodesError when it cannot go on now (the control plane does not answer, the lock was lost, the
+        command was interrupted): the record stays, and ``gpunodes repair --resume`` goes on.
+        """
+        record = self._record
+        if record.step in (Step.LOOK, Step.LOCK):
+            record = record.to(Step.COLLECT)
+        while record.step is not Step.END:
+            self._alive()
+            self._keep(record)
+            record = self._steps[record.step](record)
+        records.remove(record)
+        return record
+
+    # Steps
+
+    def _collect(self, record: Record) -> Record:
+        self._say("collecting the evidence")
+        folder = Path(record.folder)
+        if folder.is_dir():
+            written = self._hands.collect(folder, self._facts)
+            self._note(record, history.Kind.STEP, "collect", detail=f"{folder}: {', '.join(written) or 'nothing came'}")
+        return record.to(Step.CORDON)
+
+    def _cordon(self, record: Record) -> Record:
+        if self._tools.cluster and record.node:
+            ours = self._tools.cluster.cordon(record.node, record.id, record.reason)
+            self._say("cordoned" if ours else "cordoned already, by somebody else: it will stay so")
+            self._note(record, history.Kind.STEP, "cordon", "ours" if ours else "somebody else's")
+            self._event(record, "RepairStarted", f"gpunodes repairs this machine: {record.reason}")
+        return record.to(Step.DRAIN)
+
+    def _drain(self, record: Record) -> Record:
+        if not self._tools.cluster or not record.node:
+            return way.drained(record, way.Drained())
+        limit = self._tools.limits.drain_hung if record.hung else self._tools.limits.drain
+        self._say(f"emptying the node, {limit:.0f} s at most")
+        force = record.force_drain and record.hung
+        result = drain(self._tools.cluster, record.node, limit, force=force, alive=self._alive)
+        for pods, what in (
+            (result.refused, "may not be evicted"),
+            (result.ending, "do not end"),
+            (result.alone, "stay"),
+        ):
+            if pods:
+                self._say(f"pods that {what}: {way.named(pods)}")
+        outcome = "empty" if result.empty else "not empty"
+        left = way.named([*result.refused, *result.ending, *result.alone])
+        self._note(record, history.Kind.STEP, "drain", outcome, left)
+        return way.drained(record, result)
+
+    def _climb(self, record: Record) -> Record:
+        rung = ladder.rung(record.rung)
+        began = time.monotonic()
+        if rung.proof is Proof.BOOT and self._rebooted(record, self._hands.boot(), 0.0):
+            return self._climbed(record, rung, Climbed.TOOK, "the machine is in another boot", began)
+        if not record.asked:
+            result, why, record = self._ask(record, rung)
+            if result is not None:
+                return self._climbed(record, rung, result, why, began)
+        if rung.proof is Proof.GPU:
+            return self._climbed(record, rung, Climbed.TOOK, "nvidia-smi reports the reset", began)
+        return self._climbed(record, rung, *self._watch(record, rung), began)
+
+    def _ask(self, record: Record, rung: Rung) -> tuple[Climbed | None, str, Record]:
+        """Use a rung; a result when it ends there, and the record with the time when it was asked."""
+        if rung.over is Over.POWER and not self._hands.has_power():
+            return Climbed.SKIPPED, "no BMC is configured", record
+        self._confirm(record)
+        self._say(f"{rung.title}")
+        if rung.over is Over.POWER:
+            try:
+                self._hands.cold_cycle() if rung.name == ladder.COLD else self._hands.reset()
+            except PowerProblem as problem:
+                return Climbed.FAILED, str(problem), record
+            armed = record.armed
+        else:
+            later = ladder.armed(rung.name, hung=record.hung) if rung.proof is Proof.BOOT else []
+            said = self._ask_over_ssh(record, rung, later)
+            waits = rung.name in record.armed
+            if not said.done and not waits:
+                return Climbed.SKIPPED, said.said, record
+            if not said.done:
+                self._say(f"{rung.title}: {said.said}; the machine was told before to do it by itself")
+            armed = tuple(dict.fromkeys((*record.armed, *said.armed)))
+        record = record.to(Step.CLIMB, asked=time.time(), armed=armed)
+        self._keep(record)
+        return None, "", record
+
+    def _ask_over_ssh(self, record: Record, rung: Rung, later: Sequence[tuple[float, str]]) -> Asked:
+        if rung.proof is not Proof.GPU:
+            return self._hands.ask(rung, record.boot_id, later, ())
+        cluster = self._tools.cluster if record.node else None
+        if cluster:
+            cluster.set_aside(record.node, record.id)
+        try:
+            return self._hands.ask(rung, record.boot_id, later, ())
+        finally:
+            if cluster:
+                cluster.take_back(record.node)
+
+    def _watch(self, record: Record, rung: Rung) -> tuple[Climbed, str]:
+        """Wait until the machine is in another boot, or the rung's time is over.
+
+        A kernel that answers while no sshd does is a machine in its shutdown or start: going down must be over within
+        the rung's limit. Silence is a machine that is down: it gets the time that a boot takes.
+        """
+        gone, silent, refused = False, 0, False
+        while True:
+            self._alive()
+            seen = self._hands.boot()
+            waited = time.time() - record.asked
+            if self._rebooted(record, seen, waited):
+                return Climbed.TOOK, f"boot {seen.boot_id} after {waited:.0f} s"
+            if seen.reached is Reached.SILENT:
+                silent += 1
+                gone = gone or silent > 1
+            else:
+                silent = 0
+                refused = seen.reached is not Reached.ENDED
+                gone = gone and refused
+            if waited > (self._tools.limits.boot if gone else rung.limit(hung=record.hung)):
+                break
+            time.sleep(self._tools.limits.poll)
+        if gone:
+            return Climbed.FAILED, f"it went down and does not answer {waited:.0f} s later"
+        if refused:
+            return (
+                Climbed.FAILED,
+                f"it hangs in its shutdown: the kernel answers and sshd does not, {waited:.0f} s later",
+            )
+        return Climbed.FAILED, f"the old boot still answers {waited:.0f} s later"
+
+    def _rebooted(self, record: Record, seen: Boot, waited: float) -> bool:
+        if not seen.boot_id:
+            return False
+        if record.boot_id:
+            return seen.boot_id != record.boot_id
+        # Nobody knows which boot it was in before: this one must have begun since we asked.
+        return record.asked > 0 and 0 < seen.uptime_s < waited
+
+    def _climbed(self, record: Record, rung: Rung, result: Climbed, why: str, began: float) -> Record:
+        self._say(f"{rung.title}: {result.value}: {why}")
+        self._note(record, history.Kind.RUNG, rung.name, result.value, why, time.monotonic() - began)
+        if self._tools.cluster and record.node and result is not Climbed.SKIPPED:
+            # For the loop guard of every operator. The control plane itself may be what was rebooted.
+            with contextlib.suppress(NoAnswer):
+                self._tools.cluster.note_repair(record.node, record.started)
+        return way.climbed(record, result, why)
+
+    def _verify(self, record: Record) -> Record:
+        self._say("proving it well")
+        began = time.monotonic()
+        deadline = began + self._tools.limits.verify
+        why, bad, well_since = "", 0, 0.0
+        while True:
+            self._alive()
+            verdict = self._tools.look(
+                record.machine, record.asked if ladder.rung(record.rung).proof is Proof.GPU else 0
+            )
+            why, final = self._unproven(record, verdict)
+            now = time.monotonic()
+            if not why:
+                well_since = well_since or now
+                if now - well_since >= self._tools.limits.settle:
+                    break
+            else:
+                well_since = 0.0
+                bad = bad + 1 if final else 0
+            # What a boot found twice it will find again; all else may yet come.
+            if bad > 1 or now > deadline:
+                break
+            rest = self._tools.limits.settle - (now - well_since) if well_since else self._tools.limits.poll
+            time.sleep(max(0.05, min(rest, self._tools.limits.settle or self._tools.limits.poll)))
+        proof = why or _proof(verdict)
+        self._say(f"not well: {why}" if why else f"well: {proof}")
+        outcome = "failed" if why else "passed"
+        self._note(record, history.Kind.PROOF, record.rung, outcome, proof, time.monotonic() - began)
+        return way.verified(record, why, verdict.boot_id or "")
+
+    def _unproven(self, record: Record, verdict: Verdict) -> tuple[str, bool]:
+        """What is missing yet, "" for nothing; and whether waiting longer is no use."""
+        if verdict.state in (State.UNREACHABLE, State.UNKNOWN):
+            return f"it is {verdict.state.value}", False
+        booted = ladder.rung(record.rung).proof is Proof.BOOT
+        if booted and record.boot_id and verdict.boot_id == record.boot_id:
+            return "it is still in the old boot", False
+        if verdict.action.rank >= Action.RESET_GPU.rank or verdict.hung_in_driver or verdict.xids or verdict.sxids:
+            return f"the {'new boot' if booted else 'GPU'} has findings: {describe(verdict)}", True
+        if record.gpus and (verdict.gpus_seen or 0) < record.gpus:
+            return f"{verdict.gpus_seen or 0} of {record.gpus} GPUs are seen", False
+        return (self._unready(record, verdict) if self._tools.cluster and record.node else ""), False
+
+    def _unready(self, record: Record, verdict: Verdict) -> str:
+        """What its node lacks."""
+        assert self._tools.cluster  # noqa: S101 - for the type checker
+        try:
+            node = self._tools.cluster.node(record.node)
+        except NoAnswer as problem:
+            return str(problem)
+        if node is None:
+            return "it is no node of the cluster any more"
+        if not node.ready:
+            return "its kubelet is not ready"
+        if verdict.boot_id and node.boot_id != verdict.boot_id:
+            return "its kubelet has not reported the new boot yet"
+        if record.capacity and (node.allocatable or 0) < record.capacity:
+            return f"{node.allocatable or 0} of {record.capacity} nvidia.com/gpu can be allocated"
+        return ""
+
+    def _give_back(self, record: Record) -> Record:
+        good = record.outcome is not None and record.outcome.good
+        if self._tools.cluster and record.node:
+            ours = self._tools.cluster.uncordon(record.node, record.id)
+            self._say("uncordoned" if ours else "its cordon is somebody else's: it stays")
+            said = "is proven well" if good else f"was not repaired: {record.why}"
+            self._event(record, "RepairEnded" if good else "RepairFailed", f"this machine {said}", warning=not good)
+        return record.to(Step.RELEASE)
+
+    def _give_up(self, record: Record) -> Record:
+        if self._tools.cluster and record.node:
+            self._tools.cluster.give_up(record.node, record.id, record.why)
+            said = (
+                f"this machine needs repair by hand: {record.why}; `gpunodes uncordon {record.machine}` when it is done"
+            )
+            self._event(record, "NeedsRepair", said, warning=True)
+        return record.to(Step.RELEASE)
+
+    def _release(self, record: Record) -> Record:
+        # The history first: a repair that is in no lock and no history would be forgotten.
+        outcome = record.outcome or Outcome.NOT_NEEDED
+        self._note(record, history.Kind.END, "repair", outcome.value, record.why, time.time() - record.started)
+        if self._tools.leases and record.node:
+            self._tools.leases.release(record.node)
+        self._say(outcome.value + (f": {record.why}" if record.why else ""))
+        return record.to(Step.END)
+
+    # Around the steps
+
+    def _alive(self) -> None:
+        if self._tools.stop.is_set():
+            raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to go on")
+
+    def _keep(self, record: Record) -> None:
+        """Write the record before what it tells of; raises Lost when the lock is somebody else's by now."""
+        records.write(record)
+        if self._tools.leases and record.node:
+            # Nobody can take a lock while nobody answers; the machine under repair may be the control plane itself.
+            with contextlib.suppress(NoAnswer):
+                self._tools.leases.write(record.node, record.text())
+
+    def _confirm(self, record: Record) -> None:
+        if self._tools.leases and record.node:
+            with contextlib.suppress(NoAnswer):
+                self._tools.leases.confirm(record.node)
+
+    def _say(self, text: str) -> None:
+        self._tools.say(self._record.machine, text)
+
+    def _event(self, record: Record, reason: str, message: str, *, warning: bool = False) -> None:
+        if self._tools.cluster:
+            self._tools.cluster.event(record.node, reason, message, warning=warning)
+
+    def _note(
+        self, record: Record, kind: history.Kind, what: str, outcome: str = "", detail: str = "", seconds: float = 0.0
+    ) -> None:
+        history.append(
+            history.Entry(
+                time=time.time(),
+                machine=record.machine,
+                kind=kind,
+                what=what,
+                outcome=outcome,
+                detail=detail,
+                seconds=round(seconds, 1),
+                repair=record.id,
+                cluster=record.cluster,
+                by=self._tools.by,
+            )
+        )
+
+
+def describe(verdict: Verdict) -> str:
+    """A verdict's worst findings in one line."""
+    parts = [
+        " ".join(part for part in (finding.rule, str(finding.code or ""), finding.gpu) if part)
+        for finding in verdict.findings[:3]
+    ]
+    return ", ".join(parts) or verdict.state.value
+
+
+def evidence(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
+    """The first lines that a verdict rests on."""
+    lines = [line for finding in verdict.findings for line in finding.evidence[:1]]
+    return tuple(lines[:most])
+
+
+def faults(verdict: Verdict, facts: Mapping[str, Any] | None) -> Collection[str]:
+    """What is known of a machine beside its findings, for the choice of the first rung."""
+    rules = {finding.rule for finding in verdict.findings}
+    source = ((facts or {}).get("expected") or {}).get("from")
+    if "gpus-missing" in rules and source in {"setting", "record"} and not rules & {"fallen-off-bus", "no-answer"}:
+        return {"missing-since-boot"}
+    return ()
+
+
+def _proof(verdict: Verdict) -> str:
+    gpus = f", {verdict.gpus_seen} GPUs" if verdict.gpus_seen is not None else ""
+    return f"{verdict.state.value}{gpus}, boot {verdict.boot_id or 'unknown'}"

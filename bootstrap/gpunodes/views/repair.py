@@ -1,0 +1,173 @@
+"""Repairs as a person or a program reads them: lines while they go on, a summary, plans, history."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+from gpunodes.errors import ExitCode
+from gpunodes.health.model import Verdict
+from gpunodes.views.text import clean, duration, table
+
+
+class Machine(Protocol):
+    """How one machine came out (operations/repair.py, Repaired)."""
+
+    @property
+    def machine(self) -> str: ...
+    @property
+    def ruling(self) -> str: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def verdict(self) -> Verdict | None: ...
+    @property
+    def rung(self) -> str: ...
+    @property
+    def skipped(self) -> Sequence[str]: ...
+    @property
+    def repair(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Result(Protocol):
+    """What a repair command did (operations/repair.py, RepairResult)."""
+
+    @property
+    def command(self) -> str: ...
+    @property
+    def machines(self) -> Sequence[Machine]: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def dry_run(self) -> bool: ...
+    @property
+    def interrupted(self) -> bool: ...
+    @property
+    def exit_code(self) -> ExitCode: ...
+
+
+class Lines:
+    """A line for each thing that happens; safe for many threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._started = time.monotonic()
+        self._guard = threading.Lock()
+
+    def say(self, machine: str, text: str) -> None:
+        """Something about a machine, or, with no name, about all."""
+        elapsed = time.monotonic() - self._started
+        line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
+        with self._guard:
+            print(clean(line), file=self._stream, flush=True)
+
+
+def summary(result: Result) -> str:
+    """The end of a repair, or the plan of one: what was done, or would be, and why."""
+    acted = [each for each in result.machines if each.ruling != "nothing"]
+    quiet = [each for each in result.machines if each.ruling == "nothing"]
+    lines = []
+    for each in acted:
+        lines.append(clean(f"{each.machine}: {_said(each, dry_run=result.dry_run)}"))
+        if result.dry_run:
+            lines += [f"    {clean(line)}" for line in _plan(each)]
+    if quiet:
+        lines.append(f"{len(quiet)} other machine{'s' if len(quiet) > 1 else ''}: nothing to repair")
+    if not result.machines:
+        lines.append("nothing to repair")
+    if result.log:
+        lines.append(f"evidence: {result.log}")
+    return "\n".join(lines)
+
+
+def _said(each: Machine, *, dry_run: bool) -> str:
+    if each.outcome is not None:
+        took = f" in {duration(each.seconds)}" if each.seconds else ""
+        by = f" by {each.rung}" if each.rung and each.outcome == "repaired" else ""
+        return f"{str(each.outcome).upper() if each.outcome != 'repaired' else 'repaired'}{by}{took}: {each.why}"
+    if each.ruling == "repair":
+        return f"{'would be repaired' if dry_run else 'to be repaired'}: {each.why}"
+    return f"{each.ruling}: {each.why}"
+
+
+def _plan(each: Machine) -> list[str]:
+    if not each.rung:
+        return _evidence(each.verdict)
+    return [
+        f"it would start with: {each.rung}",
+        *(f"left out: {text}" for text in each.skipped),
+        *_evidence(each.verdict),
+    ]
+
+
+def _evidence(verdict: Verdict | None) -> list[str]:
+    if verdict is None:
+        return []
+    return [
+        f"{finding.rule} {finding.gpu}: {line}".replace(" :", ":")
+        for finding in verdict.findings[:3]
+        for line in (finding.evidence[:1] or (finding.said,))
+    ]
+
+
+def document(result: Result) -> dict[str, Any]:
+    """``gpunodes.repair/1``"""
+    return {
+        "schema": "gpunodes.repair/1",
+        "command": result.command,
+        "exit_code": int(result.exit_code),
+        "dry_run": result.dry_run,
+        "interrupted": result.interrupted,
+        "machines": [_machine(each) for each in result.machines],
+        "log": result.log,
+    }
+
+
+def _machine(each: Machine) -> dict[str, Any]:
+    verdict = each.verdict
+    return {
+        "name": each.machine,
+        "ruling": str(each.ruling),
+        "outcome": str(each.outcome) if each.outcome is not None else None,
+        "why": each.why,
+        "rung": each.rung,
+        "skipped": list(each.skipped),
+        "repair": each.repair,
+        "seconds": round(each.seconds, 1),
+        "verdict": None
+        if verdict is None
+        else {
+            "state": verdict.state.value,
+            "action": verdict.action.value,
+            "hung_in_driver": verdict.hung_in_driver,
+            "xids": list(verdict.xids),
+            "boot_id": verdict.boot_id,
+            "evidence": _evidence(verdict),
+        },
+    }
+
+
+def history(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The history, the oldest first."""
+    if not entries:
+        return "nothing is known yet"
+    rows = [("TIME", "MACHINE", "WHAT", "OUTCOME", "SECONDS", "")]
+    rows += [
+        (
+            dt.datetime.fromtimestamp(entry["time"], dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+            entry["machine"],
+            f"{entry['kind']} {entry['what']}",
+            entry["outcome"] or "-",
+            f"{entry['seconds']:.0f}" if entry["seconds"] else "-",
+            entry["detail"],
+        )
+        for entry in entries
+    ]
+    return table(rows)

@@ -1,0 +1,381 @@
+"""The way of machines through a repair: every ending, many at once, and a kill at every step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gpunodes.engine import history, leases, records
+from gpunodes.engine.cluster import Cluster
+from gpunodes.health.model import Action
+from gpunodes.operations import repair, repair_one
+from gpunodes.repair import ladder
+from gpunodes.repair import record as recording
+from gpunodes.repair.ladder import Rung
+from gpunodes.repair.policy import Budget, Limits, Ruling
+from gpunodes.repair.record import Outcome, Record
+from repair_world import World, world
+
+Said = list[tuple[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of the test's own, and rungs that wait for a moment only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)  # noqa: ARG005
+    quick_limits = repair_one.Limits
+    monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
+
+
+def run(place: World, **wish: Any) -> repair.RepairResult:
+    limits = wish.pop("limits", Limits())
+    said: Said = []
+    made = repair.Wish("health", limits, **wish)
+    return repair.run(place, place.entries, made, lambda name, text: said.append((name, text)))
+
+
+def resume(place: World) -> repair.RepairResult:
+    return repair.resume(place, repair.Wish("repair", Limits()), lambda *_: None)
+
+
+def of(result: repair.RepairResult) -> dict[str, Outcome | None]:
+    return {each.machine: each.outcome for each in result.machines}
+
+
+def clean(place: World) -> None:
+    """Nothing of ours is left: no lock, no cordon, no mark, no record."""
+    assert place.api.leases == {}
+    assert records.read("test") == {}
+    for node in place.api.nodes.values():
+        assert not node["spec"].get("unschedulable")
+        assert not node["spec"].get("taints")
+        assert set(node["metadata"]["annotations"]) <= {"gpunodes.dev/repairs"}
+
+
+def test_a_hung_machine_is_repaired_and_given_back() -> None:
+    place = world(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    place.api.add_pod("agent", "w1", owner="DaemonSet")
+    result = run(place)
+    assert of(result)["w1"] is Outcome.REPAIRED
+    assert result.exit_code == 0
+    assert place.machines["w1"].done == ["reboot"]
+    assert set(place.api.pods) == {"agent"}
+    clean(place)
+    told = [(entry.kind.value, entry.what, entry.outcome) for entry in history.read("w1")]
+    assert told == [
+        ("verdict", "reboot", "hung"),
+        ("step", "collect", ""),
+        ("step", "cordon", "ours"),
+        ("step", "drain", "empty"),
+        ("rung", "reboot", "took"),
+        ("proof", "reboot", "passed"),
+        ("end", "repair", "repaired"),
+    ]
+    assert [event["reason"] for event in place.api.events] == ["RepairStarted", "RepairEnded"]
+
+
+def test_it_climbs_until_something_helps() -> None:
+    place = world(5, ["w1"], deaf=frozenset({"reboot", "force"}))
+    result = run(place)
+    assert place.machines["w1"].done == ["reboot", "force", "sysrq"]
+    assert {each.machine: each.rung for each in result.machines}["w1"] == "sysrq"
+    clean(place)
+
+
+def test_a_bmc_ends_what_nothing_else_does() -> None:
+    place = world(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
+    assert of(run(place))["w1"] is Outcome.REPAIRED
+    assert place.machines["w1"].done[-1] == "bmc"
+    clean(place)
+
+
+def test_a_warm_reboot_that_does_not_help_is_followed_by_a_cold_one() -> None:
+    place = world(5, ["w1"], cures=frozenset({"cold"}))
+    assert of(run(place))["w1"] is Outcome.REPAIRED
+    assert place.machines["w1"].done == ["reboot", "cold"]
+    clean(place)
+
+
+@pytest.mark.parametrize("bmc", ["good", "none", "down", "refused"])
+def test_what_nothing_cures_needs_repair_until_it_is_cleared(bmc: str) -> None:
+    place = world(5, ["w1"], cures=frozenset(), bmc=bmc)
+    result = run(place)
+    assert of(result)["w1"] is Outcome.NEEDS_REPAIR
+    assert result.exit_code == 3
+    node = place.api.nodes["w1"]
+    assert node["spec"]["unschedulable"]
+    assert node["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
+    assert node["spec"]["taints"][0]["effect"] == "NoSchedule"
+    assert "gpunodes.dev/needs-repair" in node["metadata"]["labels"]
+    assert place.api.leases == {}
+    assert place.api.events[-1]["reason"] == "NeedsRepair"
+    before = list(place.machines["w1"].done)
+    again = run(place)
+    assert {each.machine: each.ruling for each in again.machines}["w1"] is Ruling.NEEDS_REPAIR
+    assert place.machines["w1"].done == before
+
+
+def test_a_bmc_that_lies_ends_in_needs_repair() -> None:
+    place = world(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}), bmc="lies")
+    result = run(place)
+    assert of(result)["w1"] is Outcome.NEEDS_REPAIR
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+
+
+def test_without_sshd_the_bmc_is_left() -> None:
+    place = world(5, ["w1"], sshd=False)
+    assert {each.machine: each.ruling for each in run(place).machines}["w1"] is Ruling.REFUSE
+    by_hand = run(place, limits=Limits(by_hand=True), named=frozenset({"w1"}))
+    assert of(by_hand)["w1"] is Outcome.REPAIRED
+    assert place.machines["w1"].done == ["bmc"]
+    skipped = [entry.what for entry in history.read("w1") if entry.outcome == "skipped"]
+    assert skipped == ["reboot", "force", "sysrq"]
+
+
+def test_a_gpu_reset_may_suffice() -> None:
+    place = world(5, ["w1"], action=Action.RESET_GPU, hung=False, cures=frozenset({"gpu-reset"}))
+    limits = Limits(actions=frozenset({Action.RESET_GPU, Action.REBOOT}))
+    assert of(run(place, limits=limits))["w1"] is Outcome.REPAIRED
+    assert place.machines["w1"].done == ["gpu-reset"]
+    assert place.machines["w1"].boot == 1
+    clean(place)
+
+
+def test_a_gpu_reset_that_does_not_help_is_followed_by_a_reboot() -> None:
+    place = world(5, ["w1"], action=Action.RESET_GPU, hung=False, cures=frozenset({"reboot"}))
+    assert of(run(place, limits=Limits(actions=frozenset({Action.RESET_GPU}))))["w1"] is Outcome.REPAIRED
+    assert place.machines["w1"].done == ["gpu-reset", "reboot"]
+
+
+@pytest.mark.parametrize("hung", [True, False])
+def test_a_disruption_budget_is_respected(hung: bool) -> None:
+    place = world(5, ["w1"], hung=hung)
+    place.api.add_pod("database", "w1", owner="StatefulSet")
+    place.api.budgeted.add("database")
+    result = run(place)
+    assert of(result)["w1"] is Outcome.NOT_REPAIRED
+    assert place.machines["w1"].done == []
+    assert "default/database" in {each.machine: each.why for each in result.machines}["w1"]
+    clean(place)
+    forced = run(place, force_drain=True)
+    assert of(forced)["w1"] is (Outcome.REPAIRED if hung else Outcome.NOT_REPAIRED)
+
+
+def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
+    place = world(5, ["w1"])
+    place.api.add_pod("stuck", "w1")
+    place.api.sticky.add("stuck")
+    assert of(run(place))["w1"] is Outcome.REPAIRED
+    drained = next(entry for entry in history.read("w1") if entry.what == "drain")
+    assert "default/stuck (it does not end)" in drained.detail
+    works = world(5, ["w1"], hung=False)
+    works.api.add_pod("slow", "w1")
+    works.api.sticky.add("slow")
+    assert of(run(works))["w1"] is Outcome.NOT_REPAIRED
+    clean(works)
+
+
+def test_somebody_elses_cordon_stays() -> None:
+    place = world(5, ["w1"])
+    place.api.nodes["w1"]["spec"]["unschedulable"] = True
+    assert of(run(place))["w1"] is Outcome.REPAIRED
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+    assert place.api.leases == {}
+
+
+def test_a_verdict_must_hold_twice() -> None:
+    place = world(5, ["w1"])
+    first = {entry.name: repair.Seen(place.machines[entry.name].verdict()) for entry in place.entries}
+    place.machines["w1"].sick = False
+    wish = repair.Wish("health", Limits())
+    result = repair.run(place, place.entries, wish, lambda *_: None, first)
+    assert {each.machine: each.ruling for each in result.machines}["w1"] is Ruling.NOTHING
+    assert place.machines["w1"].done == []
+
+
+def test_a_plan_touches_nothing() -> None:
+    place = world(12, ["w1", "w2"])
+    before = dataclasses.asdict(place.api)["nodes"]
+    result = run(place, dry_run=True)
+    rulings = {each.machine: (each.ruling, each.rung) for each in result.machines}
+    assert rulings["w1"] == (Ruling.REPAIR, "reboot")
+    assert rulings["w2"] == (Ruling.WAIT, "reboot")
+    assert place.api.nodes == before
+    assert place.api.leases == {}
+    assert history.read() == []
+
+
+def test_many_one_after_the_other_and_never_more_than_the_budget() -> None:
+    names = [f"w{index}" for index in range(0, 20, 4)]
+    place = world(20, names)
+    most = 0
+
+    def watch(*_: str) -> None:
+        nonlocal most
+        most = max(most, sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values()))
+
+    place.api.before = watch
+    result = run(place, limits=Limits(max_unavailable=Budget(2)))
+    assert all(of(result)[name] is Outcome.REPAIRED for name in names)
+    assert most == 2
+    clean(place)
+
+
+def test_two_commands_at_once_repair_no_machine_twice() -> None:
+    place = world(20, ["w1", "w5", "w9"])
+    results: list[repair.RepairResult] = []
+    threads = [threading.Thread(target=lambda: results.append(run(place))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {name: machine.done for name, machine in place.machines.items() if machine.done} == {
+        "w1": ["reboot"],
+        "w5": ["reboot"],
+        "w9": ["reboot"],
+    }
+    clean(place)
+
+
+def test_three_of_four_sick_stops() -> None:
+    place = world(4, ["w0", "w1", "w2"])
+    result = run(place)
+    assert {each.ruling for each in result.machines if each.machine != "w3"} == {Ruling.REFUSE}
+    assert result.exit_code == 3
+    clean(place)
+
+
+def test_the_loop_guard_stops_the_third() -> None:
+    place = world(5, ["w1"])
+    for _ in range(2):
+        place.machines["w1"].sick = True
+        assert of(run(place))["w1"] is Outcome.REPAIRED
+        time.sleep(1)  # a node remembers its repairs by the second
+    place.machines["w1"].sick = True
+    assert {each.machine: each.ruling for each in run(place).machines}["w1"] is Ruling.NEEDS_REPAIR
+    history.path().unlink()
+    assert {each.machine: each.ruling for each in run(place).machines}["w1"] is Ruling.NEEDS_REPAIR, "by its node"
+
+
+def test_without_a_cluster_only_the_machine_is_touched() -> None:
+    place = world(5, ["w1"])
+    place.api.down = True
+    with pytest.raises(Exception, match="does not answer"):
+        run(place)
+    assert of(run(place, without_cluster=True))["w1"] is Outcome.REPAIRED
+    assert records.read("test") == {}
+
+
+class Killed(BaseException):
+    """kill -9, as far as a test in one process can have it: nothing of the command runs on."""
+
+
+STEPS = ("collect", "cordon", "drain", "climb", "climb", "verify", "uncordon", "release")
+GIVING_UP = (*STEPS[:6], "climb", "climb", "verify", "give-up", "release")
+
+
+def killed(place: World, monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -> list[str]:
+    """Run a repair that dies at its ``at``-th write, before or after it reaches the disk; the steps written."""
+    written: list[str] = []
+    write = records.write
+
+    def die(record: Record) -> None:
+        written.append(record.step.value)
+        if len(written) == at and not late:
+            raise Killed
+        write(record)
+        if len(written) == at:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", die)
+        # Nobody tidies up after kill -9; the lock's holder is dead.
+        patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
+        with contextlib.suppress(Killed):
+            run(place)
+    for lease in place.api.leases.values():
+        parts = lease["spec"]["holderIdentity"].split("/")
+        lease["spec"]["holderIdentity"] = "/".join([*parts[:2], "1", "0", parts[4]])
+    return written
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("lost_laptop", [False, True])
+@pytest.mark.parametrize("go_on", [resume, run])
+@pytest.mark.parametrize("at", range(1, len(STEPS) + 1))
+def test_a_kill_at_every_step_and_then_again(
+    monkeypatch: pytest.MonkeyPatch, at: int, go_on: Callable[[World], Any], lost_laptop: bool, late: bool
+) -> None:
+    place = world(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    written = killed(place, monkeypatch, at, late)
+    assert written == list(STEPS[:at])
+    if lost_laptop:
+        for record in records.read("test").values():
+            records.remove(record)
+        history.path().unlink(missing_ok=True)
+    go_on(place)
+    if place.machines["w1"].sick:
+        # Nothing was begun, or nothing of it came anywhere: a repair that is only to be begun again.
+        assert at == 1
+        run(place)
+    assert place.machines["w1"].done == ["reboot"], "and not once more"
+    clean(place)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("at", range(1, len(GIVING_UP) + 1))
+def test_a_kill_on_the_way_to_giving_up(monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -> None:
+    place = world(5, ["w1"], cures=frozenset())
+    assert killed(place, monkeypatch, at, late) == list(GIVING_UP[:at])
+    run(place)
+    assert place.api.leases == {}
+    assert records.read("test") == {}
+    assert place.api.nodes["w1"]["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
+    assert place.machines["w1"].done == ["reboot", "cold"]
+
+
+def test_a_forgotten_cordon_is_found() -> None:
+    place = world(5)
+    node = place.api.nodes["w1"]
+    node["spec"]["unschedulable"] = True
+    node["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = "some-repair"
+    assert of(resume(place))["w1"] is Outcome.REPAIRED
+    clean(place)
+
+
+def test_a_live_lock_of_another_is_respected() -> None:
+    place = world(5, ["w1"])
+    place.api.add_node("other")
+    other = leases.Leases(Cluster(place.session()))
+    other._me = "ann@desk/x/1/1/1"
+    other.take("w1", "")
+    result = run(place)
+    assert {each.machine: (each.ruling, "ann@desk" in each.why) for each in result.machines}["w1"] == (
+        Ruling.REFUSE,
+        True,
+    )
+    other.release("w1")
+    other.close()
+
+
+def test_a_record_survives_its_text() -> None:
+    record = Record("id", "w1", "test", 1.0, "why", "reboot", outcome=Outcome.REPAIRED, tried=("reboot",))
+    assert recording.parse(record.text()) == record
+    assert recording.parse(record.text()[:-1] + ', "new": 1}') == record
+    for text in ("", "[]", "{}", '{"step": "dance"}'):
+        with pytest.raises(ValueError, match=r".*"):
+            recording.parse(text)
+
+
+def test_the_ladder_is_named_once() -> None:
+    names = [rung.name for rung in ladder.rungs()]
+    assert names == ["gpu-reset", "reboot", "force", "sysrq", "bmc", "cold"]
+    assert all(rung.source for rung in ladder.rungs())
