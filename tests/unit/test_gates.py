@@ -110,6 +110,25 @@ def test_an_unknown_gate_and_a_word_are_refused_together() -> None:
     assert "'on'" in word.fact
 
 
+def test_gates_that_are_not_about_gpus_are_known_where_we_install() -> None:
+    assert check("1.36", {"MemoryQoS": True, "AllAlpha": False, "WatchListClient": False}) == []
+    assert "gone since Kubernetes 1.36" in check("1.37", {"#": True})[0].fact
+    assert "locked" in check("1.36", {"KubeletPSI": False})[0].limit
+    assert "MemoryQoS meant" in check("1.36", {"MemoryQos": True})[0].remedy
+    assert "not known in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].fact
+    assert "nothing to do with GPUs" in check("1.20", {"MemoryQoS": True})[0].fact
+
+
+@pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
+def test_both_tables_say_the_same(minor: str) -> None:
+    every = tables.read("kubelet_gates")["gates"]
+    for gate in gates.gates(minor):
+        stages = [stage for stage in every.get(gate.name, ()) if float(stage.split()[0]) <= float(minor)]
+        default = "on" if gate.default else "off"
+        said = f"{gate.status} {default}{' locked' if gate.locked else ''}"
+        assert (stages[-1].split(" ", 1)[1] if stages else "absent") == (said if gate.default is not None else "absent")
+
+
 @pytest.mark.parametrize("version", ["1.5", "1.38", "2.0", "one", "1", ""])
 def test_a_version_that_the_table_does_not_reach_is_wrong_input(version: str) -> None:
     with pytest.raises(WrongInput):

@@ -1,7 +1,8 @@
 """The kubelet's feature gates: which there are in a version, what they are set to, and which wishes a kubelet takes.
 
 A kubelet that is told of a gate it does not know ends at once, again and again; so wishes are judged before anything is
-touched. Pure: tables/gates.toml holds the gates that matter on GPU nodes from 1.6 on.
+touched. Pure: tables/gates.toml holds the gates that matter on GPU nodes from 1.6 on, tables/kubelet_gates.toml all
+that the kubelets know which we install.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def check(version: str, wishes: Mapping[str, Any]) -> list[Conflict]:
 def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     row = next((row for row in tables.read("gates")["gate"] if row["name"] == name), None)
     if row is None:
-        return _unknown(name, minor)
+        return _other(name, minor, value=value)
     gate = _gate(row, minor)
     if gate.status is Status.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
@@ -128,14 +129,32 @@ def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     return None
 
 
-def _unknown(name: str, minor: str) -> Conflict:
-    names = [row["name"] for row in tables.read("gates")["gate"]]
-    near = difflib.get_close_matches(name, names, n=1)
-    return Conflict(
-        f"the feature gate {name} is not known here",
-        f"a gate that the kubelet of {minor} knows: `gpunodes gates {minor}` lists those that matter for GPUs",
-        f"is {near[0]} meant?" if near else "take it out, or check its spelling",
-    )
+def _other(name: str, minor: str, *, value: bool) -> Conflict | None:
+    """Judge a gate that has nothing to do with GPUs: those are known for the minors that we install."""
+    table = tables.read("kubelet_gates")
+    stages = [stage.split() for stage in table["gates"].get(name, ()) if _number(stage.split()[0]) <= _number(minor)]
+    knows = f"a gate that the kubelet of {minor} knows: this one would stop it"
+    if _number(minor) < _number(table["first"]):
+        return Conflict(
+            f"the feature gate {name} has nothing to do with GPUs",
+            f"one of `gpunodes gates {minor}`: others are known from Kubernetes {table['first']} on",
+            "take the wish out, or choose a newer Kubernetes",
+        )
+    if not stages:
+        names = [*(row["name"] for row in tables.read("gates")["gate"]), *table["gates"]]
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"is {near[0]} meant?" if near else "take it out, or check its spelling"
+        return Conflict(f"the feature gate {name} is not known in Kubernetes {minor}", knows, remedy)
+    since, status, *rest = stages[-1]
+    if status == Status.ABSENT:
+        return Conflict(f"the feature gate {name} is gone since Kubernetes {since}", knows, "take it out")
+    if "locked" in rest and value != ("on" in rest):
+        return Conflict(
+            f"the feature gate {name} is wished to be {_word(value)}",
+            f"{_word('on' in rest)}: it is locked from Kubernetes {since} on, or longer",
+            "take the wish out",
+        )
+    return None
 
 
 def _gate(row: Mapping[str, Any], minor: str) -> Gate:
