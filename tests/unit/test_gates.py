@@ -112,7 +112,7 @@ def test_an_unknown_gate_and_a_word_are_refused_together() -> None:
 
 def test_gates_that_are_not_about_gpus_are_known_where_we_install() -> None:
     assert check("1.36", {"MemoryQoS": True, "AllAlpha": False, "WatchListClient": False}) == []
-    assert "gone since Kubernetes 1.36" in check("1.37", {"#": True})[0].fact
+    assert "gone since Kubernetes 1.36" in check("1.37", {"HonorPVReclaimPolicy": True})[0].fact
     assert "locked" in check("1.36", {"KubeletPSI": False})[0].limit
     assert "MemoryQoS meant" in check("1.36", {"MemoryQos": True})[0].remedy
     assert "not known in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].fact
