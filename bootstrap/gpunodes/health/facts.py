@@ -140,7 +140,7 @@ def read(found: Mapping[str, object]) -> Facts:
 def _function(entry: Mapping[str, object]) -> Function:
     link, aer = _mapping(entry, "link"), _mapping(entry, "aer")
     return Function(
-        _text(entry, "address", 20).lower(),
+        _address(entry),
         _text(entry, "class", 6),
         _text(entry, "driver", 40),
         entry.get("answers") is not False,
@@ -149,6 +149,11 @@ def _function(entry: Mapping[str, object]) -> Function:
         _whole(aer, "nonfatal") or 0,
         _whole(aer, "fatal") or 0,
     )
+
+
+def _address(entry: Mapping[str, object]) -> str:
+    address = _text(entry, "address", 20).lower()
+    return address if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
 
 
 def _mapping(found: Mapping[str, object], name: str) -> Mapping[str, object]:

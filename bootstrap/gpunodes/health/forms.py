@@ -209,7 +209,7 @@ GSP_TIMEOUT = re.compile(
 RESET_REQUIRED = re.compile(rb"NVRM:[^\n]{0,120}?\[NV_ERR_RESET_REQUIRED\]")
 UVM_FATAL = re.compile(rb"(?:nvidia-uvm:[^\n]{0,160}?)?[Ee]ncountered\s+a\s+global\s+fatal\s+error")
 AER = re.compile(
-    rb"(\S+)\s+("
+    rb"([\w-]+)\s+("
     + ADDRESS
     + rb"):\s+(?:AER:\s+)?PCIe\s+Bus\s+Error:\s+severity=(Corrected|Uncorrect\w+)(?:\s+\((Fatal|Non-Fatal)\))?"
 )
@@ -230,7 +230,7 @@ SMI_SAID = re.compile(
 
 # A line that the kernel wrote: by its header, or by what no one else writes.
 KERNEL_LINE = re.compile(
-    rb"^[ \t]*(?:<\d+>|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
+    rb"^[ \t]*+(?:<\d+>|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
     rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb'[\s\[]|\{[^\n]{0,4000}"_TRANSPORT"\s*:\s*"kernel"'
     rb"|INFO: task |BUG: |Call [Tt]race:|Kernel panic - |CPU: \d+ PID: )",
     re.MULTILINE,

@@ -75,7 +75,7 @@ class Rule:
     ) -> Finding:
         """A finding of this rule, resting on records or on other evidence."""
         lines = [line for record in records for line in record.evidence] + [
-            scan.clean(line.encode()) for line in evidence
+            scan.clean(line.encode(errors="replace")) for line in evidence
         ]
         return Finding(
             self.name,
@@ -87,7 +87,7 @@ class Rule:
             max((record.last for record in records), key=_when).text if records else "",
             tuple(lines[: scan.EVIDENCE_LINES]),
             source or self.source,
-            said,
+            scan.clean(said.encode(errors="replace")),
             code,
             hung,
         )

@@ -1,0 +1,250 @@
+"""Verdicts on the probe's facts, and what a machine may not do to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+from gpunodes.health import judge, rules, tables
+from gpunodes.health.model import Action, SiteRules, State, Time, Verdict
+from gpunodes.views import health as view
+
+FRAME = "os_acquire_mutex+0x34/0x40 [nvidia]"
+XML = '<nvidia_smi_log><gpu id="00000000:3B:00.0"><persistence_mode>Enabled</persistence_mode>{}</gpu></nvidia_smi_log>'
+REMAP_FAILED = "<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>"
+NO_SMI = {"status": "absent", "xml": None}
+GPU = {
+    "address": "0000:3b:00.0",
+    "vendor": "10de",
+    "device": "2330",
+    "class": "030200",
+    "driver": "nvidia",
+    "answers": True,
+    "link": {"speed": "32.0 GT/s", "width": 16, "max_speed": "32.0 GT/s", "max_width": 16},
+    "aer": {"correctable": 3, "nonfatal": 0, "fatal": 0},
+}
+SWITCH = {**GPU, "address": "0000:c1:00.0", "device": "22a3", "class": "068000", "driver": "nvidia-nvswitch"}
+WELL: Mapping[str, Any] = {
+    "schema": "gpunodes.probe/1",
+    "time": 1772343555.0,
+    "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
+    "uptime_s": 5000.0,
+    "took_s": 0.4,
+    "kernel": "6.12.0",
+    "errors": [],
+    "log": {"source": "journal", "cut": False, "text": "[1.000000] Booting\n", "repeats": []},
+    "tasks": [],
+    "hung_task": {"detect_count": 0, "timeout_s": 120, "warnings": 10},
+    "smi": {
+        "status": "ok",
+        "pid": None,
+        "rc": 0,
+        "took_s": 1.0,
+        "task_state": None,
+        "xml": XML.format(""),
+        "said": "",
+    },
+    "pci": [GPU],
+    "driver": {
+        "loaded": True,
+        "module": "580.65.06",
+        "library": "580.65.06",
+        "open": True,
+        "gpus": [{"address": "0000:3b:00.0", "minor": 0, "model": "NVIDIA H100"}],
+    },
+    "services": {"nvidia-persistenced": "active", "nvidia-fabricmanager": "absent"},
+    "expected": {"gpus": 1, "from": "boot log"},
+}
+
+
+def with_(**parts: Any) -> dict[str, Any]:
+    """The facts of a machine that is well, but for these parts."""
+    return {
+        name: {**value, **parts[name]}
+        if name in parts and isinstance(value, dict) and isinstance(parts[name], dict)
+        else parts.get(name, value)
+        for name, value in WELL.items()
+    }
+
+
+def judged(facts: Mapping[str, Any], **options: Any) -> Verdict:
+    return judge.judge_facts("gpu-1", facts, SiteRules(), **options)
+
+
+def test_a_machine_that_is_well() -> None:
+    verdict = judged(WELL)
+    assert (verdict.state, verdict.action, verdict.findings) == (State.WELL, Action.NONE, ())
+    assert (verdict.gpus_expected, verdict.gpus_seen, verdict.boot_id) == (1, 1, WELL["boot_id"])
+
+
+def task(name: str, *stack: str, state: str = "D") -> dict[str, Any]:
+    return {"pid": 7, "comm": name, "state": state, "kthread": False, "wchan": "", "stack": list(stack), "age_s": 60.0}
+
+
+TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
+    "log": (
+        with_(log={"text": "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"}),
+        "fallen-off-bus",
+        Action.REBOOT,
+        State.SICK,
+    ),
+    "stack": (with_(tasks=[task("python3", FRAME)]), "task-in-driver", Action.REBOOT, State.HUNG),
+    "smi stuck": (
+        with_(smi={"status": "stuck", "pid": 7, "task_state": "D", "xml": None}),
+        "smi-stuck",
+        Action.REBOOT,
+        State.HUNG,
+    ),
+    "smi slow": (
+        with_(smi={"status": "timeout", "pid": 7, "task_state": "S", "xml": None}),
+        "smi-stuck",
+        Action.RESET_GPU,
+        State.SICK,
+    ),
+    "smi failed": (
+        with_(
+            smi={"status": "failed", "xml": None, "said": "Failed to initialize NVML: Driver/library version mismatch"}
+        ),
+        "smi-message",
+        Action.REBOOT,
+        State.SICK,
+    ),
+    "smi odd": (
+        with_(smi={"status": "failed", "xml": None, "said": "Segmentation fault"}),
+        "smi-message",
+        Action.NONE,
+        State.DEGRADED,
+    ),
+    "silent": (with_(hung_task={"detect_count": 3}), "silent-hung-tasks", Action.NONE, State.DEGRADED),
+    "no answer": (with_(pci=[{**GPU, "answers": False}]), "no-answer", Action.REBOOT, State.SICK),
+    "gone": (with_(expected={"gpus": 2}), "gpus-missing", Action.REBOOT, State.SICK),
+    "unused": (with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0"}]), "gpus-unused", Action.REBOOT, State.SICK),
+    "versions": (with_(driver={"library": "580.95.05"}), "versions-differ", Action.REBOOT, State.SICK),
+    "no driver": (
+        with_(
+            driver={"loaded": False, "gpus": []}, pci=[{**GPU, "driver": None}], smi={"status": "absent", "xml": None}
+        ),
+        "driver-not-loaded",
+        Action.REPAIR,
+        State.SICK,
+    ),
+    "fabric": (
+        with_(pci=[GPU, SWITCH], services={"nvidia-fabricmanager": "failed"}),
+        "fabric-manager",
+        Action.RESTART_APP,
+        State.SICK,
+    ),
+    "aer": (with_(pci=[{**GPU, "aer": {"fatal": 1}}]), "pcie-error", Action.NONE, State.DEGRADED),
+    "link": (with_(pci=[{**GPU, "link": {"width": 4, "max_width": 16}}]), "link-width", Action.NONE, State.DEGRADED),
+    "remap": (
+        with_(
+            smi={"xml": XML.format("<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>")}
+        ),
+        "memory",
+        Action.REPAIR,
+        State.SICK,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_trouble(name: str) -> None:
+    facts, rule, action, state = TROUBLES[name]
+    verdict = judged(facts)
+    assert [finding.rule for finding in verdict.findings] == [rule]
+    assert (verdict.action, verdict.state, verdict.hung_in_driver) == (action, state, state is State.HUNG)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        with_(tasks=[task("python3", "nfs_wait_bit_killable+0x1e/0x90 [nfs]")]),
+        with_(tasks=[task("nvidia-smi", FRAME, state="R")]),
+        with_(tasks=[task("[nvidia]", "+0x1/0x1 nvidia")]),
+        with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0", "driver": "vfio-pci"}]),
+        with_(pci=[GPU, SWITCH], services={"nvidia-fabricmanager": "active"}),
+        with_(log={"text": "[1.0] worker: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"}),
+    ],
+)
+def test_no_trouble(facts: dict[str, Any]) -> None:
+    assert judged(facts).findings == ()
+
+
+def test_nothing_could_be_read() -> None:
+    facts = with_(
+        log={"source": None, "text": ""}, smi={"status": "absent", "xml": None}, pci=[], expected={"gpus": None}
+    )
+    assert judged({**facts, "driver": {}}).state is State.UNKNOWN
+
+
+def test_storms_are_counted() -> None:
+    lines = [f"[{second}.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=a, Ch 1\n" for second in range(25)]
+    storm = {"line": lines[0].partition("] ")[2], "count": 190_000, "first": 0.0, "last": 24.0}
+    (finding,) = judged(with_(log={"text": "".join(lines), "repeats": [storm]})).findings
+    assert finding.count == 190_000
+
+
+def test_what_is_older_than_the_last_repair_does_not_count() -> None:
+    facts = with_(
+        log={"text": "[100.0] NVRM: Xid (PCI:0000:3b:00): 79, x\n[200.0] NVRM: Xid (PCI:0000:3b:00): 31, x\n"}
+    )
+    assert judged(facts).xids == (31, 79)
+    assert judged(facts, since=Time(monotonic=150.0)).xids == (31,)
+
+
+@pytest.mark.parametrize("junk", [None, [], "x", -1, 1e400, {"a": {}}, [[[]]], True])
+def test_facts_of_any_type_are_judged(junk: object) -> None:
+    for name in WELL:
+        judged({**WELL, name: junk})
+        judged({**WELL, name: [junk]})
+        if isinstance(WELL[name], dict):
+            for inner in WELL[name]:
+                judged(with_(**{name: {inner: junk}}))
+
+
+def test_the_document_has_its_schema() -> None:
+    schema = json.loads(resources.files("gpunodes.health").joinpath("health.schema.json").read_text())
+    verdicts = [judged(facts) for facts, *_ in TROUBLES.values()]
+    verdicts.append(judge.unreachable("gpu-2", "no_route", "ssh: \x1b[2Jno route"))
+    document = json.loads(view.dump(view.document(verdicts)))
+    jsonschema.validate(document, schema)
+    assert [machine["state"] for machine in document["machines"]][-1] == "unreachable"
+    assert "\x1b" not in json.dumps(document)
+
+
+def test_what_a_machine_says_steers_no_terminal() -> None:
+    escape = "\x1b[2J"
+    facts = with_(driver={"library": escape}, pci=[{**GPU, "address": escape, "answers": False}], boot_id=escape)
+    facts["tasks"] = [task(escape, FRAME + escape)]
+    verdict = judged(facts)
+    assert len(verdict.findings) == 3
+    assert "\x1b" not in repr(verdict).replace("\\x1b", "\x1b")
+
+
+def test_a_person_reads_the_worst_first() -> None:
+    said = view.listing([judged(WELL), judged(TROUBLES["aer"][0]), judged(TROUBLES["stack"][0])])
+    assert [line for line in said.splitlines() if not line.startswith(" ")] == [
+        "gpu-1: hung, reboot",
+        "gpu-1: degraded",
+        "1 of 3 well.",
+    ]
+
+
+def test_every_rule_says_all_of_itself() -> None:
+    names = [rule.name for rule in rules.RULES]
+    assert len(set(names)) == len(names)
+    assert all(rule.title and rule.evidence and rule.action and rule.source for rule in rules.RULES)
+
+
+def test_the_tables_are_whole() -> None:
+    assert [int(row["code"]) for row in tables.read("xid")] == list(range(1, 177))
+    words = {row["word"] for row in tables.read("actions")}
+    assert {row["immediate"] for row in tables.read("xid")} - {""} <= words
+    assert {row["action"] for row in tables.read("nvlink5")} <= words
+    for row in tables.read("nvlink5"):
+        assert {len(row[name]) for name in ("before_r575", "from_r575")} == {32}
+    assert all(tables.source(name) for name in ("xid", "sxid", "nvlink5", "actions", "recovery"))

@@ -1,0 +1,135 @@
+"""What holds for every log: a verdict comes of it, in a time that grows as its length, whatever it is wrapped in."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from gpunodes.errors import WrongInput
+from gpunodes.health import judge, sources
+from gpunodes.health.model import SiteRules, Verdict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MESSAGES = (
+    b"NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    b"NVRM: Xid (PCI:0000:5e:00): 31, pid=9, name=python3, Ch 00000010",
+    b"NVRM: Xid (PCI:0000:5e:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+    b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error (First)",
+    b"INFO: task nvidia-smi:77 blocked for more than 120 seconds.",
+    b"INFO: task mmfsd:78 blocked for more than 120 seconds.",
+    b"NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2393)",
+    b"nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)",
+    b"usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+)
+HEADERS: tuple[Callable[[int], bytes], ...] = (
+    lambda second: b"[%5d.000000] " % second,
+    lambda second: b"[%5d.000000] [   T37] " % second,
+    lambda second: b"<4>[%5d.000000] " % second,
+    lambda second: b"kern  :warn  : [%5d.000000] " % second,
+    lambda second: b"4,%d,%d000000,-;" % (second, second),
+    lambda second: b"Mar  1 05:%02d:%02d node-1 kernel: " % divmod(second, 60),
+    lambda second: b"2026-03-01T05:%02d:%02d+0000 node-1 kernel: " % divmod(second, 60),
+    lambda second: b"Mar  1 05:%02d:%02d node-1 kernel: [%5d.000000] " % (*divmod(second, 60), second),
+)
+WRAPPINGS: tuple[Callable[[bytes], bytes], ...] = (
+    lambda log: log,
+    lambda log: log.replace(b"\n", b"\r\n"),
+    gzip.compress,
+    lzma.compress,
+    lambda log: b"\n".join(reversed(log.splitlines())) + b"\n",
+)
+# Pieces of the forms, to be put together wrongly.
+PIECES = st.sampled_from(
+    [word for message in MESSAGES for word in message.split(b" ")]
+    + [b"\n", b"[1.0] ", b"<3>", b"(", b"0x", b'{"MESSAGE":"', b'"}', b"==NVSMI LOG==\n", b"<nvidia_smi_log>", b"<gpu>"]
+    + [
+        b"GPU 00000000:3B:00.0\n",
+        b"    ECC Errors\n",
+        b"blocked for more than ",
+        b"NVRM: ",
+        b"Linux version 6",
+        b" " * 300,
+    ]
+)
+
+
+def of(content: bytes) -> Verdict:
+    def no_zstd(_: object) -> Iterator[bytes]:
+        raise sources.BrokenArchive("not here")
+
+    return judge.judge_files("log", sources.texts(io.BytesIO(content), "log", no_zstd), SiteRules())
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.one_of(st.binary(max_size=3000), st.lists(st.one_of(PIECES, st.binary(max_size=8)), max_size=120).map(b"".join))
+)
+def test_any_bytes_have_a_verdict(content: bytes) -> None:
+    with contextlib.suppress(WrongInput):
+        for finding in of(content).findings:
+            assert all(line.isprintable() and len(line) <= 400 for line in (*finding.evidence, finding.said))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.sampled_from(MESSAGES), min_size=1, max_size=40),
+    st.sampled_from(HEADERS),
+    st.sampled_from(WRAPPINGS),
+)
+def test_the_form_changes_nothing(
+    messages: list[bytes], header: Callable[[int], bytes], wrap: Callable[[bytes], bytes]
+) -> None:
+    plain = of(b"".join(HEADERS[0](second) + line + b"\n" for second, line in enumerate(messages)))
+    other = of(wrap(b"".join(header(second) + line + b"\n" for second, line in enumerate(messages))))
+    assert (other.state, other.action, other.hung_in_driver) == (plain.state, plain.action, plain.hung_in_driver)
+    assert (other.xids, other.sxids) == (plain.xids, plain.sxids)
+    assert {(one.rule, one.gpu, one.count) for one in other.findings} == {
+        (one.rule, one.gpu, one.count) for one in plain.findings
+    }
+
+
+def work(content: bytes) -> int:
+    """How many calls a verdict takes, of Python's functions and of C's."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        of(content)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+HOSTILE: dict[str, Callable[[int], bytes]] = {
+    "storm": lambda n: b"".join(b"[%d.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, x\n" % (i, i) for i in range(n)),
+    "one line": lambda n: b"NVRM: Xid (PCI:0000:3b:00): 31, " * n,
+    "blanks": lambda n: (b" " * 399 + b"x NVRM: Xid\n") * n,
+    "hung tasks": lambda n: b"".join(
+        b"[%d.0] INFO: task a:%d blocked for more than 120 seconds.\n" % (i, i) for i in range(n)
+    ),
+    "hung tasks, newest first": lambda n: b"".join(
+        b"[%d.0] INFO: task nvidia-smi:1 blocked for more than 120 seconds.\n" % (n - i) for i in range(n)
+    ),
+    "boots": lambda n: b"Mar  1 05:00:00 n kernel: Linux version 6.12.0\nMar  1 05:00:01 n kernel: NVRM: x\n" * n,
+    "journal": lambda n: b'{"_TRANSPORT":"kernel","MESSAGE":"NVRM: Xid (PCI:0000:3b:00): 31, x"}\n' * n,
+    "journal's long lines": lambda n: (b'{"MESSAGE":"' + b"NVRM: " * 200 + b'"}\n') * n,
+    "nvidia-smi": lambda n: b"==NVSMI LOG==\nGPU 00000000:3B:00.0\n    ECC Errors\n        Volatile : 1\n" * n,
+    "xml": lambda n: b"<nvidia_smi_log>\n<gpu id='00000000:3B:00.0'><a>1</a>\n</gpu></nvidia_smi_log>\n" * n,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_twice_the_log_is_twice_the_work(name: str) -> None:
+    make = HOSTILE[name]
+    once, twice = work(make(3000)), work(make(6000))
+    assert twice < 2.2 * once + 1000
