@@ -14,23 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from tests.bench import sweep
+from tests.bench.table import Row, show
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 HERE = Path(__file__).parent
 NAME = "bench"
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table."""
-
-    what: str
-    figure: str
-    goal: str
-    how: str
 
 
 class Bench:
@@ -160,9 +152,9 @@ def main() -> None:
             rows = measure(bench)
         finally:
             subprocess.run([GPUNODES, "lab", "--name", NAME, "down"], cwd=folder, env=bench.environment, check=False)
-    print("| what | figure | goal | how |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row.what} | {row.figure} | {row.goal} | {row.how} |")
+    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
+        rows += sweep.measure(Path(folder))
+    show(rows)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,30 @@ def test_a_changed_host_key_is_refused_and_told(machine: Any, tmp_path: Path) ->
     assert settings.known_hosts().read_text().count("\n") == 1
 
 
+def test_a_name_server_that_hangs_holds_up_its_own_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in: a look-up that takes its time."""
+    real = socket.getaddrinfo
+
+    def slow(host: str, *words: Any, **more: Any) -> Any:
+        if host.endswith(".example") and not more.get("flags"):
+            time.sleep(3)
+        return real(host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    came: dict[str, float] = {}
+    began = time.monotonic()
+    names = [Target(f"gpu-{n}", f"gpu-{n}.example") for n in range(40)]
+    answers = sweep.sweep(
+        [*names, Target("closed", "127.0.0.1", sshd.free_ports(1)[0])],
+        Options(PROBE, connect_s=1),
+        deadline_s=10,
+        on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+    )
+    assert came["closed"] < 1
+    assert max(came.values()) < 2.5
+    assert {answer.reach for answer in answers} == {Reach.NO_ROUTE, Reach.REFUSED}
+
+
 @contextlib.contextmanager
 def mute(backlog: int = 64) -> Iterator[int]:
     """Listens and never speaks."""

@@ -48,6 +48,8 @@ _NOISE_BYTES = 64 << 10
 """What a login shell may print before the probe speaks."""
 _CONNECTING = 256
 """How many connections may wait for a greeting, or greeted for a worker."""
+_RESOLVERS = 16
+"""How many names are looked up at once."""
 _LOGIN_TRIES = 5
 """sshd ends a connection after six (MaxAuthTries)."""
 _HOP_S = 20.0
@@ -62,6 +64,10 @@ _AS_ROOT = (
     'else exec sudo -n "$0" -c "$1" "$2"; fi'
 )
 _AS_IS = 'exec "$0" -c "$1" "$2"'
+
+
+_Place = tuple[socket.AddressFamily, Any]
+"""An address, as a socket connects to it."""
 
 
 class Reach(StrEnum):
@@ -191,6 +197,10 @@ class _Sweep:
         self._parallel = max(1, min(parallel, len(targets)))
         self._on_answer = on_answer
         self._waiting = deque(targets)
+        self._naming: dict[str, float] = {}
+        """Machines whose names are being looked up, and until when."""
+        self._names: queue.SimpleQueue[Target | None] = queue.SimpleQueue()
+        self._named: queue.SimpleQueue[tuple[Target, Sequence[_Place] | _LostError]] = queue.SimpleQueue()
         self._greetings: dict[int, _Greeting] = {}
         self._talks: dict[str, _Talk] = {}
         self._queue: queue.SimpleQueue[_Talk | None] = queue.SimpleQueue()
@@ -208,6 +218,8 @@ class _Sweep:
         self._selector.register(self._bell, selectors.EVENT_READ)
         for _ in range(self._parallel):
             threading.Thread(target=self._work, daemon=True).start()
+        for _ in range(min(_RESOLVERS, self._parallel)):
+            threading.Thread(target=self._look_up, daemon=True).start()
         try:
             while len(self._answers) < len(self._targets) and time.monotonic() < self._until:
                 self._begin()
@@ -216,6 +228,7 @@ class _Sweep:
         finally:
             for _ in range(self._parallel):
                 self._queue.put(None)
+                self._names.put(None)
             for greeting in self._greetings.values():
                 greeting.socket.close()
             for talk in self._talks.values():
@@ -230,17 +243,26 @@ class _Sweep:
 
     def _begin(self) -> None:
         """Open connections while there is room for more."""
-        while self._waiting and len(self._greetings) + self._unserved() < _CONNECTING:
+        while self._waiting and len(self._greetings) + len(self._naming) + self._unserved() < _CONNECTING:
             target = self._waiting.popleft()
             if target.jump:
                 self._hand_over(target, None)
-                continue
-            try:
-                greeting = _Greeting(target, time.monotonic() + self._options.connect_s)
-            except _LostError as lost:
-                self._answered(Answer(target.name, lost.reach, lost.said))
-                continue
-            self._watch(greeting)
+            elif target.proxy_command:
+                self._watch(_Greeting(target, [], time.monotonic() + self._options.connect_s))
+            elif places := _numeric(target):
+                self._greet(target, places)
+            else:
+                self._naming[target.name] = time.monotonic() + self._options.connect_s
+                self._names.put(target)
+
+    def _greet(self, target: Target, places: Sequence[_Place] | _LostError) -> None:
+        """Open the connection, now that the address is known."""
+        try:
+            if isinstance(places, _LostError):
+                raise places
+            self._watch(_Greeting(target, places, time.monotonic() + self._options.connect_s))
+        except _LostError as lost:
+            self._answered(Answer(target.name, lost.reach, lost.said))
 
     def _unserved(self) -> int:
         return sum(talk.began is None for talk in self._talks.values())
@@ -269,6 +291,11 @@ class _Sweep:
             self._watch(greeting)
         with contextlib.suppress(queue.Empty):
             while True:
+                target, places = self._named.get_nowait()
+                if self._naming.pop(target.name, None) is not None:
+                    self._greet(target, places)
+        with contextlib.suppress(queue.Empty):
+            while True:
                 answer = self._came.get_nowait()
                 self._talks.pop(answer.name, None)
                 self._answered(answer)
@@ -281,6 +308,9 @@ class _Sweep:
     def _expire(self) -> None:
         """End what has had its time."""
         now = time.monotonic()
+        for name in [name for name, until in self._naming.items() if until <= now]:
+            del self._naming[name]
+            self._answered(Answer(name, Reach.NO_ROUTE, "no answer to the question for its address"))
         for descriptor, greeting in list(self._greetings.items()):
             if greeting.until <= now:
                 del self._greetings[descriptor]
@@ -312,6 +342,18 @@ class _Sweep:
             with contextlib.suppress(OSError):
                 self._ringer.send(b".")
 
+    def _look_up(self) -> None:
+        """A worker that finds addresses: a name server that is slow holds up its own machines only."""
+        while target := self._names.get():
+            found: Sequence[_Place] | _LostError
+            try:
+                found = _resolve(target.address, target.port)
+            except _LostError as lost:
+                found = lost
+            self._named.put((target, found))
+            with contextlib.suppress(OSError):
+                self._ringer.send(b".")
+
 
 def _raise_file_limit() -> None:
     """Machines by the thousand need more descriptors than a shell gives by default."""
@@ -328,8 +370,8 @@ def _raise_file_limit() -> None:
 class _Greeting:
     """A connection that nobody has said anything on."""
 
-    def __init__(self, target: Target, until: float) -> None:
-        """Begin to connect; raises _LostError."""
+    def __init__(self, target: Target, places: Sequence[_Place], until: float) -> None:
+        """Begin to connect to the first of ``places``, or start the ProxyCommand; raises _LostError."""
         self.target = target
         self.until = until
         self._began = time.monotonic()
@@ -339,7 +381,7 @@ class _Greeting:
             self.connected = True
             self.socket = _proxied(target.proxy_command)
             return
-        self._places = deque(_resolve(target.address, target.port))
+        self._places = deque(places)
         self._connect()
 
     def go_on(self, until: float) -> None:
@@ -377,11 +419,22 @@ class _Greeting:
         raise self._trouble
 
 
-def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+def _resolve(host: str, port: int) -> list[_Place]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise _LostError(Reach.NO_ROUTE, f"{host} is no known name: {error.strerror}") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _numeric(target: Target) -> list[_Place]:
+    """The place of a machine whose address needs no looking up; none for a name."""
+    try:
+        found = socket.getaddrinfo(
+            target.address, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    except OSError:
+        return []
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -31,7 +31,7 @@ MARK = b"gpunodes.probe/1 "
 TEXT_BYTES = 2 << 20
 """Most that the kernel log, or nvidia-smi's answer, may hold."""
 SAID_BYTES = 4096
-PART_BYTES = 6 << 20
+PART_BYTES = 8 << 20
 """Most that one part may tell."""
 TASKS = 200
 """Most threads that are told of."""
@@ -807,7 +807,8 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
             ended = not chunk
     while ended and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
-    text = output[:TEXT_BYTES].decode("utf-8", "replace")
+    # Control signs have no place there, and take six bytes each in JSON.
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", output[:TEXT_BYTES].decode("utf-8", "replace"))
     fact = {"took_s": round(time.monotonic() - begun, 3), "rc": process.poll(), "pid": None, "said": ""}
     if fact["rc"] is None:
         state = _killed(process, options)

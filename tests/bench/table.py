@@ -1,0 +1,23 @@
+"""What a benchmark says: rows of a table in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table."""
+
+    what: str
+    figure: str
+    goal: str
+    how: str
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the table."""
+    print("| what | figure | goal | how |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.figure} | {row.goal} | {row.how} |")
