@@ -33,6 +33,8 @@ class Phase:
     name: str
     title: str
     purpose: str
+    gpus: bool = False
+    """Whether it concerns machines with GPUs only."""
 
 
 class Severity(StrEnum):

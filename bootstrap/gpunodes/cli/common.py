@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +91,19 @@ def gpu_options(command: _Command) -> _Command:
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
+def reboot_option(command: _Command) -> _Command:
+    """--no-reboot, added to ``wishes``; below gpu_options."""
+
+    @click.option("--no-reboot", is_flag=True, help="Reboot no machine for its driver: say what is left to do.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, no_reboot: bool, wishes: dict[str, Any], **kwargs: Any) -> Any:
+        if no_reboot:
+            wishes = {**wishes, "gpunodes_gpu_reboot": False}
+        return command(*args, wishes=wishes, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # as above
+
+
 def connection_options(command: _Command) -> _Command:
     """--user, --key and --port, handed on as ``connection``; raises WrongInput for values that cannot be used."""
 
@@ -138,6 +151,11 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
         return wrapped  # type: ignore[return-value]  # as above
 
     return decorate
+
+
+def wishing(flags: Flags, wishes: Mapping[str, Any]) -> Flags:
+    """``flags`` with settings for this run."""
+    return replace(flags, options=replace(flags.options, variables={**flags.options.variables, **wishes}))
 
 
 def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: Flags) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from gpunodes import inventory as inventories
@@ -14,8 +17,12 @@ from gpunodes.operations.join import OPERATION
 @click.command()
 @click.argument("machines", nargs=-1, required=True)
 @common.connection_options
+@common.gpu_options
+@common.reboot_option
 @common.run_options(OPERATION)
-def command(machines: tuple[str, ...], flags: common.Flags, connection: common.Connection) -> int:
+def command(
+    machines: tuple[str, ...], flags: common.Flags, connection: common.Connection, wishes: Mapping[str, Any]
+) -> int:
     """Join machines to the cluster as workers.
 
     MACHINES are names, addresses, groups or patterns of the inventory. A machine that is in the cluster already, and
@@ -28,4 +35,4 @@ def command(machines: tuple[str, ...], flags: common.Flags, connection: common.C
     if new:
         inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
         inventory = Inventory(flags.inventory)
-    return common.execute(OPERATION, inventory, inventory.select(machines, Role.WORKER), flags)
+    return common.execute(OPERATION, inventory, inventory.select(machines, Role.WORKER), common.wishing(flags, wishes))

@@ -6,7 +6,7 @@ from gpunodes.operations.run import Operation
 OPERATION = Operation(
     name="join",
     playbook="join.yml",
-    phases=(phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY),
+    phases=(phases.PREFLIGHT, *phases.PREPARE, *phases.GPU, phases.WORKER, phases.READY),
     needs_cluster=True,
     after_interruption="revoke.yml",
 )

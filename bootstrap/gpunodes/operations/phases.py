@@ -13,6 +13,12 @@ PREFLIGHT = Phase(
 NODE = Phase("node", "Prepare the machine", "Kernel modules and settings that pods' networking needs; swap off.")
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
+GPU_DRIVER = Phase(
+    "gpu_driver", "Install the GPU driver", "NVIDIA's driver, held, its modules built and loaded.", gpus=True
+)
+CONTAINER_TOOLKIT = Phase(
+    "container_toolkit", "Give GPUs to containers", "NVIDIA's container toolkit, configured in the runtime.", gpus=True
+)
 CONTROL_PLANE = Phase("control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.")
 NETWORK = Phase("network", "Set up the network", "The network add-on, so that pods reach each other.")
 WORKER = Phase(
@@ -29,6 +35,7 @@ STATUS = Phase("status", "Read the cluster", "Ask the control plane about its no
 KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
 
 PREPARE = (NODE, CONTAINERD, KUBERNETES)
+GPU = (GPU_DRIVER, CONTAINER_TOOLKIT)
 
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:

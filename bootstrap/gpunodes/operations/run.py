@@ -13,6 +13,7 @@ from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunR
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations import preflight
 from gpunodes.operations.tracker import Tracker, View
+from gpunodes.planner import gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def carry_out(
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
     known: Mapping[str, Any] = {}
+    with_gpus: set[str] = set()
     # A look changes nothing and needs no lock; all that follows does.
     lock = locks.hold(control.address, inventory.variables(control.name), operation.name)
     with contextlib.nullcontext() if options.dry_run else lock:
@@ -73,8 +75,14 @@ def carry_out(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
             known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
+            with_gpus = {name for name, facts in seen.facts.items() if gpu.gpus_of(facts)}
+            if not with_gpus:
+                # Where nobody has GPUs, their phases cost nothing.
+                phases = [phase for phase in phases if not phase.gpus]
+                skip = [*skip, *(phase.name for phase in operation.phases if phase.gpus and phase.name not in skip)]
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
-        tracker = Tracker(machines, work, view)
+        spared = {machine.name for machine in machines} - with_gpus if known else set()
+        tracker = Tracker(machines, work, view, without_gpus=spared)
         play = runner.Play(
             playbook=operation.playbook,
             inventory=inventory.path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,11 +40,18 @@ class _State:
 class Tracker:
     """The state of every machine of a run."""
 
-    def __init__(self, machines: Sequence[Machine], phases: Sequence[Phase], view: View) -> None:
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        phases: Sequence[Phase],
+        view: View,
+        without_gpus: Collection[str] = (),
+    ) -> None:
         now = time.monotonic()
         self._machines = {machine.name: _State(started=now) for machine in machines}
         self._phases = {phase.name: phase for phase in phases}
         self._view = view
+        self._without_gpus = without_gpus
         self.answers: dict[str, dict[str, Any]] = {}
         """What tasks returned under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
@@ -62,7 +69,7 @@ class Tracker:
         if state is None:
             return
         state.last = time.monotonic()
-        if event.phase in self._phases:
+        if event.phase in self._phases and self._concerns(event):
             state.seen.add(event.phase)
             if event.phase != state.phase:
                 state.phase = event.phase
@@ -72,6 +79,10 @@ class Tracker:
                 state.changes.append(event.task)
             if event.outcome.bad and state.failure is None:
                 state.failure = event
+
+    def _concerns(self, event: Event) -> bool:
+        """Whether a machine does anything in a phase: Ansible starts tasks that it then skips, too."""
+        return not (self._phases[event.phase].gpus and event.machine in self._without_gpus)
 
     def results(self, *, ok: bool, interrupted: bool = False, complaint: str = "") -> list[MachineResult]:
         """How every machine came out.

@@ -9,6 +9,7 @@ OPERATION = Operation(
     phases=(
         phases.PREFLIGHT,
         *phases.PREPARE,
+        *phases.GPU,
         phases.CONTROL_PLANE,
         phases.NETWORK,
         phases.WORKER,

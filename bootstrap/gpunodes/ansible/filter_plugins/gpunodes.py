@@ -73,8 +73,8 @@ def registry_hosts(mirrors: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def key_text(key: str) -> str:
-    """A package source's key: an address and an armoured text stay; a file of the controlling machine is read."""
-    if "://" in key or key.lstrip().startswith("-----BEGIN"):
+    """A package source's key: an address or an armoured text stays; a file of the controlling machine is read."""
+    if not key or "://" in key or key.lstrip().startswith("-----BEGIN"):
         return key
     try:
         return Path(key).expanduser().read_text(encoding="ascii")

@@ -29,7 +29,7 @@ options:
         type: str
         required: true
       key:
-        description: The armoured key, or the address of one.
+        description: The armoured key, the address of one, or the path of a keyring that the machine has.
         type: str
         required: true
       fingerprint:
@@ -56,6 +56,13 @@ options:
         type: str
       hold:
         description: Keep upgrades from touching it.
+        type: bool
+        default: false
+      same_as:
+        description: A package whose upstream version it must have exactly.
+        type: str
+      first:
+        description: Install it before the others are chosen, because it decides which versions they have.
         type: bool
         default: false
   files:
@@ -122,6 +129,62 @@ options:
       when_exists:
         description: Start it only where this file exists.
         type: path
+  holds:
+    description: Shell patterns of installed packages that upgrades must not touch.
+    type: list
+    elements: str
+    default: []
+  generated:
+    description: Files that a program of the machine writes.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Where it lies.
+        type: path
+        required: true
+      command:
+        description: Writes it to C(%o), where a copy of what is there lies first. C(%i) is a copy of the input.
+        type: list
+        elements: str
+        required: true
+      input:
+        description: What the command reads.
+        type: path
+      when_exists:
+        description: Generate it only where this file exists.
+        type: path
+      mode:
+        description: Its mode, in octal.
+        type: str
+  absent:
+    description: Files that an earlier run has made and nobody wants any more.
+    type: list
+    elements: path
+    default: []
+  driver:
+    description: >-
+      A GPU driver that is loaded without a reboot where that is possible, and never replaced under its users.
+    type: dict
+    suboptions:
+      modules:
+        description: Its kernel modules, in the order in which they are loaded.
+        type: list
+        elements: str
+        required: true
+      rival:
+        description: The kernel's own module that must make way, in the initramfs too.
+        type: str
+  devices:
+    description: Keep a CDI specification of the GPUs, and links by which systemd knows them.
+    type: bool
+    default: false
+  part:
+    description: What the changes belong to; M(host_undo) can take a part back by itself.
+    type: str
+    choices: ["", gpu]
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -160,10 +223,14 @@ versions:
   description: The packages' versions.
   returned: always
   type: dict
+reboot:
+  description: Why the machine must be rebooted before all is in use; empty when it need not be.
+  returned: always
+  type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import host
+from ansible.module_utils.gpunodes import host, ledger
 from ansible.module_utils.gpunodes.entry import carry_out
 
 ARGUMENTS = {
@@ -188,6 +255,8 @@ ARGUMENTS = {
             "name": {"type": "str", "required": True},
             "version": {"type": "str"},
             "hold": {"type": "bool", "default": False},
+            "same_as": {"type": "str"},
+            "first": {"type": "bool", "default": False},
         },
     },
     "files": {
@@ -218,6 +287,29 @@ ARGUMENTS = {
             "when_exists": {"type": "path"},
         },
     },
+    "holds": {"type": "list", "elements": "str", "default": []},
+    "generated": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": {"type": "path", "required": True},
+            "command": {"type": "list", "elements": "str", "required": True},
+            "input": {"type": "path"},
+            "when_exists": {"type": "path"},
+            "mode": {"type": "str"},
+        },
+    },
+    "absent": {"type": "list", "elements": "path", "default": []},
+    "driver": {
+        "type": "dict",
+        "options": {
+            "modules": {"type": "list", "elements": "str", "required": True},
+            "rival": {"type": "str"},
+        },
+    },
+    "devices": {"type": "bool", "default": False},
+    "part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""},
 }
 
 
@@ -231,6 +323,7 @@ def main() -> None:
             "actions": outcome.actions,
             "diff": outcome.diffs,
             "versions": outcome.versions,
+            "reboot": outcome.reboot,
         }
 
     carry_out(module, work)

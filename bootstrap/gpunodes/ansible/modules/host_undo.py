@@ -12,7 +12,12 @@ version_added: "0.1.0"
 description:
   - Purges the packages that M(host) installed and restores the files, kernel settings, services and swap.
   - What was there before stays. A machine without a ledger is left alone.
-options: {}
+options:
+  part:
+    description: Take back only what belongs to this; empty for all.
+    type: str
+    choices: ["", gpu]
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -27,6 +32,10 @@ author:
 EXAMPLES = r"""
 - name: Bring the machine back to what it was
   host_undo:
+
+- name: Take only the GPU driver and what belongs to it away
+  host_undo:
+    part: gpu
 """
 
 RETURN = r"""
@@ -38,15 +47,18 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import undo
+from ansible.module_utils.gpunodes import ledger, undo
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={"part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""}},
+        supports_check_mode=True,
+    )
 
     def work() -> dict[str, object]:
-        actions = undo.Undoer(module.check_mode).run()
+        actions = undo.Undoer(module.check_mode, module.params["part"]).run()
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

@@ -176,14 +176,25 @@ def concerns(source: Mapping[str, Any], system: Mapping[str, str | None]) -> boo
     return not source.get("systems") or f"{system['id']} {major}" in source["systems"]
 
 
+def placeholders(system: Mapping[str, str | None], architecture: str) -> dict[str, str]:
+    """What stands for the words in braces in the address, key and suite of a package source."""
+    apt = system["id"] in {"debian", "ubuntu"}
+    version = system["version"] or ""
+    arm = architecture == "aarch64"
+    return {
+        "{system}": str(system["id"]) if apt else "rhel",
+        "{release}": version.replace(".", "") if system["id"] == "ubuntu" else version.partition(".")[0],
+        "{format}": "deb" if apt else "rpm",
+        "{codename}": system["codename"] or "",
+        "{package_arch}": ("arm64" if arm else "amd64") if apt else architecture,
+        "{cuda_arch}": "sbsa" if arm else architecture,
+    }
+
+
 def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[str, Any]:
     """``source`` with what depends on the system, and the address of its index."""
     apt = system["id"] in {"debian", "ubuntu"}
-    words = {
-        "{system}": str(system["id"]) if apt else "rhel",
-        "{format}": "deb" if apt else "rpm",
-        "{codename}": system["codename"] or "",
-    }
+    words = placeholders(system, platform.machine())
     result = dict(source)
     for field in ("url", "key", "suite"):
         for word, value in words.items():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import pwd
+import shutil
 import stat
+import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import disk, ledger, openpgp, packages
+from . import disk, gpu_host, ledger, openpgp, packages
 from .problem import MachineProblem
-from .process import must, run
+from .process import PATH, must, run
 
 MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
 SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
@@ -23,7 +27,10 @@ _KEY_LIMIT_S = 30
 
 @dataclass(frozen=True)
 class Repository:
-    """A package source. ``suite`` is "/" for a flat one; ``key`` is an armoured key or the URL of one."""
+    """A package source. ``suite`` is "/" for a flat one.
+
+    ``key`` is an armoured key, the URL of one, or the path of a keyring that the machine has.
+    """
 
     name: str
     url: str
@@ -45,6 +52,29 @@ class File:
     contents: Mapping[str, str] = field(default_factory=dict)
     validate: Sequence[str] = ()
     """A command that accepts the file; ``%s`` stands for its path."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A file that a program of the machine writes: that program knows best what belongs into it.
+
+    ``command`` writes to the path ``%o``, where a copy of what is there lies first; ``%i`` is a copy of ``input``.
+    Where ``when_exists`` is not there, nothing is generated.
+    """
+
+    path: str
+    command: Sequence[str]
+    input: str = ""
+    when_exists: str = ""
+    mode: str = "0644"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A GPU driver's kernel modules, and the module of the kernel's own that must make way for them."""
+
+    modules: Sequence[str]
+    rival: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +101,16 @@ class Spec:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     swap_off: bool = False
     services: Sequence[Service] = ()
+    holds: Sequence[str] = ()
+    """Shell patterns of installed packages that upgrades must not touch."""
+    generated: Sequence[Generated] = ()
+    absent: Sequence[str] = ()
+    """Files of ours that an earlier wish has left."""
+    driver: Driver | None = None
+    devices: bool = False
+    """Whether containers are to find the GPUs: a CDI specification, and links by which systemd knows the devices."""
+    part: str = ""
+    """The book in which the changes are noted: one of ``ledger.PARTS``, or "" for the ledger itself."""
 
 
 @dataclass
@@ -82,6 +122,8 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     present: dict[str, str] = field(default_factory=dict)
     """The versions that were there before."""
+    reboot: str = ""
+    """Why the machine must be rebooted before all is in use, "" when it need not be."""
 
 
 def spec_from(parameters: Mapping[str, Any]) -> Spec:
@@ -93,6 +135,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
             for row in parameters.get(key) or ()
         )
 
+    driver = parameters.get("driver")
     return Spec(
         repositories=each(Repository, "repositories"),
         packages=each(packages.Wanted, "packages"),
@@ -102,6 +145,12 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         sysctls={name: str(value) for name, value in (parameters.get("sysctls") or {}).items()},
         swap_off=bool(parameters.get("swap_off")),
         services=each(Service, "services"),
+        holds=tuple(parameters.get("holds") or ()),
+        generated=each(Generated, "generated"),
+        absent=tuple(parameters.get("absent") or ()),
+        driver=Driver(tuple(driver["modules"]), driver.get("rival") or "") if driver else None,
+        devices=bool(parameters.get("devices")),
+        part=parameters.get("part") or "",
     )
 
 
@@ -130,8 +179,9 @@ class Converger:
         self.spec = spec
         self.check = check
         self.outcome = Outcome()
-        self.ledger = ledger.load()
+        self.ledger = ledger.load(ledger.path_of(spec.part))
         self._manager: packages.Manager | None = None
+        self._refreshed = False
 
     def run(self) -> Outcome:
         """Converge; raises MachineProblem at the first thing that cannot be done."""
@@ -144,18 +194,39 @@ class Converger:
             self._swap()
         for repository in self.spec.repositories:
             self._repository(repository)
-        self._packages_and_files()
+        began = time.time()
+        try:
+            self._packages_and_files()
+        except MachineProblem:
+            # The package manager tells of a module that does not build by its last line: the compiler knows better.
+            wanted = self.spec.driver
+            problem = gpu_host.build_problem(wanted.modules[0], platform.release(), began) if wanted else None
+            if problem is None:
+                raise
+            raise problem from None
+        if self.spec.driver:
+            gpu_host.drive(self, self.spec.driver)
+        for generated in self.spec.generated:
+            self._generate(generated)
+        for path in self.spec.absent:
+            self._remove(path)
+        if self.spec.devices and not self.outcome.reboot:
+            gpu_host.show_devices(self)
         if self.spec.services:
             self._services()
         if not self.check:
-            self.ledger.save()
+            self.save()
         return self.outcome
 
-    def _step(self, action: str) -> bool:
+    def save(self) -> None:
+        """Put the ledger on the disk."""
+        self.ledger.save(ledger.path_of(self.spec.part))
+
+    def step(self, action: str) -> bool:
         """Note an action; whether to do it. The ledger is on the disk before it is done."""
         self.outcome.actions.append(action)
         if not self.check:
-            self.ledger.save()
+            self.save()
         return not self.check
 
     # The kernel
@@ -166,7 +237,7 @@ class Converger:
         absent = [name for name in self.spec.modules if not os.path.exists(f"/sys/module/{name.replace('-', '_')}")]
         if absent:
             self.ledger.note_modules(absent)
-            if self._step(f"load kernel modules {', '.join(absent)}"):
+            if self.step(f"load kernel modules {', '.join(absent)}"):
                 for name in absent:
                     must(["modprobe", name])
         self._file(File(MODULES_FILE, "".join(f"{name}\n" for name in self.spec.modules)))
@@ -183,7 +254,7 @@ class Converger:
                 continue
             if before is not None:
                 self.ledger.note_sysctl(name, before.strip())
-            if self._step(f"set {name} to {value}"):
+            if self.step(f"set {name} to {value}"):
                 try:
                     with open(path, "w", encoding="ascii") as file:
                         file.write(value)
@@ -196,12 +267,12 @@ class Converger:
         quiet = without_swap(fstab)
         if active:
             self.ledger.note_swaps(active)
-            if self._step(f"turn swap off ({', '.join(active)})"):
+            if self.step(f"turn swap off ({', '.join(active)})"):
                 for device in active:
                     must(["swapoff", device])
         if quiet != fstab:
             self._diff("/etc/fstab", fstab, quiet)
-            if self._step("comment swap out in /etc/fstab"):
+            if self.step("comment swap out in /etc/fstab"):
                 disk.write("/etc/fstab", quiet, stat.S_IMODE(os.stat("/etc/fstab").st_mode))
                 must(["systemctl", "daemon-reload"])
 
@@ -210,7 +281,10 @@ class Converger:
     def _repository(self, repository: Repository) -> None:
         apt = isinstance(self._packages(), packages.Apt)
         key_path, source_path = repository_paths(repository.name, apt)
-        self._file(File(key_path, self._key(repository, key_path)))
+        if repository.key.startswith("/"):
+            key_path = repository.key
+        else:
+            self._file(File(key_path, self._key(repository, key_path)))
         self._file(File(source_path, render_repository(repository, key_path, apt)))
 
     def _key(self, repository: Repository, path: str) -> str:
@@ -243,7 +317,13 @@ class Converger:
         missing = [package for name, package in wanted.items() if name not in there]
         versions = {name: installed.version for name, installed in there.items()}
         self.outcome.present = dict(versions)
-        chosen = self._choose(missing) if missing else {}
+        first = [package for package in missing if package.first]
+        if first:
+            chosen_first = self._choose(first, versions)
+            versions.update(chosen_first)
+            self._install(chosen_first)
+        rest = [package for package in missing if not package.first]
+        chosen = self._choose(rest, versions) if rest else {}
         versions.update(chosen)
         # Files first: a package that starts its service at installation then starts it as configured.
         changed = False
@@ -254,15 +334,18 @@ class Converger:
         self.outcome.versions = versions
         held = {name for name, installed in there.items() if installed.held}
         unheld = [package.name for package in self.spec.packages if package.hold and package.name not in held]
+        if self.spec.holds:
+            loose = {name for name, one in self._packages().matching(self.spec.holds).items() if not one.held}
+            unheld = sorted(loose | set(unheld))
         if unheld:
             self.ledger.note_holds(unheld)
-            if self._step(f"hold {', '.join(unheld)}"):
+            if self.step(f"hold {', '.join(unheld)}"):
                 self._packages().hold(unheld, held=True)
         if (changed or chosen) and not self.check:
-            self.ledger.save()
+            self.save()
 
-    def _choose(self, missing: Sequence[packages.Wanted]) -> dict[str, str]:
-        """The exact version of each missing package."""
+    def _choose(self, missing: Sequence[packages.Wanted], there: Mapping[str, str]) -> dict[str, str]:
+        """The exact version of each missing package; ``there`` are those of the others."""
         if self.check:
             # Without the source in place nobody knows which versions it has.
             return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
@@ -272,17 +355,23 @@ class Converger:
         names = [package.name for package in missing]
         available = manager.available(names)
         stale = any(action.startswith(("write /etc/apt", "write /etc/yum")) for action in self.outcome.actions)
-        if stale or not all(
+        if (stale and not self._refreshed) or not all(
             any(packages.fits(package, v) for v in available.get(package.name, ())) for package in missing
         ):
             manager.refresh()
+            self._refreshed = True
             available = manager.available(names)
-        return {package.name: packages.choose(package, available.get(package.name, ())) for package in missing}
+        chosen: dict[str, str] = {}
+        for package in missing:
+            like = {**there, **chosen}.get(package.same_as, "")
+            exact = packages.Wanted(package.name, f"{packages.upstream(like)}*") if like else package
+            chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
+        return chosen
 
     def _install(self, chosen: Mapping[str, str]) -> None:
         said = ", ".join(f"{name} {version}" for name, version in chosen.items())
         if self.check:
-            self._step(f"install {said}")
+            self.step(f"install {said}")
             return
         manager = self._packages()
         effects = manager.effects(chosen)
@@ -296,7 +385,7 @@ class Converger:
         before = service_states([service.name for service in self.spec.services]) if self.spec.services else {}
         for name, state in before.items():
             self.ledger.note_service(name, state)
-        self._step(f"install {said}")
+        self.step(f"install {said}")
         try:
             manager.install(chosen)
         except MachineProblem as problem:
@@ -309,6 +398,36 @@ class Converger:
             if not state["active"]:
                 # Its package has just started it, with our files in place.
                 self.ledger.restarted(name)
+
+    def _generate(self, generated: Generated) -> None:
+        """Let a program write a file, on a copy; what it wrote is then a file of ours like any other."""
+        if generated.when_exists and not os.path.exists(generated.when_exists):
+            return
+        if self.check and not shutil.which(generated.command[0], path=PATH):
+            self.step(f"write {generated.path}")
+            return
+        with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
+            names = {"%o": f"{folder}/{os.path.basename(generated.path)}", "%i": f"{folder}/input"}
+            for source, copy in ((generated.path, names["%o"]), (generated.input, names["%i"])):
+                if source and os.path.exists(source):
+                    shutil.copyfile(source, copy)
+            command = [generated.command[0], *(_filled(word, names) for word in generated.command[1:])]
+            must(command)
+            content = disk.read(names["%o"])
+        if content is None:
+            raise MachineProblem(f"`{command[0]}` wrote no {generated.path}", "a file", f"run `{' '.join(command)}`")
+        self._file(File(generated.path, content, generated.mode))
+
+    def _remove(self, path: str) -> None:
+        """Take a file away that we made; one that was there before us stays."""
+        old = self.ledger.files.get(path)
+        if old is None or old.content is not None or not os.path.lexists(path):
+            return
+        for service in self.spec.services:
+            self.ledger.note_restart(service.name)
+        self._diff(path, disk.read(path) or "", "")
+        if self.step(f"remove {path}"):
+            disk.remove(path)
 
     def _file(self, file: File) -> bool:
         """Bring a file into its state; whether that was a change."""
@@ -335,7 +454,7 @@ class Converger:
             self.ledger.note_restart(service.name)
         if before != file.content:
             self._diff(file.path, before or "", file.content)
-        if self._step(f"write {file.path}"):
+        if self.step(f"write {file.path}"):
             os.makedirs(os.path.dirname(file.path), mode=0o755, exist_ok=True)
             if file.validate:
                 self._validate(file)
@@ -372,12 +491,14 @@ class Converger:
             restart = service.name in self.ledger.restarts
             if restart and not self.check:
                 run(["systemctl", "daemon-reload"])
-            if not state["enabled"] and self._step(f"enable {service.name}"):
+            if not state["enabled"] and self.step(f"enable {service.name}"):
                 must(["systemctl", "enable", service.name])
+            if wanted and self.outcome.reboot and not state["active"]:
+                continue  # it starts with the reboot
             if wanted and not state["active"]:
-                if self._step(f"start {service.name}"):
+                if self.step(f"start {service.name}"):
                     start(service.name, "start")
-            elif wanted and restart and self._step(f"restart {service.name}"):
+            elif wanted and restart and self.step(f"restart {service.name}"):
                 start(service.name, "restart")
             self.ledger.restarted(service.name)
 
@@ -406,7 +527,8 @@ def parse_services(listing: str) -> dict[str, dict[str, bool]]:
         values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if "Id" in values:
             found[values["Id"].rpartition(".service")[0]] = {
-                "enabled": values.get("UnitFileState", "").startswith("enabled"),
+                # A static unit needs no enabling: something else starts it.
+                "enabled": values.get("UnitFileState", "").startswith(("enabled", "static")),
                 "active": values.get("ActiveState") in {"active", "activating", "reloading"},
             }
     return found
@@ -445,6 +567,12 @@ def variant(file: File, versions: Mapping[str, str]) -> File:
     raise MachineProblem(
         f"{file.package} is {version}", f"one of {', '.join(file.contents)}", "use a source that has such a version"
     )
+
+
+def _filled(word: str, names: Mapping[str, str]) -> str:
+    for sign, name in names.items():
+        word = word.replace(sign, name)
+    return word
 
 
 def missing_parents(path: str) -> list[str]:

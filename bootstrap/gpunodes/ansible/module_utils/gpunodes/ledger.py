@@ -7,6 +7,7 @@ was there before is noted once: a later change of the same thing leaves the firs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from .problem import MachineProblem
 
 FOLDER = "/var/lib/gpunodes"
 PATH = f"{FOLDER}/ledger.json"
+PARTS = ("gpu",)
+"""What can be taken back by itself has a book of its own beside the ledger, of the same form."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Ledger:
     """The kernel's netfilter tables before us, or None where they could not be listed."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages changed and that have not been restarted since."""
+    unloaded: list[str] = field(default_factory=list)
+    """Kernel modules that were loaded before and that we unloaded, or kept from loading."""
+    initramfs: str = ""
+    """"rebuilt" where it was for us, "seen" where that was not needed, "" where nobody looked."""
     kubeadm: str = ""
     """How far kubeadm came: "", "init started", "init done", "join started" or "join done"."""
 
@@ -70,6 +77,9 @@ class Ledger:
 
     def note_modules(self, names: Iterable[str]) -> None:
         _add(self.modules, names)
+
+    def note_unloaded(self, names: Iterable[str]) -> None:
+        _add(self.unloaded, names)
 
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)
@@ -123,9 +133,19 @@ def load(path: str = "") -> Ledger:
     return Ledger() if text is None else from_json(text)
 
 
-def forget() -> None:
-    """Remove the ledger, when all of it is taken back."""
-    shutil.rmtree(os.path.dirname(PATH), ignore_errors=True)
+def path_of(part: str) -> str:
+    """Where the book of a part lies; "" is the ledger itself."""
+    return f"{os.path.dirname(PATH)}/{part}.json" if part else PATH
+
+
+def forget(part: str = "") -> None:
+    """Remove the ledger, or the book of a part, when all of it is taken back."""
+    if part:
+        disk.remove(path_of(part))
+        with contextlib.suppress(OSError):  # the ledger is still there
+            os.rmdir(os.path.dirname(PATH))
+    else:
+        shutil.rmtree(os.path.dirname(PATH), ignore_errors=True)
 
 
 def _add(entries: list[str], new: Iterable[str]) -> None:

@@ -23,6 +23,10 @@ class Wanted:
     name: str
     version: str = ""
     hold: bool = False
+    same_as: str = ""
+    """A package whose upstream version it must have exactly."""
+    first: bool = False
+    """Install it before the others are chosen: it decides which versions they have."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Manager(Protocol):
 
     def installed(self, names: Sequence[str]) -> Mapping[str, Installed]:
         """Those of ``names`` that are installed."""
+
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+        """The installed packages whose names match one of the shell patterns."""
 
     def mend(self) -> bool:
         """Finish what an interrupted run left half done; True when there was something."""
@@ -92,6 +99,11 @@ def choose(wanted: Wanted, versions: Sequence[str]) -> str:
     )
 
 
+def upstream(version: str) -> str:
+    """A version without epoch and revision: ``580.65.06`` of ``1:580.65.06-1``."""
+    return version.rpartition(":")[2].partition("-")[0]
+
+
 def fits(wanted: Wanted, version: str) -> bool:
     """Whether ``version`` is what ``wanted`` asks for. An rpm's epoch (``0:``) is no part of it."""
     return not wanted.version or fnmatch.fnmatchcase(version.rpartition(":")[2], wanted.version)
@@ -125,6 +137,9 @@ class Apt:
         # dpkg-query fails when one name is unknown, and still lists the others.
         listing = run(["dpkg-query", "-W", "-f=${Package}\t${db:Status-Abbrev}\t${Version}\n", *names])
         return parse_dpkg(listing.out)
+
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+        return self.installed(patterns)  # dpkg-query takes patterns
 
     def mend(self) -> bool:
         half = run(["dpkg", "--audit"]).out.strip()
@@ -232,6 +247,10 @@ class Dnf:
             if tab:
                 found[name] = Installed(version, held=name in held)
         return found
+
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+        listing = run(["rpm", "-qa", "--qf", "%{NAME}\n", *patterns]) if patterns else None
+        return self.installed(sorted(set(listing.out.split()))) if listing else {}
 
     def mend(self) -> bool:
         return False  # rpm's own transactions are whole or not there

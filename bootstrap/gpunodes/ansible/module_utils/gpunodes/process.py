@@ -12,7 +12,7 @@ from .problem import MachineProblem
 INHERITED: list[int] = []
 """Descriptors that every program gets: the machine's lock, so that it outlives us while they run."""
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> Done:
     """Run ``argv``, no shell, in the C locale; a program that is missing or too slow is a result, not an exception."""
-    variables = {**os.environ, "PATH": _PATH, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
+    variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
     try:
         done = subprocess.run(
             list(argv),

@@ -7,25 +7,40 @@ import glob
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from . import disk, firewall, host, ledger, lock, packages
+from . import disk, firewall, gpu_host, host, ledger, lock, packages
+from .problem import MachineProblem
 from .process import run
+
+_LETTING_GO_S = 60
+"""How long pods that were told to go may take to let go of the GPUs."""
+_SERVICES = ("nvidia-persiste", "nv-fabricmanage", "nvidia-cdi")
+"""NVIDIA's services, stopped when the driver goes; 15 signs, as the kernel cuts names."""
 
 
 class Undoer:
     """One undoing run. Every part may be repeated: an interrupted run is finished by the next."""
 
-    def __init__(self, check: bool = False) -> None:
+    def __init__(self, check: bool = False, part: str = "") -> None:
+        """``part`` takes back one of ``ledger.PARTS`` alone; "" all of them, and then the rest."""
         self.check = check
+        self.part = part
         self.actions: list[str] = []
-        self.ledger = ledger.load()
+        self.ledger = ledger.load(ledger.path_of(part))
 
     def run(self) -> list[str]:
-        """Undo; the actions taken, none where there was nothing of ours."""
-        if not os.path.exists(ledger.PATH):
-            return []
+        """Undo; the actions taken, none where there was nothing of ours.
+
+        Raises MachineProblem when something uses what is to go; nothing of that part was touched then.
+        """
+        for part in () if self.part else ledger.PARTS:
+            self.actions += Undoer(self.check, part).run()
+        if not os.path.exists(ledger.path_of(self.part)):
+            return self.actions
+        self._drivers()
         self._services()
         if not self.check:
             # While nft, which may have come with us, is there.
@@ -35,10 +50,18 @@ class Undoer:
         self._files()
         self._directories()
         self._kernel()
-        self._swap()
+        if not self.part:
+            self._swap()
         for path in lists:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+        self._rivals()
+        self._restarts()
+        if self.part:
+            self._do(f"forget what was changed for {self.part}", lambda: ledger.forget(self.part))
+            if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
+                disk.remove(lock.PATH)
+            return self.actions
         self._do("forget the ledger", ledger.forget)
         if not self.check:
             disk.remove(lock.PATH)
@@ -48,6 +71,35 @@ class Undoer:
         self.actions.append(action)
         if not self.check:
             function()
+
+    def _drivers(self) -> None:
+        """See that nobody uses the GPUs; what our own services hold open does not count."""
+        if "nvidia" not in self.ledger.modules or not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
+            return
+        deadline = time.monotonic() + (0 if self.check else _LETTING_GO_S)
+        while users := [user for user in gpu_host.holders() if not user.startswith(_SERVICES)]:
+            if time.monotonic() >= deadline:
+                raise MachineProblem(
+                    f"{', '.join(users)} use{'s' if len(users) == 1 else ''} the GPUs",
+                    "nobody: the driver is not taken away under its users",
+                    "end them (pods: `kubectl drain`), then run the command again",
+                )
+            time.sleep(2)
+
+    def _rivals(self) -> None:
+        """What had to make way for the driver comes back."""
+        if self.ledger.initramfs == "rebuilt":
+            self._do("rebuild the initramfs", lambda: gpu_host.rebuild(gpu_host.images()))
+        for name in self.ledger.unloaded:
+            if not os.path.exists(f"{gpu_host.SYS}/module/{name}"):
+                self._do(f"load {name}", lambda name=name: run(["modprobe", name]))  # type: ignore[misc]
+
+    def _restarts(self) -> None:
+        """Services that were there before us, and still run with what we have just taken away from them."""
+        states = host.service_states(list(self.ledger.services)) if self.part and self.ledger.services else {}
+        for name, before in self.ledger.services.items():
+            if before["active"] and states.get(name, {}).get("active"):
+                self._do(f"restart {name}", lambda name=name: host.start(name, "restart"))  # type: ignore[misc]
 
     def _services(self) -> None:
         states = host.service_states(list(self.ledger.services)) if self.ledger.services else {}
@@ -110,8 +162,10 @@ class Undoer:
             now = disk.read(path)
             if now is not None and now.split() != value.split():
                 self._do(f"set {name} back to {value}", lambda path=path, value=value: _write(path, value))  # type: ignore[misc]
+        if "nvidia" in self.ledger.modules and os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
+            self._do("unload nvidia", lambda: gpu_host.unload(self.ledger.modules))
         for name in reversed(self.ledger.modules):
-            if os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
+            if not name.startswith("nvidia") and os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
                 # A module that something else has come to use stays.
                 self._do(f"unload {name}", lambda name=name: run(["modprobe", "--remove", name]))  # type: ignore[misc]
 

@@ -1,0 +1,150 @@
+"""Filters of the roles for GPUs: the plan for a machine, in the words of the modules that carry it out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import gpunodes.planner.tables as _  # noqa: F401 - to see whether the package is installed
+except ModuleNotFoundError:
+    # ansible-playbook of another Python, from a checkout.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from ansible.errors import AnsibleFilterError
+
+
+def gpu_plan(facts: Mapping[str, Any], machine: str, settings: Mapping[str, Any], kubernetes: str) -> dict[str, Any]:
+    """What a machine with GPUs gets (docs/json.md, gpunodes.gpu-plan/1, `plan`); fails with every conflict at once."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.gpu import Plan, plan, wishes_of
+
+    try:
+        found = plan(machine, facts, wishes_of(settings, kubernetes))
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    if not isinstance(found, Plan):
+        lines = [f"{machine}: {one.fact}; wanted: {one.limit}; {one.remedy}" for one in found]
+        raise AnsibleFilterError("\n".join(lines))
+    # Plain strings: Ansible takes no enumerations.
+    made: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(found)))
+    return made
+
+
+# What each concern installs, by the plan's groups.
+_CONCERNS = {"driver": ("headers", "driver", "fabric_manager"), "cuda": ("cuda", "cudnn"), "toolkit": ("toolkit",)}
+
+
+def gpu_install(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan (the result of gpunodes_gpu_plan) as the roles carry it out; ``gpus`` is 0 where there is nothing to do.
+
+    Packages come by concern, as the module host takes them, with the names of the sources that have them.
+    """
+    made: dict[str, Any] = {
+        "gpus": len(plan["gpus"]),
+        "holds": list(plan["hold"]),
+        "rival": "nouveau" if plan["blacklist_nouveau"] else "",
+        "services": (["nvidia-persistenced"] if plan["persistence"] else [])
+        + (["nvidia-fabricmanager"] if plan["fabric_manager"] else []),
+        "gates": dict(plan["gates"]),
+        "labels": dict(plan["labels"]),
+        "runtime": plan["runtime"],
+        "cri_dockerd": plan["cri_dockerd"],
+    }
+    for concern, groups in _CONCERNS.items():
+        wanted = [package for package in plan["packages"] if package["group"] in groups]
+        made[concern] = {
+            "packages": [
+                {
+                    "name": package["name"],
+                    "version": package["version"],
+                    "same_as": package["same_version_as"],
+                    # What pins a branch works on all that is chosen after it.
+                    "first": "-pinning-" in package["name"],
+                    "hold": package["group"] != "headers",
+                }
+                for package in wanted
+            ],
+            # Headers are the system's own, whatever brings the driver.
+            "sources": sorted({_source(package["source"]) for package in wanted if package["group"] != "headers"}),
+        }
+    return made
+
+
+def _source(name: str) -> str:
+    """A source of the plan by its name in the table of sources, which is also that in the settings."""
+    return {"nvidia-container-toolkit": "nvidia_toolkit"}.get(name, name)
+
+
+def gpu_sources(
+    names: Sequence[str], facts: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The package sources of these names for a machine, as the module host takes them.
+
+    ``settings`` are address, key and fingerprint by source; empty ones stand for those that NVIDIA publishes.
+    """
+    from gpunodes.ansible.module_utils.gpunodes.facts import placeholders
+    from gpunodes.planner import tables
+
+    table = tables.read("sources")
+    system = facts["os"]
+    words = placeholders(system, facts["arch"])
+    made = []
+    for name in names:
+        if name == "distribution":
+            if system["id"] == "debian":
+                row = table["debian"]
+                made.append(
+                    {
+                        "name": "debian-non-free",
+                        "url": settings["debian"]["url"] or row["url"],
+                        "key": row["keyring"],
+                        "suite": system["codename"],
+                        "components": row["components"],
+                    }
+                )
+            continue
+        row = table[name]
+        url = settings[name]["url"] or row["url"]
+        key, fingerprint = settings[name]["key"], settings[name]["fingerprint"]
+        if not key:
+            known = row if "fingerprint" in row else _key_of(row["key"], system)
+            key = known["key"] if "key" in known else url + known["file"]
+            fingerprint = fingerprint or known["fingerprint"]
+        for word, value in words.items():
+            url, key = url.replace(word, value), key if "BEGIN" in key else key.replace(word, value)
+        made.append({"name": name, "url": url, "key": key, "fingerprint": fingerprint, "suite": "/"})
+    return made
+
+
+def _key_of(rows: Sequence[Mapping[str, Any]], system: Mapping[str, str]) -> Mapping[str, Any]:
+    """The key of a system; raises AnsibleFilterError for one that has none."""
+    for row in rows:
+        for known in row["systems"]:
+            id_, _, version = known.partition(" ")
+            if system["id"] == id_ and (system["version"] == version or system["version"].startswith(version + ".")):
+                return row
+    raise AnsibleFilterError(
+        f"NVIDIA's key for {system['name']} is not known here; set gpunodes_nvidia_packages_key and _fingerprint"
+    )
+
+
+def services(names: Sequence[str]) -> list[dict[str, str]]:
+    """``names`` as the module host takes services."""
+    return [{"name": name} for name in names]
+
+
+class FilterModule:
+    """Ansible's way to find filters."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "gpunodes_gpu_plan": gpu_plan,
+            "gpunodes_gpu_install": gpu_install,
+            "gpunodes_gpu_sources": gpu_sources,
+            "gpunodes_services": services,
+        }

@@ -1,0 +1,243 @@
+"""A driver brought into a kernel, its devices shown, its builds' errors read. No program is started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import gpu_host, host, ledger, packages
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils.gpunodes.process import Done
+
+DRIVER = host.Driver(("nvidia", "nvidia-uvm"), "nouveau")
+GCC = """\
+make -C /lib/modules/6.12.1/build M=/var/lib/dkms/nvidia/580.65.06/build
+  CC [M]  /var/lib/dkms/nvidia/580.65.06/build/nvidia.o
+In file included from /var/lib/dkms/nvidia/580.65.06/build/nvidia.c:3:
+/var/lib/dkms/nvidia/580.65.06/build/nv.h:12:5: warning: unused variable 'x' [-Wunused-variable]
+/var/lib/dkms/nvidia/580.65.06/build/nvidia/nv-mm.c:412:9: error: implicit declaration of function 'vm_flags_set'
+/var/lib/dkms/nvidia/580.65.06/build/nvidia/nv-mm.c:413:9: error: second
+make[3]: *** [scripts/Makefile.build:229: /var/lib/dkms/nvidia/580.65.06/build/nvidia.o] Error 1
+make[1]: *** [Makefile:1936: /var/lib/dkms/nvidia/580.65.06/build] Error 2
+"""
+
+
+@dataclass
+class Machine:
+    """A machine's /sys, /dev and /lib/modules in a folder, and the programs that change them."""
+
+    root: Path
+    calls: list[list[str]] = field(default_factory=list)
+    installed: str = "580.65.06"
+    stuck: bool = False
+    refusal: str = ""
+    initramfs: str = "usr/lib/modules/6.12.1/kernel/drivers/net/virtio_net.ko\n"
+
+    def load(self, name: str, version: str = "") -> None:
+        folder = self.root / "sys/module" / name.replace("-", "_")
+        folder.mkdir(parents=True)
+        if version:
+            (folder / "version").write_text(version + "\n")
+
+    def run(self, argv: Sequence[str], *_: object) -> Done:
+        self.calls.append(list(argv))
+        words = list(argv)
+        if words[0] == "modinfo":
+            return Done(argv, 0, self.installed + "\n", "") if self.installed else Done(argv, 1, "", "not found")
+        if words[:2] == ["modprobe", "--remove"]:
+            if not self.stuck:
+                (self.root / "sys/module" / words[2]).rmdir()
+                return Done(argv, 0, "", "")
+            return Done(argv, 1, "", f"modprobe: FATAL: Module {words[2]} is in use.")
+        if words[0] == "modprobe":
+            if self.refusal:
+                return Done(argv, 1, "", self.refusal)
+            self.load(words[1], self.installed)
+        if words[0] == "dkms":
+            self.installed = "580.65.06" if self.installed != "never" else ""
+        if words[0] == "lsinitramfs" or words[0] == "lsinitrd":
+            return Done(argv, 0, self.initramfs, "")
+        return Done(argv, 0, "", "")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
+    for name, folder in {"SYS": "sys", "DEV": "dev", "DKMS": "dkms", "MODULES": "modules", "BOOT": "boot"}.items():
+        monkeypatch.setattr(gpu_host, name, str(tmp_path / folder))
+        (tmp_path / folder).mkdir()
+    (tmp_path / "sys/module").mkdir()
+    monkeypatch.setattr(gpu_host, "CDI", str(tmp_path / "cdi/nvidia.yaml"))
+    monkeypatch.setattr(gpu_host, "run", made.run)
+    monkeypatch.setattr(platform, "release", lambda: "6.12.1")
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    return made
+
+
+def converger(check: bool = False) -> host.Converger:
+    return host.Converger(host.Spec(part="gpu"), check)
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_modules_are_loaded_once_and_noted() -> None:
+    first = converger()
+    gpu_host.drive(first, DRIVER)
+    assert first.outcome.actions == ["load kernel modules nvidia, nvidia-uvm"]
+    first.save()
+    assert ledger.load(ledger.path_of("gpu")).modules == ["nvidia", "nvidia-uvm"]
+    assert not Path(ledger.PATH).exists()
+    second = converger()
+    gpu_host.drive(second, DRIVER)
+    assert second.outcome.actions == []
+
+
+def test_check_mode_loads_nothing(machine: Machine) -> None:
+    machine.load("nouveau")
+    look = converger(check=True)
+    gpu_host.drive(look, DRIVER)
+    assert look.outcome.actions == ["unload nouveau", "load kernel modules nvidia, nvidia-uvm"]
+    assert "modprobe" not in str(machine.calls)
+
+
+def test_a_rival_that_does_not_let_go_takes_a_reboot(machine: Machine) -> None:
+    machine.load("nouveau")
+    machine.stuck = True
+    run = converger()
+    gpu_host.drive(run, DRIVER)
+    assert "Module nouveau is in use" in run.outcome.reboot
+    assert ["modprobe", "nvidia"] not in machine.calls
+    assert run.ledger.unloaded == ["nouveau"]
+
+
+def test_a_rival_that_lets_go_takes_none(machine: Machine) -> None:
+    machine.load("nouveau")
+    run = converger()
+    gpu_host.drive(run, DRIVER)
+    assert run.outcome.reboot == ""
+    assert ["modprobe", "nvidia"] in machine.calls
+
+
+@pytest.mark.parametrize(("inside", "noted"), [("drivers/gpu/drm/nouveau/nouveau.ko.xz\n", "rebuilt"), ("", "seen")])
+def test_the_initramfs_is_rebuilt_only_where_the_rival_is_in_it(machine: Machine, inside: str, noted: str) -> None:
+    (machine.root / "boot/initrd.img-6.12.1").write_text("")
+    machine.initramfs = inside
+    run = converger()
+    gpu_host.drive(run, DRIVER)
+    assert run.ledger.initramfs == noted
+    assert any(call[0] in {"update-initramfs", "dracut"} for call in machine.calls) == (noted == "rebuilt")
+
+
+def test_a_loaded_driver_is_not_replaced_under_its_users(machine: Machine) -> None:
+    machine.load("nvidia", "580.65.06")
+    machine.load("nvidia-uvm")
+    machine.installed = "590.44.01"
+    run = converger()
+    gpu_host.drive(run, DRIVER)
+    assert run.outcome.reboot == "the driver 580.65.06 is loaded, and 590.44.01 is installed"
+    assert run.outcome.actions == []
+
+
+def test_a_module_that_was_not_built_is_built(machine: Machine) -> None:
+    machine.installed = ""
+    (machine.root / "modules/6.12.1/build").mkdir(parents=True)
+    (machine.root / "modules/6.12.1/build/Makefile").write_text("")
+    gpu_host.drive(converger(), DRIVER)
+    assert ["dkms", "autoinstall", "-k", "6.12.1"] in machine.calls
+
+
+def test_without_headers_nothing_is_built(machine: Machine) -> None:
+    machine.installed = ""
+    with pytest.raises(MachineProblem, match=r"headers of the running kernel 6\.12\.1"):
+        gpu_host.drive(converger(), DRIVER)
+
+
+def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> None:
+    machine.installed = "never"
+    log = machine.root / "dkms/nvidia/580.65.06/build/make.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(GCC)
+    problem = gpu_host.build_problem("nvidia", "6.12.1")
+    assert problem
+    assert "nvidia/nv-mm.c:412:9: error: implicit declaration of function 'vm_flags_set'" in problem.found
+    assert str(log) in problem.remedy
+    assert gpu_host.build_problem("nvidia", "6.12.1", since=log.stat().st_mtime + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("x.c:1:10: fatal error: linux/x.h: No such file or directory\n", "x.c:1:10: fatal error: linux/x.h: No such"),
+        ("cc1: all warnings being treated as errors\ngcc: fatal error: Killed signal terminated\n", "gcc: fatal error"),
+        ('ERROR: modpost: "rcu_read_lock" [nvidia.ko] undefined!\n', "ERROR: modpost:"),
+        ("/tmp/x: No space left on device\nmake: *** [a] Error 1\n", "/tmp/x: No space left"),
+        ("make[1]: *** No rule to make target 'modules'.  Stop.\n", "make[1]: *** No rule"),
+        ("all is well\n", ""),
+    ],
+)
+def test_first_errors(log: str, error: str) -> None:
+    assert gpu_host.first_error(log).startswith(error)
+    assert bool(gpu_host.first_error(log)) == bool(error)
+
+
+def test_secure_boot_is_named(machine: Machine) -> None:
+    machine.refusal = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
+    with pytest.raises(MachineProblem, match="Secure Boot is on"):
+        gpu_host.drive(converger(), DRIVER)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_specification_of_other_devices_is_written_anew() -> None:
+    specification = "path: /dev/nvidia0\n hostPath: /usr/lib/libcuda.so.580.65.06\n"
+    assert gpu_host.describes(specification, ["/dev/nvidia0"], "580.65.06")
+    assert not gpu_host.describes(specification, ["/dev/nvidia0", "/dev/nvidia1"], "580.65.06")
+    assert not gpu_host.describes(specification, ["/dev/nvidia0"], "590.44.01")
+    with pytest.raises(MachineProblem, match="nvidia0"):
+        gpu_host.show_devices(converger())
+
+
+def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = machine.root / "config.toml", machine.root / "conf.d/99.toml"
+    source.write_text("base")
+
+    def must(argv: Sequence[str], *_: object) -> str:
+        Path(argv[2]).write_text(Path(argv[1]).read_text() + " and more")
+        Path(argv[1]).write_text("spoilt")
+        return ""
+
+    monkeypatch.setattr(host, "must", must)
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
+    spec = host.Spec(
+        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), part="gpu"
+    )
+    assert host.Converger(spec).run().actions == [f"write {target}"]
+    assert (target.read_text(), source.read_text()) == ("base and more", "base")
+    assert host.Converger(spec).run().actions == []
+    source.unlink()
+    assert host.Converger(spec).run().actions == []
+
+
+def test_versions_follow_the_package_that_they_must_equal() -> None:
+    class Sources:
+        def available(self, names: Sequence[str]) -> dict[str, list[str]]:
+            return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
+
+        def refresh(self) -> None:
+            pass
+
+        def mend(self) -> bool:
+            return False
+
+    run = host.Converger(host.Spec(), check=False)
+    run._manager = Sources()  # type: ignore[assignment]
+    wanted = [
+        packages.Wanted("nvidia-open", "580.*"),
+        packages.Wanted("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
+    ]
+    assert run._choose(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
+    assert run._choose(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}
