@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import sweep
+from tests.bench import health_files, sweep
 from tests.bench.table import Row, show
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
@@ -154,6 +154,7 @@ def main() -> None:
             subprocess.run([GPUNODES, "lab", "--name", NAME, "down"], cwd=folder, env=bench.environment, check=False)
     with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
         rows += sweep.measure(Path(folder))
+        rows += health_files.measure(Path(folder))
     show(rows)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-_SMALL = 256 << 10
+_SMALL = 64 << 10
 """Bytes below which loading ctypes takes longer than searching."""
 
 

@@ -150,30 +150,35 @@ class Scanner:
             return
         for anchor in (*ANCHORS, *TEXT_ANCHORS):
             if anchor.word in words and not self._skip:
-                positions = _positions(self._window, anchor.word, begin, end)
-                for position in self._without_storms(positions) if anchor.read is _nvrm else positions:
+                places = self._without_storms if anchor.read is _nvrm else _positions
+                for position in places(self._window, anchor.word, begin, end):
                     self._visit(position, anchor.read)
 
-    def _without_storms(self, positions: Iterable[int]) -> Iterator[int]:
-        """The places but those of Xids that are repetitions: these are counted here, at once.
+    def _without_storms(self, window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
+        """Where a word begins, but for Xids that are repetitions: these are counted here, at once.
 
         A storm has hundreds of thousands of lines, and only this is done for each: what stands before it has a shape
         that the kernel's lines have, and its code and GPU have been seen.
         """
-        window, tallies, kernel = self._window, self._storms, forms.known_kernel
-        for position in positions:
-            comma = window.find(b",", position, position + 64)
-            tally = tallies.get(window[position:comma])
-            if tally is None:
-                tally = tallies.get(window[position : window.find(b",", comma + 1, comma + 64)])
+        find, tallies, kernel, digits = window.find, self._storms, forms.known_kernel, forms.DIGITS
+        end += len(word) - 1
+        position = find(word, begin, end)
+        while position >= 0:
+            comma = find(b",", position, position + 64)
+            tally = tallies.get(window[position:comma]) if comma > 0 else None
+            if tally is None and comma > 0:
+                comma = find(b",", comma + 1, comma + 64)
+                tally = tallies.get(window[position:comma]) if comma > 0 else None
+            header = b""
             if tally is not None:
                 begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
                 header = window[window.rfind(b"\n", begin, position) + 1 or begin : position]
-                if kernel(header.translate(forms.DIGITS)):
-                    tally.count += 1
-                    tally.last = header
-                    continue
-            yield position
+            if tally is not None and kernel(header.translate(digits)):
+                tally.count += 1
+                tally.last = header
+            else:
+                yield position
+            position = find(word, position + 1, end)
 
     def _boot_at(self, position: int) -> Time | None:
         """When a boot begins here, if it is the kernel that says so."""

@@ -12,7 +12,8 @@ from typing import BinaryIO, Protocol, TypeVar, cast
 
 from gpunodes.errors import WrongInput
 
-PIECE = 1 << 20
+PIECE = 256 << 10
+"""Bytes that are worked on at once: few enough to stay in a processor's cache."""
 GROWTH = 250
 """A text that repeats itself shrinks to a hundredth; one that grows by more than this is made to fill the memory."""
 UNSUSPECTED = 256 << 20

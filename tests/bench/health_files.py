@@ -1,0 +1,134 @@
+"""What a verdict on a saved log costs, against grep on the same file: `python -m tests.bench.health_files`.
+
+Needs no lab. The log is 100 MB of harmless lines with storms of Xids between them; grep looks for the same words.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunodes.health import scan
+
+from tests.bench.table import Row, show
+
+SIZE = 100 << 20
+STORM = 190_000
+RUNS = 5
+GPUNODES = shlex.split(os.environ.get("GPUNODES", f"{sys.executable} -c 'from gpunodes.cli import main; main()'"))
+HARMLESS = (
+    "usb 1-1: new high-speed USB device number %d using xhci_hcd",
+    "IPv6: ADDRCONF(NETDEV_CHANGE): cali%08x: link becomes ready",
+    'audit: type=1400 audit(1700000000.%03d:42): apparmor="STATUS" operation="profile_load" name="docker-default"',
+    "EXT4-fs (sda%d): mounted filesystem with ordered data mode. Opts: (null)",
+    "cni0: port %d(veth12ab34cd) entered blocking state",
+    "mce: [Hardware Error]: Machine check events logged %d",
+    "NFS: server 10.0.0.%d not responding, still trying",
+)
+XID = (
+    "NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, name=python3, Ch %08x, intr 00000000. MMU Fault: ENGINE GRAPHICS "
+    "GPCCLIENT_T1_0 faulted @ 0x7f92_9a53d000."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a command took: seconds of the clock, MiB of memory at the most, and its output."""
+
+    seconds: float
+    memory: float
+    output: bytes
+
+
+def lines(chance: random.Random) -> Iterator[str]:
+    """A kernel log without end."""
+    second = 0.0
+    while True:
+        second += chance.random() * 0.01
+        storm = 600 if chance.random() < 1e-4 else 0
+        for number in range(storm):
+            yield f"[{second + number * 1e-4:12.6f}] {XID % (chance.randrange(99999), number)}\n"
+        yield f"[{second:12.6f}] {chance.choice(HARMLESS) % chance.randrange(1000)}\n"
+
+
+def write_log(path: Path) -> None:
+    """A log of `SIZE` bytes, the same one every time."""
+    size = 0
+    with path.open("w") as log:
+        for line in lines(random.Random(1)):  # noqa: S311 - the same log every time is what is wanted
+            size += log.write(line)
+            if size >= SIZE:
+                return
+
+
+def run(command: Sequence[str]) -> Run:
+    """Run a command once."""
+    begun = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return Run(time.monotonic() - begun, usage.ru_maxrss / 1024, output)
+
+
+def best(command: Sequence[str]) -> Run:
+    """The quickest of some runs: whatever else the machine does only makes them longer."""
+    return min((run(command) for _ in range(RUNS)), key=lambda one: one.seconds)
+
+
+def judge(path: Path) -> list[str]:
+    return [*GPUNODES, "health", "--json", "--from", str(path)]
+
+
+def measure(folder: Path) -> list[Row]:
+    """All rows of the table."""
+    log, packed, storm, small = (folder / name for name in ("log", "log.gz", "storm", "small"))
+    write_log(log)
+    # Nothing large is held here: a child's memory, as the kernel counts it, begins with its parent's.
+    with log.open("rb") as plain, gzip.open(packed, "wb", 1) as target:
+        shutil.copyfileobj(plain, target)
+    with storm.open("w") as target_log:
+        target_log.writelines(f"[{number / 1000:12.6f}] {XID % (number, number)}\n" for number in range(STORM))
+    small.write_text(f"[1.0] {XID % (1, 1)}\n")
+    words = "|".join(anchor.word.decode().replace("(", r"\(") for anchor in scan.ANCHORS)
+    grep, verdict = best(["grep", "-acE", words, str(log)]), best(judge(log))
+    unpacked, stormy, quick = run(judge(packed)), run(judge(storm)), best(judge(small))
+    (machine,) = json.loads(stormy.output)["machines"]
+    counted = next(finding["count"] for finding in machine["findings"] if finding["rule"] == "xid")
+    return [
+        Row(
+            "health --from, 100 MB, against grep -E",
+            f"{verdict.seconds / grep.seconds:.2f}",
+            "3",
+            f"{verdict.seconds:.2f} s against {grep.seconds:.2f} s for the same words",
+        ),
+        Row("its memory", f"{verdict.memory:.0f} MiB", "200 MiB", f"gzip: {unpacked.memory:.0f} MiB"),
+        Row(
+            f"a storm of {STORM} lines",
+            f"counted {counted}",
+            f"counted {STORM}",
+            f"{stormy.seconds:.2f} s, one finding",
+        ),
+        Row("health --from, a small log", f"{quick.seconds:.2f} s", "0.25 s", f"the best of {RUNS}"),
+    ]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
+        show(measure(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
