@@ -62,7 +62,12 @@ _MODPROBE = b"""#!/bin/sh
 exec modprobe nvidia
 """
 _PERSISTENCED = b"""#!/bin/sh
-# Stand-in: what the real daemon does for us is to hold the GPUs open.
+# Stand-in: what the real daemon does for us is to load the driver and to hold the GPUs open.
+nvidia-modprobe
+if ! [ -c /dev/nvidiactl ]; then
+    echo "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist" >&2
+    exit 1
+fi
 for node in /dev/nvidia[0-9]*; do
     if [ -c "$node" ]; then
         ( exec 3<"$node" && exec sleep infinity ) &
@@ -72,12 +77,9 @@ exec sleep infinity 3</dev/nvidiactl
 """
 _PERSISTENCED_SERVICE = b"""[Unit]
 Description=NVIDIA Persistence Daemon (stand-in)
-ConditionPathExists=/dev/nvidiactl
 
 [Service]
 ExecStart=/usr/bin/nvidia-persistenced
-Restart=on-failure
-RestartSec=10
 
 [Install]
 WantedBy=multi-user.target
@@ -199,7 +201,7 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         _library("libcuda1", version, "libcuda.so", objects.library("libcuda.so.1")),
         (
             _with(
-                _package("nvidia-persistenced", full, "daemon to keep GPUs initialised"),
+                _package("nvidia-persistenced", full, "daemon to keep GPUs initialised", same("nvidia-modprobe")),
                 _service(
                     "nvidia-persistenced.service", "systemctl enable nvidia-persistenced.service"
                 ),

@@ -30,6 +30,7 @@ struct nvmlDevice_st {
 	unsigned int device;
 	unsigned int memory_mib;
 	unsigned int capability;
+	unsigned int remap; /* 1: rows of its memory wait for a reset */
 	char name[64], uuid[48], place[32];
 };
 
@@ -67,6 +68,7 @@ static bool look(const char *place, struct nvmlDevice_st *gpu, bool *lost)
 		sscanf(line, "memory %u", &gpu->memory_mib);
 		sscanf(line, "capability %u", &gpu->capability);
 		sscanf(line, "lost %d", &is_lost);
+		sscanf(line, "remap %u", &gpu->remap);
 		sscanf(line, "name %63[^\n]", gpu->name);
 		sscanf(line, "uuid %47s", gpu->uuid);
 	}
@@ -396,8 +398,12 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, nvmlMemoryErrorType_t
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned int *corrected, unsigned int *uncorrected,
 				       unsigned int *pending, unsigned int *failed)
 {
+	struct nvmlDevice_st now;
+	bool lost;
+
 	REQUIRE(gpu);
-	*corrected = *uncorrected = *pending = *failed = 0;
+	*pending = look(gpu->place, &now, &lost) && now.remap;
+	*corrected = *uncorrected = *failed = 0;
 	return NVML_SUCCESS;
 }
 
@@ -471,16 +477,44 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 
 /* --- what nvidia-smi asks for beyond the published interface --- */
 
-enum { CONTROL = 32, HANDLE_BY_INDEX = 81, FIRST_PROCESS_LIST = 213, LAST_PROCESS_LIST = 215, HOST_LINK_GENERATION = 230 };
+enum { HANDLE_BY_INDEX = 81, RESET = 168, TO_BE_RESET = 197, FIRST_PROCESS_LIST = 213, LAST_PROCESS_LIST = 215, HOST_LINK_GENERATION = 230 };
 
+static bool to_be_reset[MAX_GPUS];
+
+/* nvidia-smi --gpu-reset names the GPUs one by one, then asks for it (seen by logging its calls, 550.163.01). */
+static nvmlReturn_t reset(void)
+{
+	int control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	nvmlReturn_t answer = NVML_SUCCESS;
+	char line[32];
+
+	for (unsigned int index = 0; index < count; index++) {
+		int length = snprintf(line, sizeof(line), "reset %u", gpus[index].minor);
+
+		if (to_be_reset[index] && write(control, line, length) != length)
+			answer = NVML_ERROR_NO_PERMISSION;
+		to_be_reset[index] = false;
+	}
+	if (control >= 0)
+		close(control);
+	return answer;
+}
+
+/* The arguments of any other slot are not what they seem: some take one only, some a number. All succeed, and do nothing. */
 static nvmlReturn_t internal(unsigned int slot, void *first, unsigned int *second)
 {
 	if (getenv("STANDIN_NVML_DEBUG"))
 		fprintf(stderr, "slot %u(%p, %p)\n", slot, first, (void *)second);
-	if (slot == HANDLE_BY_INDEX && (size_t)first < MAX_GPUS && (size_t)second > 0xffff)
+	if (slot == HANDLE_BY_INDEX)
 		return nvmlDeviceGetHandleByIndex_v2((unsigned int)(size_t)first, (nvmlDevice_t *)second);
-	if ((size_t)second > 0xffff && in_list(first) && slot != CONTROL) /* some pass a small number instead */
-		*second = slot == HOST_LINK_GENERATION ? 5 : 0; /* of process lists: their length */
+	if (slot >= FIRST_PROCESS_LIST && slot <= LAST_PROCESS_LIST)
+		*second = 0;
+	if (slot == HOST_LINK_GENERATION)
+		*second = 5;
+	if (slot == TO_BE_RESET && in_list(first))
+		to_be_reset[(nvmlDevice_t)first - gpus] = true;
+	if (slot == RESET)
+		return reset();
 	return NVML_SUCCESS;
 }
 

@@ -8,6 +8,7 @@
  *
  *   xid N CODE TIMES TEXT    an Xid of GPU N in the log, TIMES over, and to whoever waits for events
  *   sxid N CODE TEXT         the same of NVSwitch N; TEXT begins with Fatal or Non-fatal
+ *   remap N                  rows of GPU N's memory wait for a reset of the GPU
  *   log TEXT                 any other line of the driver
  *   hang                     a work item of the driver blocks for ever, uninterruptibly
  *   open-hang                so does whoever opens /dev/nvidiactl from now on
@@ -32,10 +33,13 @@
 #endif
 #ifdef STANDIN_PROPRIETARY
 #define FLAVOUR "NVIDIA UNIX x86_64 Kernel Module  "
-#define OLDEST 50 /* the proprietary modules of branch 580 still drive Maxwell */
 #else
-#define OLDEST 75 /* the open ones need Turing's system processor */
 #define FLAVOUR "NVIDIA UNIX Open Kernel Module for x86_64  "
+#endif
+#if defined(STANDIN_PROPRIETARY) && STANDIN_BRANCH < 590
+#define OLDEST 50 /* Maxwell: the last branch for it is 580 */
+#else
+#define OLDEST 75 /* Turing, the first with the system processor that open modules need */
 #endif
 
 #define NVIDIA_MAJOR 195 /* Documentation/admin-guide/devices.txt calls it Nvidia's */
@@ -72,6 +76,7 @@ struct gpu {
 	char place[24]; /* as Xid lines name it: without the function's number */
 	bool broken; /* start-up fails */
 	bool reported; /* its loss stands in the log */
+	bool remap; /* rows of its memory wait for a reset */
 };
 
 static struct gpu gpus[MAX_GPUS];
@@ -173,6 +178,10 @@ static int carry_out(char *text)
 		if (!switches[number][0])
 			return -ENODEV;
 		pr_err("nvidia-nvswitch%u: SXid (PCI:%s): %05u, %s\n", number, switches[number], code, text + used);
+	} else if (!strcmp(word, "remap")) {
+		if (sscanf(text, "%u", &number) < 1 || number >= MAX_GPUS)
+			return -EINVAL;
+		gpus[number].remap = true;
 	} else if (!strcmp(word, "log")) {
 		pr_err("NVRM: %s\n", text);
 	} else if (!strcmp(word, "hang")) {
@@ -308,10 +317,11 @@ static ssize_t nvidia_read(struct file *file, char __user *data, size_t size, lo
 	return length;
 }
 
-/* To nvidiactl: the version of a library that comes to us; we only talk to our own. */
+/* To nvidiactl: the version of a library that comes to us (we only talk to our own), or the reset of a GPU. */
 static ssize_t nvidia_write(struct file *file, const char __user *data, size_t size, loff_t *offset)
 {
 	char version[32] = "";
+	unsigned int minor;
 
 	if (!file->private_data || size >= sizeof(version))
 		return -EINVAL;
@@ -319,6 +329,12 @@ static ssize_t nvidia_write(struct file *file, const char __user *data, size_t s
 		return -EFAULT;
 	if (!strcmp(version, STANDIN_VERSION))
 		return size;
+	if (sscanf(version, "reset %u", &minor) == 1) {
+		if (minor >= MAX_GPUS || !capable(CAP_SYS_ADMIN))
+			return -EPERM;
+		gpus[minor].remap = false;
+		return size;
+	}
 	pr_err("NVRM: API mismatch: the client '%s' (pid %d)\nNVRM: has the version %s, but this kernel module has the version "
 	       STANDIN_VERSION ".  Please\nNVRM: make sure that this kernel module and all NVIDIA driver\n"
 	       "NVRM: components have the same version.\n", current->comm, current->pid, version);
@@ -398,9 +414,9 @@ static int show_standin(struct seq_file *out, void *unused)
 {
 	struct gpu *gpu = out->private;
 
-	seq_printf(out, "minor %u\nbus %s\ndevice %04x\nmemory %u\ncapability %u\nlost %d\nname %s\nuuid ",
+	seq_printf(out, "minor %u\nbus %s\ndevice %04x\nmemory %u\ncapability %u\nlost %d\nremap %d\nname %s\nuuid ",
 		   (unsigned int)(gpu - gpus), pci_name(gpu->function), gpu->function->device, gpu->model->memory_mib,
-		   gpu->model->capability, !answers(gpu), gpu->model->name);
+		   gpu->model->capability, !answers(gpu), gpu->remap, gpu->model->name);
 	show_uuid(out, gpu);
 	seq_putc(out, '\n');
 	return 0;
