@@ -20,19 +20,27 @@ from gpunodes.health.model import Time
 
 # --- headers ---------------------------------------------------------------------------------------------------------
 
+_ZONE = rb"(?: ?(?:Z|[+-]\d\d:?\d\d|[A-Z]{3,5}))?"
 _DATE = (
-    rb"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"  # ISO 8601, journalctl -o short-iso
-    rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]{3,5})?)"  # syslog
+    # ISO 8601, journalctl -o short-iso and short-full; syslog, journalctl's own; journalctl -o short-unix.
+    rb"(?:(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?" + _ZONE +
+    rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?" + _ZONE +
+    rb"|\d{9,10}\.\d{6})"
+)  # fmt: skip
+# dmesg: since boot, also with the time since the line before (-d); by the clock (-T), and as a person reads it (-H).
+_STAMP = (
+    rb"\[\s*(?:\+?\d+\.\d+(?:\s<\s*\+?\d+\.\d+>)?|[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}"
+    rb"|[A-Z][a-z]{2} {0,2}\d{1,2} \d\d:\d\d)\]"
 )
-_STAMP = rb"\[\s*(?:\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4})\]"
-_KERNEL_TAIL = rb"(?:<(?P<pri>\d+)>)?\s*(?P<stamp>" + _STAMP + rb")?\s*(?:\[\s*[TC]\d+\]\s*)?"
+_KERNEL_TAIL = rb"(?:<(?P<pri>\d+)>)?\s*(?:" + _STAMP + rb")?\s*(?:\[\s*[TC]\d+\]\s*)?"
 _HEADER = re.compile(
-    rb"\s*(?:>\s*)*"  # a mail's quoting marks
+    rb"[\s>*|-]*"  # the marks of a quotation, or of a list
     rb"(?:<(?P<raw>\d+)>\s*|(?P<facility>\w+)\s*:\s*\w+\s*:\s*)?"
-    rb"(?:(?P<kmsg>\d+),\d+,(?P<usec>\d+),[^;\n]{0,40};"
-    rb"|(?:(?P<date>" + _DATE + rb")\s+)?(?:\[\s*\d+\.\d+\]\s+)?(?:(?:\S+\s+)?(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s+)?)?"
+    rb"(?:(?P<kmsg>\d+),\d+,\d+,[^;\n]{0,40};"
+    rb"|1 " + _DATE + rb" \S+ (?P<app>\S+) \S+ \S+ - "  # RFC 5424
+    rb"|(?:" + _DATE + rb"\s+)?(?:\[\s*\d+\.\d+\]\s+)?(?:(?:\S+\s+)?(?P<ident>[\w./@-]+)(?P<pid>\[\d+\])?:\s+)?)?"
     rb"(?:message repeated (?P<repeated>\d+) times: \[\s*)?" + _KERNEL_TAIL
-)
+)  # fmt: skip
 # A tool's own words before a kernel line that it quotes: the line's header must stand right before the message.
 _QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*)(?:\[\s*[TC]\d+\]\s*)?$")
 # A line that begins as syslog begins a line, and names its writer.
@@ -89,7 +97,8 @@ def parse(header: bytes) -> Header:
     kernel = (
         all(priority < _NEXT_FACILITY for priority in priorities)
         and (found["facility"] or b"kern") == b"kern"
-        and (found["ident"] or b"kernel") == b"kernel"
+        and all((found[name] or b"kernel") == b"kernel" for name in ("ident", "app"))
+        and found["pid"] is None
     )
     return Header(kernel, int(found["repeated"][:9]) if found["repeated"] else 1)
 
@@ -174,15 +183,13 @@ NVIDIA_FRAME = re.compile(
 )
 # Threads of the driver, and the programs that do nothing but talk to it. The kernel cuts names after 15 signs.
 NVIDIA_TASK = re.compile(
-    rb"nvidia-smi|nvidia-persiste(?:nced)?|nvidia-fabricma\w*|nv-fabricmanage\w*|nvidia-modprobe|nvidia-powerd|nvidia-imex"
-    rb"|nvidia-modeset/?\S*|nvidia-drm/?\S*|nvidia-cuda-mps\S*|nvidia-containe\w*|nvidia-bug-repo\S*"
-    rb"|nv_queue|nv_open_q|nvc:\[(?:driver|daemon)\]|irq/\d+-nvidia\S*|UVM (?:global|GPU|deferred|Tools)[^:]*"
-    rb"|nv-hostengine|dcgm\S*"
+    rb"nvidia-[\w./:-]*|nv-fabricmanage\w*|nv-hostengine|dcgm[\w-]*|nv_queue|nv_open_q|nvc:\[\w+\]|irq/\d+-nvidia\S*"
+    rb"|UVM (?:global|GPU|deferred|Tools)[^:]*"
 )
 
 OFF_BUS = re.compile(
     rb"GPU\s+(?:at\s+)?(?:PCI:)?(" + ADDRESS + rb"):?\s+(?:GPU\s+)?has\s+fallen\s+off\s+the\s+bus"
-    rb"|(?:The\s+)?NVIDIA\s+GPU\s+(" + ADDRESS + rb")[^;]{0,160}?fallen\s+off\s+the\s+bus",
+    rb"|(?:The\s+)?NVIDIA\s+GPU\s+(" + ADDRESS + rb")(?s:.{0,400}?)fallen\s+off\s+the\s+bus",
 )
 INIT_FAILED = re.compile(
     rb"NVRM:\s+(?:GPU\s+(?:at\s+)?(?:PCI:)?("
@@ -201,7 +208,7 @@ INIT_CAUSE = re.compile(
 MISMATCH = re.compile(
     rb"NVRM:\s+API\s+mismatch:\s+the\s+client\s+(?:'([^'\n]{0,40})'\s+(?:\(pid \d+\)\s+)?)?"
     rb"has\s+the\s+version\s+([\d.]+\d)"
-    rb"(?:[^;]{0,80}?kernel\s+module\s+has\s+the\s+version\s+([\d.]+\d))?"
+    rb"(?:(?s:.{0,200}?)kernel\s+module\s+has\s+the\s+version\s+([\d.]+\d))?"
 )
 GSP_TIMEOUT = re.compile(
     rb"NVRM:[^\n]{0,120}?(?:[Tt]imeout\s[^\n]{0,40}RPC\s+(?:response\s+)?from\s+(?:GPU\d+\s+)?GSP)"
@@ -220,11 +227,13 @@ AER_UNHANDLED = re.compile(
 # nvidia-smi's own messages, at the beginning of a line.
 SMI_SAID = re.compile(
     rb"(?:nvidia-smi:?\s+)?(?:"
-    rb"Unable\s+to\s+determine\s+the\s+device\s+handle\s+for\s+GPU\s*\d*:?\s*(" + ADDRESS + rb"):\s+([^\n]{0,80})"
-    rb"|(Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80})"
-    rb"|(NVIDIA-SMI\s+has\s+failed\s+because\s+[^\n]{0,80})"
-    rb"|(No\s+devices\s+were\s+found))"
-)
+    rb"Unable\s+to\s+determine\s+the\s+(?P<handle>device\s+handle)\s+for\s+GPU\s*\d*:?\s*(?P<gpu>" + ADDRESS + rb")"
+    rb":\s+(?P<problem>[^\n]{0,80})"
+    rb"|(?P<said>Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80}|No\s+devices\s+were\s+found"
+    rb"|NVIDIA-SMI\s+(?:has\s+failed\s+because|couldn't)\s+[^\n]{0,80}))"
+)  # fmt: skip
+# A value of nvidia-smi's table or CSV.
+SMI_VALUE = re.compile(rb"(?<=[\s|,\[])(GPU is lost|GPU requires reset|ERR!)(?=[\s|,\]])")
 
 # --- whole logs ------------------------------------------------------------------------------------------------------
 

@@ -388,11 +388,16 @@ def _uvm(rule: Rule, seen: Seen) -> Iterator[Finding]:
 
 _SAID: tuple[tuple[str, Action, str], ...] = (
     (r"Driver/library version mismatch", Action.REBOOT, "The libraries are not those of the loaded driver."),
-    (r"GPU is lost|: Unknown Error|^Unknown Error", Action.REBOOT, "A GPU is lost."),
-    (r"requires reset|reset required", Action.RESET_GPU, "A GPU must be reset."),
-    (r"couldn't communicate with the NVIDIA driver|Driver Not Loaded", Action.REPAIR, "No NVIDIA driver is loaded."),
+    (r"[Rr]equires reset|reset required|ERR!", Action.RESET_GPU, "A GPU must be reset."),
+    (r"GPU is lost|^device handle: ", Action.REBOOT, "A GPU is lost."),
+    (
+        r"couldn't communicate with the NVIDIA driver|couldn't find libnvidia|Driver Not Loaded",
+        Action.REPAIR,
+        "The driver, or its libraries, are not there.",
+    ),
     (r"No devices were found", Action.REBOOT, "The driver runs and has no GPU."),
 )
+_VALUES = {"GPU is lost", "GPU requires reset"}
 # A container whose cgroup was rewritten: github.com/NVIDIA/nvidia-container-toolkit, troubleshooting.
 _NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 
@@ -401,7 +406,10 @@ def _smi_message(rule: Rule, seen: Seen) -> Iterator[Finding]:
     said = [(record.detail, record.gpu, record.evidence) for record in seen.of(Kind.SMI_SAID)]
     if seen.facts and seen.facts.smi.status == "failed":
         said.append((seen.facts.smi.said, "", (seen.facts.smi.said,)))
+    shown = any("lost" in one.values for one in seen.gpus)
     for message, gpu, evidence in said:
+        if shown and message in _VALUES:
+            continue  # the same value, which nvidia-smi's fields have told with its GPU
         if _NVML_UNKNOWN in message:
             meaning = "NVML has no access to the GPUs, as in a container that lost its devices: restart that."
             yield rule.finding(Action.RESTART_APP, meaning, gpu=gpu, evidence=evidence, state=State.SICK)

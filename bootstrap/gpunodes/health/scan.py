@@ -6,6 +6,7 @@ where one of these stands. A window reaches behind and ahead of the block in wor
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,6 +20,8 @@ AHEAD = 64 << 10
 """Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
 BEHIND = 64 << 10
 """The same before it, for logs with the newest line first."""
+_STORM = 64
+"""Every so many lines of a kind, those that follow are looked at all together."""
 EVIDENCE_LINES = 3
 EVIDENCE_CHARACTERS = 400
 MANY_RECORDS = 4096
@@ -169,16 +172,29 @@ class Scanner:
             if tally is None and comma > 0:
                 comma = find(b",", comma + 1, comma + 64)
                 tally = tallies.get(window[position:comma]) if comma > 0 else None
-            header = b""
-            if tally is not None:
-                begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
-                header = window[window.rfind(b"\n", begin, position) + 1 or begin : position]
-            if tally is not None and kernel(header.translate(digits)):
-                tally.count += 1
-                tally.last = header
-            else:
+            begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
+            begin = window.rfind(b"\n", begin, position) + 1 or begin
+            header = window[begin:position]
+            if tally is None or not kernel(header.translate(digits)):
                 yield position
-            position = find(word, position + 1, end)
+                position = find(word, position + 1, end)
+                continue
+            tally.count += 1
+            tally.last = header
+            if tally.count % _STORM == 0:
+                comma = self._count_run(tally, header, window[position:comma], begin, end) or comma
+            position = find(word, comma, end)
+
+    def _count_run(self, tally: _Tally, header: bytes, message: bytes, begin: int, end: int) -> int:
+        """Count the lines that follow one after another and begin alike; where the last of them ends, or 0."""
+        window = self._window
+        run = _like(header, message).match(window, begin, end)
+        if run is None:
+            return 0
+        tally.count += window.count(b"\n", begin, run.end()) - 1
+        last = window.rfind(b"\n", begin, run.end() - 1) + 1 or begin
+        tally.last = window[last : window.find(message, last)]
+        return run.end()
 
     def _boot_at(self, position: int) -> Time | None:
         """When a boot begins here, if it is the kernel that says so."""
@@ -261,6 +277,13 @@ class Scanner:
             # As long as processes are counted, a line is a repetition only with the same process.
             counted = sight.process and len(tally.processes) < MANY_PROCESSES
             self._storms[b",".join(sight.text.split(b",", 2)[: 2 if counted else 1])] = tally
+
+
+@functools.lru_cache(maxsize=256)
+def _like(header: bytes, message: bytes) -> re.Pattern[bytes]:
+    """Lines, one after another, with such a header, whatever its numbers, and a message that begins so."""
+    head = re.sub(rb"(?:\\ |\d)+", rb"[ \\d]+", re.escape(header))
+    return re.compile(rb"(?:" + head + re.escape(message) + rb",[^\n]*+\n)++")
 
 
 def clean(line: bytes) -> str:
@@ -513,9 +536,17 @@ def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
 def _smi_said(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
     found = _around(forms.SMI_SAID, window, position)
     if found and not _before(window, found.start()).strip():
-        said = b" ".join((found[2] or found[3] or found[4] or found[5]).split())
-        gpu = found[1] or b""
-        yield Sight(Kind.SMI_SAID, _line(window, found.start()), gpu, detail=clean(said), header=b"", spoken=True)
+        # Which message it was is told by its beginning: what follows the GPU is the driver's own word.
+        said = found["said"] or b"device handle: " + found["problem"]
+        detail = clean(b" ".join(said.split()))
+        yield Sight(Kind.SMI_SAID, _line(window, found.start()), found["gpu"] or b"", detail=detail, spoken=True)
+
+
+def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+    found = forms.SMI_VALUE.match(window, position)
+    if found:
+        line = _before(window, position) + _line(window, position)
+        yield Sight(Kind.SMI_SAID, line, detail=found[1].decode(), spoken=True)
 
 
 ANCHORS = (
@@ -531,8 +562,12 @@ TEXT_ANCHORS = (
     Anchor(b"fallen off the bus", _off_bus),
     Anchor(b"Failed to initialize NVML", _smi_said),
     Anchor(b"NVIDIA-SMI has failed", _smi_said),
+    Anchor(b"NVIDIA-SMI couldn't", _smi_said),
     Anchor(b"Unable to determine the device", _smi_said),
     Anchor(b"No devices were found", _smi_said),
+    Anchor(b"GPU is lost", _smi_value),
+    Anchor(b"GPU requires reset", _smi_value),
+    Anchor(b"ERR!", _smi_value),
 )
 _LONGEST = max(len(anchor.word) for anchor in (*ANCHORS, *TEXT_ANCHORS))
 _BOOT_WORDS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")
