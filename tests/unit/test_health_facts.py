@@ -93,8 +93,14 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
         State.SICK,
     ),
     "stack": (with_(tasks=[task("python3", FRAME)]), "task-in-driver", Action.REBOOT, State.HUNG),
+    "stack of a moment": (
+        with_(tasks=[{**task("python3", FRAME), "age_s": 2.0}]),
+        "task-in-driver",
+        Action.NONE,
+        State.DEGRADED,
+    ),
     "smi stuck": (
-        with_(smi={"status": "stuck", "pid": 7, "task_state": "D", "xml": None}),
+        with_(smi={**NO_SMI, "status": "stuck", "pid": 7, "task_state": "D"}),
         "smi-stuck",
         Action.REBOOT,
         State.HUNG,

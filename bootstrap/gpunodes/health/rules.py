@@ -25,6 +25,8 @@ MEMORY = "NVIDIA GPU memory error management, docs.nvidia.com/deploy/a100-gpu-me
 HUNG_TASK = "Linux kernel/hung_task.c; NVIDIA's reset needs every client of the GPU gone, and a stuck one cannot go"
 AER = "Linux Documentation/PCI/pcieaer-howto.rst"
 
+STUCK_S = 20.0
+"""Seconds in uninterruptible sleep from which a task is stuck; the driver starts all GPUs of a machine in less."""
 MANY_APPS = 3
 """From so many different processes with the same fault on one GPU, the GPU is suspect and not the applications."""
 CORRECTED_MANY = 1000
@@ -124,14 +126,22 @@ def _hung_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
 
 
 def _task_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    for task in seen.facts.tasks if seen.facts else ():
-        stack = "\n".join(task.stack)
-        if task.state == "D" and forms.NVIDIA_FRAME.search(stack.encode()):
-            said = (
-                f"{scan.clean(task.name.encode())} ({task.pid}) sleeps inside the NVIDIA driver and cannot be killed."
-            )
-            yield rule.finding(Action.REBOOT, said, evidence=task.stack, state=State.HUNG, hung=True)
-            return
+    facts = seen.facts
+    asleep = [
+        task
+        for task in (facts.tasks if facts else ())
+        if task.state == "D" and forms.NVIDIA_FRAME.search("\n".join(task.stack).encode(errors="replace"))
+    ]
+    if not facts or not asleep:
+        return
+    task = max(asleep, key=lambda one: one.age_s)
+    name = f"{scan.clean(task.name.encode(errors='replace'))} ({task.pid})"
+    if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or facts.hung_detected:
+        said = f"{name} sleeps inside the NVIDIA driver and cannot be killed."
+        yield rule.finding(Action.REBOOT, said, evidence=task.stack, state=State.HUNG, hung=True)
+    else:
+        said = f"{name} has waited inside the NVIDIA driver for {task.age_s:.1f} s: look again."
+        yield rule.finding(Action.NONE, said, evidence=task.stack, watch=True)
 
 
 def _smi_stuck(rule: Rule, seen: Seen) -> Iterator[Finding]:
@@ -405,7 +415,7 @@ _NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 def _smi_message(rule: Rule, seen: Seen) -> Iterator[Finding]:
     said = [(record.detail, record.gpu, record.evidence) for record in seen.of(Kind.SMI_SAID)]
     if seen.facts and seen.facts.smi.status == "failed":
-        said.append((seen.facts.smi.said, "", (seen.facts.smi.said,)))
+        said.append((seen.facts.smi.said, "", tuple(seen.facts.smi.said.splitlines())))
     shown = any("lost" in one.values for one in seen.gpus)
     for message, gpu, evidence in said:
         if shown and message in _VALUES:
@@ -514,8 +524,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "task-in-driver",
         "A thread sleeps uninterruptibly inside the NVIDIA driver",
-        "the stacks of threads in state D on the live machine",
-        "reboot",
+        f"stacks of threads in state D for {STUCK_S:.0f} s, or beside a stuck nvidia-smi or hung tasks in the counter",
+        "reboot; watch where it has just begun",
         HUNG_TASK,
         _task_in_driver,
     ),
