@@ -20,6 +20,8 @@ AHEAD = 64 << 10
 """Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
 BEHIND = 64 << 10
 """The same before it, for logs with the newest line first."""
+_MESSAGE = 256
+"""Bytes within which one line has no second message."""
 _STORM = 64
 """Every so many lines of a kind, those that follow are looked at all together."""
 EVIDENCE_LINES = 3
@@ -177,7 +179,7 @@ class Scanner:
             header = window[begin:position]
             if tally is None or not kernel(header.translate(digits)):
                 yield position
-                position = find(word, position + 1, end)
+                position = find(word, _beyond(window, position), end)
                 continue
             tally.count += 1
             tally.last = header
@@ -357,12 +359,18 @@ def _monotonic(usec: int) -> bytes:
 
 
 def _positions(window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
-    """Where a word begins, from ``begin`` to before ``end``."""
+    """Where a word begins, from ``begin`` to before ``end``; of those close together on one line, the first."""
     stop = end + len(word) - 1
     position = window.find(word, begin, stop)
     while position >= 0:
         yield position
-        position = window.find(word, position + 1, stop)
+        position = window.find(word, _beyond(window, position), stop)
+
+
+def _beyond(window: bytes, position: int) -> int:
+    """Where the next message may begin: a line that repeats a word would otherwise take a look for each."""
+    newline = window.find(b"\n", position, position + _MESSAGE)
+    return newline if newline >= 0 else position + _MESSAGE
 
 
 # --- what the words lead to ------------------------------------------------------------------------------------------
