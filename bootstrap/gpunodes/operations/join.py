@@ -6,7 +6,16 @@ from gpunodes.operations.run import Operation
 OPERATION = Operation(
     name="join",
     playbook="join.yml",
-    phases=(phases.PREFLIGHT, *phases.PREPARE, *phases.GPU, phases.WORKER, phases.READY),
+    phases=(
+        phases.PREFLIGHT,
+        *phases.PREPARE,
+        *phases.GPU,
+        phases.WORKER,
+        phases.POOL,
+        phases.DEVICE_PLUGIN,
+        phases.READY,
+        phases.GPU_NODE,
+    ),
     needs_cluster=True,
     after_interruption="revoke.yml",
 )

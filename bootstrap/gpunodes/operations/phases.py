@@ -19,6 +19,19 @@ GPU_DRIVER = Phase(
 CONTAINER_TOOLKIT = Phase(
     "container_toolkit", "Give GPUs to containers", "NVIDIA's container toolkit, configured in the runtime.", gpus=True
 )
+GPU_MACHINE = Phase(
+    "gpu_machine", "Prove the GPUs on the machine", "The driver lists every GPU, and a container gets them.", gpus=True
+)
+POOL = Phase("pool", "Label the node", "Labels and taints of its pool and its GPUs; those of others are left alone.")
+DEVICE_PLUGIN = Phase(
+    "device_plugin", "Offer the GPUs to pods", "NVIDIA's device plugin and the RuntimeClass nvidia.", gpus=True
+)
+GPU_NODE = Phase(
+    "gpu_node",
+    "Prove that pods get the GPUs",
+    "The kubelet offers them, and a job that asks for one gets it.",
+    gpus=True,
+)
 CONTROL_PLANE = Phase("control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.")
 NETWORK = Phase("network", "Set up the network", "The network add-on, so that pods reach each other.")
 WORKER = Phase(
@@ -35,7 +48,7 @@ STATUS = Phase("status", "Read the cluster", "Ask the control plane about its no
 KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
 
 PREPARE = (NODE, CONTAINERD, KUBERNETES)
-GPU = (GPU_DRIVER, CONTAINER_TOOLKIT)
+GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, GPU_MACHINE)
 
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:

@@ -13,7 +13,10 @@ OPERATION = Operation(
         phases.CONTROL_PLANE,
         phases.NETWORK,
         phases.WORKER,
+        phases.POOL,
+        phases.DEVICE_PLUGIN,
         phases.READY,
+        phases.GPU_NODE,
     ),
     after_interruption="revoke.yml",
 )

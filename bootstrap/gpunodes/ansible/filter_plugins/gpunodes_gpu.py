@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,13 @@ def _key_of(rows: Sequence[Mapping[str, Any]], system: Mapping[str, str]) -> Map
     )
 
 
+def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
+    """How many of these machines have GPUs."""
+    from gpunodes.planner.gpu import gpus_of
+
+    return sum(bool(gpus_of(found)) for found in facts)
+
+
 def services(names: Sequence[str]) -> list[dict[str, str]]:
     """``names`` as the module host takes services."""
     return [{"name": name} for name in names]
@@ -145,6 +152,7 @@ class FilterModule:
         return {
             "gpunodes_gpu_plan": gpu_plan,
             "gpunodes_gpu_install": gpu_install,
+            "gpunodes_gpu_machines": gpu_machines,
             "gpunodes_gpu_sources": gpu_sources,
             "gpunodes_services": services,
         }

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kube_api, kubeadm, kubeconfig
+from . import kube_api, kubeadm, kubeconfig, pools
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
 from .process import run
 
 READY_BOOT = "gpunodes.dev/ready-boot"
 """Node annotation: the boot id of the machine when it was proven ready."""
+GPU_BOOT = "gpunodes.dev/gpu-boot"
+"""Node annotation: the boot id of the machine when its GPUs were proven."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 _POLL_S = 2.0
@@ -68,6 +70,9 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
         "proven": not why and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+        "gpus": int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)),
+        "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
+        "managed": pools.managed(node),
     }
 
 

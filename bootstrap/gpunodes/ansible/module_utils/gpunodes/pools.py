@@ -1,0 +1,99 @@
+"""The labels and taints of nodes that are ours; no other is ever touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import kube_api
+from .kube_api import ApiError
+
+MANAGED = "gpunodes.dev/managed"
+"""Node annotation: the names of the labels and taints that are ours."""
+_MERGE = "application/merge-patch+json"
+_CONFLICT = 409
+
+
+def managed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a node's labels and taints is ours: {"labels": {...}, "taints": [...]}, as they are now."""
+    metadata = node["metadata"]
+    try:
+        ours = json.loads((metadata.get("annotations") or {}).get(MANAGED) or "{}")
+    except ValueError:
+        ours = {}
+    labels = metadata.get("labels") or {}
+    keys = set(ours.get("taints", ()))
+    return {
+        "labels": {name: labels[name] for name in ours.get("labels", ()) if name in labels},
+        "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
+    }
+
+
+def settle(
+    name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
+) -> tuple[list[str], list[dict[str, str]]]:
+    """Give a node these labels and taints in place of those that it had from us; what changed, and how."""
+    client = kube_api.admin()
+    while True:
+        node = client.find(f"/api/v1/nodes/{name}")
+        if node is None:
+            return [], []
+        patch = patch_of(node, labels, taints)
+        if patch is None:
+            return [], []
+        before = _text(managed(node))
+        after = _text({"labels": dict(labels), "taints": [_plain(taint) for taint in taints]})
+        diff = {"before": before, "after": after, "before_header": f"Node {name}", "after_header": f"Node {name}"}
+        if not check:
+            try:
+                client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, _MERGE)
+            except ApiError as error:
+                if error.status != _CONFLICT:
+                    raise
+                continue  # somebody else has changed the node meanwhile: look again
+        return [name], [diff]
+
+
+def patch_of(
+    node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
+) -> dict[str, Any] | None:
+    """The merge patch that gives a node these labels and taints, None when it has them."""
+    metadata, spec = node["metadata"], node.get("spec", {})
+    now = metadata.get("labels") or {}
+    annotation = (metadata.get("annotations") or {}).get(MANAGED)
+    ours = json.loads(annotation) if annotation else {"labels": [], "taints": []}
+    wanted = json.dumps({"labels": sorted(labels), "taints": sorted(_key(taint) for taint in taints)})
+    changed: dict[str, str | None] = {key: value for key, value in labels.items() if now.get(key) != value}
+    changed |= {key: None for key in ours["labels"] if key not in labels and key in now}
+    mine = {*ours["taints"], *(_key(taint) for taint in taints)}
+    present = list(spec.get("taints") or ())
+    kept = [taint for taint in present if _key(taint) not in mine]
+    there = [taint for taint in present if _key(taint) in mine]
+    same = sorted(map(_text, map(_plain, there))) == sorted(map(_text, map(_plain, taints)))
+    if not changed and same and (annotation == wanted or (annotation is None and not labels and not taints)):
+        return None
+    empty = not labels and not taints
+    patch: dict[str, Any] = {
+        # Taints are one list for all who set them: nobody may have changed it meanwhile.
+        "metadata": {
+            "resourceVersion": metadata["resourceVersion"],
+            "labels": changed,
+            "annotations": {MANAGED: None if empty else wanted},
+        }
+    }
+    if not same:
+        patch["spec"] = {"taints": [*kept, *map(_plain, taints)] or None}
+    return patch
+
+
+def _key(taint: Mapping[str, str]) -> str:
+    return f"{taint['key']}:{taint['effect']}"
+
+
+def _plain(taint: Mapping[str, str]) -> dict[str, str]:
+    return {key: taint[key] for key in ("key", "value", "effect") if taint.get(key)}
+
+
+def _text(thing: Any) -> str:
+    return json.dumps(thing, indent=1, sort_keys=True) + "\n"

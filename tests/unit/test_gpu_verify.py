@@ -1,0 +1,173 @@
+"""Levels of proof, labels and taints that are ours, programs that hang. The API is a dictionary here."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import cluster, gpu_cluster, gpu_verify, pools
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+
+SMI = """<?xml version="1.0" ?>
+<nvidia_smi_log>
+  <driver_version>580.65.06</driver_version><cuda_version>13.0</cuda_version>
+  <gpu id="00000000:3B:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name><uuid>GPU-1</uuid>
+    <fb_memory_usage><total>81559 MiB</total></fb_memory_usage></gpu>
+  <gpu id="00000000:5E:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name><uuid>GPU-2</uuid>
+    <fb_memory_usage><total>81559 MiB</total></fb_memory_usage></gpu>
+</nvidia_smi_log>"""
+
+
+def test_what_nvidia_smi_says_becomes_labels() -> None:
+    seen = gpu_verify.parse_smi(SMI)
+    assert (seen.driver, seen.cuda, [gpu["uuid"] for gpu in seen.gpus]) == ("580.65.06", "13.0", ["GPU-1", "GPU-2"])
+    assert gpu_verify.labels({"gpus": list(seen.gpus), "driver": seen.driver, "cuda": seen.cuda}) == {
+        "gpunodes.dev/gpu-product": "NVIDIA-H100-80GB-HBM3",
+        "gpunodes.dev/gpu-memory": "81559Mi",
+        "gpunodes.dev/gpu-count": "2",
+        "gpunodes.dev/gpu-driver": "580.65.06",
+        "gpunodes.dev/gpu-cuda": "13.0",
+    }
+    assert gpu_verify.parse_smi("Failed to initialize NVML").gpus == ()
+
+
+def test_the_first_level_that_fails_ends_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> gpu_verify.Seen:
+        raise MachineProblem("the module nvidia is not loaded", "the driver", "load it")
+
+    monkeypatch.setattr(gpu_verify, "expected", lambda: ["0000:3b:00.0"])
+    monkeypatch.setattr(gpu_verify, "_host", broken)
+    found = gpu_verify.verify("image", "containerd", [])
+    assert found["levels"] == [
+        {
+            "level": "host",
+            "state": "failed",
+            "fact": "the module nvidia is not loaded",
+            "wanted": "the driver",
+            "remedy": "load it",
+        }
+    ]
+    monkeypatch.setattr(gpu_verify, "_host", lambda *_: gpu_verify.parse_smi(SMI))
+    monkeypatch.setattr(gpu_verify, "_container", broken)
+    assert [level["level"] for level in gpu_verify.verify("image", "containerd", [])["levels"]] == ["host", "container"]
+
+
+def test_a_program_that_hangs_is_not_waited_for() -> None:
+    began = time.monotonic()
+    done = gpu_verify.run_or_leave(["sleep", "60"], 0.3)
+    assert (done.code, time.monotonic() - began < 10) == (124, True)
+    assert "did not end within" in done.err
+    assert gpu_verify.run_or_leave(["no-such-program"], 1).code == 127
+    assert gpu_verify.run_or_leave(["echo", "hello"], 5).out == "hello\n"
+
+
+def node(labels: dict[str, str], taints: list[dict[str, str]], managed: Any = None) -> dict[str, Any]:
+    annotations = {pools.MANAGED: json.dumps(managed)} if managed else {}
+    metadata = {"name": "n", "resourceVersion": "7", "labels": labels, "annotations": annotations}
+    return {"metadata": metadata, "spec": {"taints": taints}}
+
+
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+THEIRS = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+
+
+def test_labels_and_taints_of_others_stay() -> None:
+    patch = pools.patch_of(node({"team": "a"}, [THEIRS]), {"gpunodes.dev/pool": "x"}, [TAINT])
+    assert patch
+    assert patch["metadata"]["labels"] == {"gpunodes.dev/pool": "x"}
+    assert patch["spec"]["taints"] == [THEIRS, TAINT]
+    assert patch["metadata"]["resourceVersion"] == "7"
+
+
+def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
+    ours = {"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}
+    right = node({"gpunodes.dev/pool": "x", "team": "a"}, [THEIRS, TAINT], ours)
+    assert pools.patch_of(right, {"gpunodes.dev/pool": "x"}, [TAINT]) is None
+    assert pools.managed(right) == {"labels": {"gpunodes.dev/pool": "x"}, "taints": [TAINT]}
+    gone = pools.patch_of(right, {}, [])
+    assert gone
+    assert gone["metadata"]["labels"] == {"gpunodes.dev/pool": None}
+    assert gone["metadata"]["annotations"] == {pools.MANAGED: None}
+    assert gone["spec"]["taints"] == [THEIRS]
+    assert pools.patch_of(node({"team": "a"}, []), {}, []) is None
+
+
+class Api:
+    """A cluster with one node and its pods; a job's pod ends at once."""
+
+    def __init__(self, offered: int, *pods: dict[str, Any]) -> None:
+        self.node = {
+            "metadata": {"name": "gpu-1"},
+            "status": {"nodeInfo": {"bootID": "b"}, "allocatable": {"nvidia.com/gpu": str(offered)}},
+        }
+        self.pods = list(pods)
+        self.calls: list[tuple[str, str]] = []
+        self.log = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n"
+
+    def find(self, path: str) -> Any:
+        return self.node if path.endswith("/gpu-1") else None
+
+    def get(self, path: str, **query: str) -> Any:
+        if path.endswith("/log"):
+            return {"message": self.log}
+        if "labelSelector" in query and "job-name" in query["labelSelector"]:
+            return {"items": [{"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}}]}
+        return {"items": [] if path.endswith("/events") else self.pods}
+
+    def call(self, method: str, path: str, *_: object) -> Any:
+        self.calls.append((method, path))
+        return {}
+
+    def delete(self, path: str, **_: str) -> bool:
+        self.calls.append(("DELETE", path))
+        return True
+
+
+def levels(monkeypatch: pytest.MonkeyPatch, api: Api, limit_s: float = 5.0) -> list[tuple[str, str, str]]:
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]
+    monkeypatch.setattr(gpu_cluster, "_POLL_S", 0.01)
+    found = gpu_cluster.prove({"gpu-1": 2}, "image", limit_s)["gpu-1"]
+    return [(level["level"], level["state"], level["fact"]) for level in found]
+
+
+def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(2)
+    assert levels(monkeypatch, api) == [
+        ("kubelet", "ok", "allocatable nvidia.com/gpu: 2"),
+        ("pod", "ok", "a job that asked for one GPU got GPU-1"),
+    ]
+    assert [call[0] for call in api.calls] == ["POST", "PATCH", "DELETE"]
+
+
+def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    busy = {"metadata": {"name": "x"}, "spec": {"containers": [limits]}, "status": {"phase": "Running"}}
+    assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all 2 GPUs")
+
+
+def test_a_node_that_offers_too_few_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = levels(monkeypatch, Api(1), 0.05)
+    assert found == [
+        (
+            "kubelet",
+            "failed",
+            "allocatable nvidia.com/gpu: 1; no pod of the device plugin is on it, after 0 s",
+        )
+    ]
+
+
+def test_a_job_that_sees_more_than_it_asked_for_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(2)
+    api.log += "GPU 1: NVIDIA H100 (UUID: GPU-2)\n"
+    assert levels(monkeypatch, api)[1][:2] == ("pod", "failed")
+
+
+def test_the_cluster_tells_what_is_ours() -> None:
+    made = node({"gpunodes.dev/pool": "x"}, [], {"labels": ["gpunodes.dev/pool"], "taints": []})
+    about = {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "b"}
+    made["status"] = {"nodeInfo": about, "allocatable": {"nvidia.com/gpu": "8"}}
+    made["metadata"]["annotations"][cluster.GPU_BOOT] = "b"
+    told = cluster.describe(made, [])
+    assert (told["gpus"], told["gpus_proven"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
