@@ -74,7 +74,7 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: check test-package test-molecule test-life ## What CI runs: checks, the package, roles and a cluster on virtual machines
+test: check test-package test-repair test-molecule test-life ## What CI runs: checks, the package, roles and a cluster on virtual machines
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
@@ -96,6 +96,10 @@ comma := ,
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME env PATH=$$PATH)
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
+
+.PHONY: test-repair
+test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes on a real API server, without machines
+	$(MACHINES) tests/repair
 
 .PHONY: test-life
 test-life: $(INSTALLED)/.installed ## A small cluster's life on virtual machines: up, up again, and back to bare machines

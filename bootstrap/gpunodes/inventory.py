@@ -50,8 +50,17 @@ class Inventory:
 
     def variables(self, name: str) -> dict[str, Any]:
         """All variables of a machine, merged as Ansible merges them; templates are not rendered."""
+        from ansible.errors import AnsibleError
+
         host = self._manager.get_host(name)
-        merged: dict[str, Any] = self._variables.get_vars(host=host, include_hostvars=False)
+        try:
+            merged: dict[str, Any] = self._variables.get_vars(host=host, include_hostvars=False)
+        except AnsibleError as error:
+            raise WrongInput(
+                f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
+                "variables that Ansible can read",
+                "correct them; for a vault, name the file of its password in ANSIBLE_VAULT_PASSWORD_FILE",
+            ) from error
         return merged
 
     def machines(self, *roles: Role) -> list[Machine]:
@@ -106,6 +115,29 @@ class Inventory:
                     )
                 chosen[name] = by_name[name]
         return list(chosen.values())
+
+    def rendered(self, name: str, prefix: str) -> dict[str, Any]:
+        """The variables of a machine whose names begin with ``prefix``, their templates rendered.
+
+        Raises WrongInput for a template that cannot be, without its value: it may be a secret.
+        """
+        from ansible.errors import AnsibleError
+        from ansible.template import Templar
+
+        variables = self.variables(name)
+        templar = Templar(loader=self._manager._loader, variables=variables)
+        found: dict[str, Any] = {}
+        for key in [key for key in variables if key.startswith(prefix)]:
+            try:
+                value = templar.template(variables[key])
+                found[key] = str(value) if isinstance(value, str) else value
+            except AnsibleError as error:
+                raise WrongInput(
+                    f"{key} of {name} cannot be rendered",
+                    "a value, or a template of values that are there",
+                    "correct it",
+                ) from error
+        return found
 
     def knows(self, address: str) -> bool:
         """Whether a machine has this name or address."""
@@ -220,12 +252,28 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     loader = DataLoader()
     try:
         with contextlib.redirect_stdout(None):
+            _unlock(loader)
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
         raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
     return manager, variables_of
+
+
+def _unlock(loader: Any) -> None:
+    """Let vaults be read with the password file that Ansible's own settings name ($ANSIBLE_VAULT_PASSWORD_FILE)."""
+    from ansible import constants
+    from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
+
+    if not constants.DEFAULT_VAULT_PASSWORD_FILE:
+        return
+    secret = get_file_vault_secret(filename=constants.DEFAULT_VAULT_PASSWORD_FILE, vault_id="default", loader=loader)
+    secret.load()
+    loader.set_vault_secrets([("default", secret)])
+    # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
+    if VaultSecretsContext.current(optional=True) is None:
+        VaultSecretsContext.initialize(VaultSecretsContext(secrets=[("default", secret)]))
 
 
 def _compose(path: Path) -> yaml.Node | None:

@@ -262,6 +262,39 @@ def test_where_a_password_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.password == "of gpu-1"
 
 
+def test_passwords_in_vaults(tmp_path: Path) -> None:
+    """A whole file and a single value, read with the password file that Ansible's settings name, and not without."""
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "group_vars" / "all").mkdir(parents=True)
+    (tmp_path / "key").write_text("of the vault\n")
+    (tmp_path / "hosts.yml").write_text(
+        "workers: {hosts: {a: {ansible_host: 10.0.0.1}, b: {ansible_host: 10.0.0.2}}}\n"
+    )
+    vault = [str(Path(sys.executable).with_name("ansible-vault")), "--vault-password-file", str(tmp_path / "key")]
+    whole = tmp_path / "group_vars" / "all" / "vault.yml"
+    whole.write_text("vault_password: in a file\n")
+    subprocess.run([vault[0], "encrypt", *vault[1:], str(whole)], check=True, capture_output=True)
+    words = [vault[0], "encrypt_string", *vault[1:], "in a value", "--name", "gpunodes_bmc_password"]
+    single = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    (tmp_path / "host_vars" / "a.yml").write_text('gpunodes_bmc_password: "{{ vault_password }}"\n')
+    (tmp_path / "host_vars" / "b.yml").write_text(single)
+    code = (
+        "from pathlib import Path\nfrom gpunodes.inventory import Inventory\ninventory = Inventory(Path('hosts.yml'))\n"
+        "print([inventory.rendered(name, 'gpunodes_bmc_')['gpunodes_bmc_password'] for name in 'ab'])\n"
+    )
+    environment = {**os.environ, "ANSIBLE_VAULT_PASSWORD_FILE": str(tmp_path / "key")}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", code]
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = run()
+    assert done.stdout == "['in a file', 'in a value']\n", done.stderr
+    del environment["ANSIBLE_VAULT_PASSWORD_FILE"]
+    done = run()
+    assert "ANSIBLE_VAULT_PASSWORD_FILE" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

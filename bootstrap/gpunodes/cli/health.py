@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gpunodes.cli import repair_options
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
@@ -67,6 +68,13 @@ class _MachinesOrWord(click.Group):
     metavar="NUMBER",
     help="How many machines to talk to at once.",
 )
+@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict asks for a reboot.")
+@click.option(
+    "--actions",
+    metavar="ACTIONS",
+    help="With --reboot-hung: the verdicts' actions to act on, such as reset_gpu,reboot. By default reboot.",
+)
+@repair_options.options
 @_json_option
 def command(
     patterns: tuple[str, ...],
@@ -75,6 +83,9 @@ def command(
     watch: float | None,
     deadline: float | None,
     parallel: int,
+    reboot_hung: bool,
+    actions: str | None,
+    repair_flags: repair_options.Flags,
     as_json: bool,
 ) -> int:
     """Say of each GPU machine whether it is well, what to do, and why.
@@ -82,7 +93,18 @@ def command(
     PATTERNS name machines of the inventory; without one, all of them are asked. With --from nothing is asked: the
     verdict is on the one machine whose kernel logs, journals, nvidia-smi output, bug reports or sosreports the files
     are, packed or not; - is standard input. Exit code 3 when a machine is not well or does not answer.
+
+    With --reboot-hung, hung machines are emptied, rebooted by whatever it takes, proven well and given back; what is
+    not, stays cordoned with the reason. A repair that a command left behind is gone on with.
     """
+    if reboot_hung:
+        if files or watch:
+            raise WrongInput(
+                "--reboot-hung repairs live machines", "no --from and no --watch beside it", "leave it out"
+            )
+        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, as_json=as_json)
+    if actions or repair_flags.given():
+        raise WrongInput("a repair is described and not asked for", "--reboot-hung", "add it")
     if not files:
         if watch and as_json:
             raise WrongInput("--watch goes on, and --json gives one document", "one of them", "leave one out")
@@ -121,6 +143,59 @@ def rules(as_json: bool) -> int:
     found = health.rules()
     click.echo(view.dump(view.rules_document(found)) if as_json else view.rules(found))
     return ExitCode.DONE
+
+
+@command.command()
+@click.option("--every", default="10min", show_default=True, metavar="TIME", help="How often, in systemd's words.")
+@click.option(
+    "-i",
+    "--inventory",
+    "inventory_path",
+    type=click.Path(path_type=Path),
+    default=Path("inventory/hosts.yml"),
+    show_default=True,
+    help="The Ansible inventory.",
+)
+@_json_option
+def timer(every: str, inventory_path: Path, as_json: bool) -> int:
+    """Print a systemd service and timer that repair hung machines.
+
+    They run as the user and in the folder that this command is called by and in.
+    """
+    import getpass
+    import shutil
+    import sys
+
+    from gpunodes.views import repair as view
+
+    program = shutil.which(sys.argv[0]) or sys.argv[0]
+    units = view.units(str(Path(program).absolute()), getpass.getuser(), Path.cwd(), inventory_path.absolute(), every)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"schema": "gpunodes.health-timer/1", "units": units}, indent=2))
+    else:
+        click.echo("\n".join(f"# /etc/systemd/system/{name}\n{text}" for name, text in units.items()).rstrip())
+    return ExitCode.DONE
+
+
+def _repair(
+    patterns: tuple[str, ...],
+    inventory_path: Path,
+    actions: str,
+    flags: repair_options.Flags,
+    *,
+    as_json: bool,
+) -> int:
+    """Look at machines and repair those that ask for it; returns the exit code."""
+    from gpunodes.inventory import Inventory
+    from gpunodes.operations import repair
+
+    inventory = Inventory(inventory_path)
+    world = repair.World(inventory)
+    wish = repair_options.wish(flags, "health", world, patterns, actions=actions)
+    machines = inventory.select(patterns)
+    return repair_options.carry_out(world, machines, wish, yes=flags.yes, as_json=as_json)
 
 
 def _live(

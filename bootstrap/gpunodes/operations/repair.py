@@ -23,10 +23,9 @@ from gpunodes import settings
 from gpunodes.engine import cluster as clusters
 from gpunodes.engine import history, journal, leases, records, sweep
 from gpunodes.engine.hands import Hands
-from gpunodes.engine.targets import Target
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
-from gpunodes.health import judge
-from gpunodes.health.model import Action, SiteRules, State, Time, Verdict
+from gpunodes.health.model import Action, State, Time, Verdict
+from gpunodes.health.scan import NO_TIME
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair_one
@@ -107,10 +106,9 @@ class RepairResult:
 class World:
     """The machines of an inventory, as repair meets them: looks, hands, the cluster. Tests put another in its place."""
 
-    def __init__(self, inventory: Inventory, site: SiteRules = SiteRules()) -> None:  # noqa: B008 - frozen
+    def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self._site = site
-        self._targets: dict[str, Target] = {}
+        self._asked: dict[str, looks.Asked] = {}
 
     @property
     def cluster_name(self) -> str:
@@ -130,26 +128,25 @@ class World:
 
     def hands(self, machine: Machine) -> Hands:
         """What can be done to a machine."""
-        variables = self.inventory.variables(machine.name)
+        variables = self.inventory.variables(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = float(self.settings()["gpunodes_repair_cold_pause"])
         return Hands(machine.name, machine.address, variables, pause)
 
     def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, Seen]:
         """Look at machines now; what logs say of before ``since`` (seconds since 1970) does not count."""
-        missing = [machine for machine in machines if machine.name not in self._targets]
-        self._targets |= {target.name: target for target in looks.targets(self.inventory, missing)}
+        missing = [machine for machine in machines if machine.name not in self._asked]
+        self._asked |= {asked.target.name: asked for asked in looks.asked(self.inventory, missing)}
         found: dict[str, Seen] = {}
 
         def take(answer: sweep.Answer) -> None:
-            verdict = looks.verdict_on(answer, self._site)
-            if since and answer.facts is not None and verdict.state is not State.UNREACHABLE:
-                # The log's times are the machine's own, from its boot on.
-                began = float(answer.facts["uptime_s"]) - (time.time() - since)
-                verdict = judge.judge_facts(answer.name, answer.facts, self._site, Time(monotonic=began))
-            found[answer.name] = Seen(verdict, answer.facts)
+            asked = self._asked[answer.name]
+            # The log's times are the machine's own, from its boot on.
+            uptime = float((answer.facts or {}).get("uptime_s") or 0)
+            began = Time(monotonic=uptime - (time.time() - since)) if since and uptime else NO_TIME
+            found[answer.name] = Seen(looks.verdict_on(answer, asked.site, asked.gpus, began), answer.facts)
 
         sweep.sweep(
-            [self._targets[machine.name] for machine in machines],
+            [self._asked[machine.name].target for machine in machines],
             looks.options(),
             deadline_s=looks.deadline_for(len(machines)),
             on_answer=take,
@@ -463,6 +460,7 @@ class _Repairs:
         """Lock the machine and give it to a thread; a lock that somebody else holds is its result."""
         claim = contextlib.ExitStack()
         try:
+            hands = self._world.hands(machine)
             claim.enter_context(records.claimed(machine.name, record.cluster))
             if self._leases and record.node:
                 left = self._leases.take(record.node, record.text())
@@ -476,7 +474,7 @@ class _Repairs:
         if record.step is Step.LOCK:
             record = record.to(Step.COLLECT)
         facts = self._seen[machine.name].facts if machine.name in self._seen else None
-        one = OneRepair(record, self._world.hands(machine), self._tools(machine), facts)
+        one = OneRepair(record, hands, self._tools(machine), facts)
 
         def work() -> Record:
             with claim:

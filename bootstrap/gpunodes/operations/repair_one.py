@@ -18,7 +18,6 @@ from gpunodes.engine import history, records
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.hands import Asked, Boot
 from gpunodes.engine.leases import Leases
-from gpunodes.engine.power import PowerProblem
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
@@ -182,7 +181,7 @@ class OneRepair:
         if rung.over is Over.POWER:
             try:
                 self._hands.cold_cycle() if rung.name == ladder.COLD else self._hands.reset()
-            except PowerProblem as problem:
+            except GpunodesError as problem:
                 return Climbed.FAILED, str(problem), record
             armed = record.armed
         else:
@@ -409,8 +408,9 @@ def evidence(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
 def faults(verdict: Verdict, facts: Mapping[str, Any] | None) -> Collection[str]:
     """What is known of a machine beside its findings, for the choice of the first rung."""
     rules = {finding.rule for finding in verdict.findings}
-    source = ((facts or {}).get("expected") or {}).get("from")
-    if "gpus-missing" in rules and source in {"setting", "record"} and not rules & {"fallen-off-bus", "no-answer"}:
+    booted = (facts or {}).get("expected") or {}
+    began = booted.get("gpus") if booted.get("from") == "boot log" else None
+    if "gpus-missing" in rules and isinstance(began, int) and began < (verdict.gpus_expected or 0):
         return {"missing-since-boot"}
     return ()
 

@@ -11,7 +11,8 @@ from gpunodes.engine import sweep
 from gpunodes.engine.targets import Target, target
 from gpunodes.errors import WrongInput
 from gpunodes.health import judge, shape, site
-from gpunodes.health.model import SiteRules, Verdict
+from gpunodes.health.model import SiteRules, Time, Verdict
+from gpunodes.health.scan import NO_TIME
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
@@ -91,11 +92,14 @@ def options() -> sweep.Options:
     return sweep.Options((settings.plugins() / _PROBE).read_bytes())
 
 
-def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0) -> Verdict:
-    """Judge one machine's answer; a document that is not of the probe's shape is no answer."""
+def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0, since: Time = NO_TIME) -> Verdict:
+    """Judge one machine's answer; a document that is not of the probe's shape is no answer.
+
+    What its log says of before ``since`` does not count.
+    """
     if answer.facts is None:
         return judge.unreachable(answer.name, answer.reach.value, answer.said)
     if wrong := shape.complaint(answer.facts):
         return judge.unreachable(answer.name, sweep.Reach.PROBE_FAILED.value, wrong)
     expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
-    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)
+    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules, since)

@@ -6,6 +6,7 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from gpunodes.errors import ExitCode
@@ -171,3 +172,42 @@ def history(entries: Sequence[Mapping[str, Any]]) -> str:
         for entry in entries
     ]
     return table(rows)
+
+
+_SERVICE = """[Unit]
+Description=Repair GPU machines that hang
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=oneshot
+User={user}
+WorkingDirectory={folder}
+ExecStart={program} health --reboot-hung --yes --inventory {inventory}
+# Repairs take as long as machines take to boot; what is interrupted is gone on with by the next run.
+TimeoutStartSec=infinity
+KillSignal=SIGINT
+"""
+_TIMER = """[Unit]
+Description=Look for GPU machines that hang
+
+[Timer]
+OnBootSec=5min
+OnUnitInactiveSec={every}
+RandomizedDelaySec=30
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def units(program: str, user: str, folder: Path, inventory: Path, every: str) -> dict[str, str]:
+    """The systemd units that repair by themselves, by file name (systemd.service(5), systemd.timer(5))."""
+    words = {"program": program, "user": user, "folder": folder, "inventory": inventory, "every": every}
+    escaped = {name: str(value).replace("%", "%%") for name, value in words.items()}
+    for name in ("program", "inventory"):
+        escaped[name] = f'"{escaped[name]}"' if " " in escaped[name] else escaped[name]
+    return {
+        "gpunodes-health.service": _SERVICE.format(**escaped),
+        "gpunodes-health.timer": _TIMER.format(**escaped),
+    }

@@ -1,0 +1,175 @@
+"""One operator's repair command, as a process of its own: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
+
+All of gpunodes is real (policy, steps, session program, locks, drain) but the machines: each is a file in the folder
+MACHINES, which says whether it is sick, which boot it is in, and what was done to it. Prints the result as JSON.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes.engine import cluster
+from gpunodes.engine.hands import Asked, Boot
+from gpunodes.engine.shell import Reached
+from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.model import Machine, Role
+from gpunodes.operations import repair, repair_one
+from gpunodes.repair import policy
+from gpunodes.repair.ladder import Rung
+from gpunodes.views import repair as views
+
+BOOT_S = 0.5
+"""Seconds that a machine here takes to boot."""
+
+
+class FileMachine:
+    """A machine, as far as repair meets it: `sick`, `boot`, `deaf` (rungs that do not bring it down), `done`."""
+
+    def __init__(self, path: Path, api: cluster.Session) -> None:
+        self._path = path
+        self._api = api
+        self.name = path.stem
+
+    def read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._path.read_text())
+        return found
+
+    def boot_id(self, state: Mapping[str, Any]) -> str:
+        return f"{self.name}-boot-{state['boot']}"
+
+    def verdict(self) -> Verdict:
+        state = self.read()
+        if time.time() < state["back"]:
+            return Verdict(self.name, "live", State.UNREACHABLE, Action.NONE)
+        boot_id = self.boot_id(state)
+        if not state["sick"]:
+            return Verdict(self.name, "live", State.WELL, Action.NONE, False, (), (), boot_id, 8, 8)
+        found = (Finding("hung-in-driver", "", Action.REBOOT, State.HUNG, evidence=("the line",)),)
+        return Verdict(self.name, "live", State.HUNG, Action.REBOOT, True, (), (), boot_id, 8, 8, found)
+
+    def use(self, rung: str) -> None:
+        with self._path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state = json.load(file)
+            state["done"].append(rung)
+            if rung not in state["deaf"]:
+                state |= {"boot": state["boot"] + 1, "sick": False, "back": time.time() + BOOT_S}
+            text = json.dumps(state)
+            file.seek(0)
+            file.write(text)
+            file.truncate()
+        # The kubelet of the new boot.
+        status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
+        self._api.ask("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
+
+    # repair_one.Hands
+
+    def boot(self) -> Boot:
+        state = self.read()
+        if time.time() < state["back"]:
+            return Boot(Reached.SILENT)
+        return Boot(Reached.ENDED, self.boot_id(state), 1.0)
+
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:  # noqa: ARG002
+        return []
+
+    def ask(
+        self,
+        rung: Rung,
+        boot_id: str,
+        later: Sequence[tuple[float, str]],  # noqa: ARG002
+        gpus: Sequence[str],  # noqa: ARG002
+    ) -> Asked:
+        if boot_id != self.boot_id(self.read()):
+            return Asked(False, "another boot runs already")
+        self.use(rung.name)
+        return Asked(True)
+
+    def has_power(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.use("bmc")
+
+    def cold_cycle(self) -> None:
+        self.use("cold")
+
+
+class World(repair.World):
+    """repair.World with machines of files, and an API server on this machine."""
+
+    def __init__(self, kubeconfig: Path, machines: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self.made = cluster.Session(cluster.here(sys.executable, kubeconfig))
+        self._side = cluster.Session(cluster.here(sys.executable, kubeconfig))
+        self._files = {path.stem: FileMachine(path, self._side) for path in sorted(machines.glob("*.json"))}
+        self.entries = [Machine(name, name, Role.WORKER) for name in self._files]
+
+    @property
+    def inventory(self) -> Any:
+        world = self
+
+        class Inventory:
+            def machines(self, *_: Role) -> list[Machine]:
+                return world.entries
+
+        return Inventory()
+
+    @inventory.setter
+    def inventory(self, _: object) -> None:
+        raise AssertionError
+
+    @property
+    def cluster_name(self) -> str:
+        return "simulated"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "gpunodes_repair_pool_label": "test/pool",
+            "gpunodes_repair_look_pause": 0,
+            "gpunodes_repair_drain_timeout": 20,
+            "gpunodes_repair_drain_timeout_hung": 10,
+            "gpunodes_repair_boot_timeout": 20,
+            "gpunodes_repair_verify_timeout": 30,
+            "gpunodes_repair_settle": 0,
+        }
+
+    def session(self) -> cluster.Session:
+        return self.made
+
+    def hands(self, machine: Machine) -> Any:
+        return self._files[machine.name]
+
+    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, repair.Seen]:  # noqa: ARG002
+        return {machine.name: repair.Seen(self._files[machine.name].verdict()) for machine in machines}
+
+    def close(self) -> None:
+        self._side.close()
+
+
+def main(kubeconfig: str, machines: str, budget: str) -> None:
+    """Repair all that is sick."""
+    # The rungs' own time limits are for machines that take minutes.
+    Rung.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # noqa: ARG005
+    given = repair_one.Limits
+    repair_one.Limits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]
+    world = World(Path(kubeconfig), Path(machines))
+    wish = repair.Wish("health", policy.Limits(max_unavailable=policy.budget(budget)))
+    began = time.monotonic()
+    result = repair.run(world, world.entries, wish, views.Lines(sys.stderr).say)
+    world.close()
+    document = views.document(result)
+    acted = [each for each in document["machines"] if each["ruling"] != "nothing"]
+    sys.stdout.write(
+        json.dumps({"machines": acted, "calls": world.made.calls, "seconds": time.monotonic() - began}) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

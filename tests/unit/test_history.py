@@ -1,0 +1,79 @@
+"""The history of machines: appended, private, readable after a power cut."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from gpunodes.engine import history
+from gpunodes.engine.history import Entry, Kind, Past
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def entry(kind: Kind, what: str = "reboot", outcome: str = "", at: float = 1.0, **more: str) -> Entry:
+    return Entry(at, more.pop("machine", "gpu-1"), kind, what, outcome, cluster="c", **more)  # type: ignore[arg-type]
+
+
+def test_what_is_appended_is_read_back() -> None:
+    first = Entry(1.5, "gpu-1", Kind.VERDICT, "reboot", "hung", "Xid 79 ÄÖ\n", 2.5, "r1", "c", "ann@desk", ("line",))
+    history.append(first)
+    history.append(entry(Kind.END, machine="gpu-2"))
+    assert history.read() == [first, entry(Kind.END, machine="gpu-2")]
+    assert history.read("gpu-1") == [first]
+    assert history.read(cluster="other") == []
+    assert history.path().stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_last_line_loses_nothing_else() -> None:
+    history.append(entry(Kind.RUNG))
+    with history.path().open("a") as file:
+        file.write('{"time": 3, "machine": "gpu-1", "ki')
+    assert history.read() == [entry(Kind.RUNG)]
+    history.append(entry(Kind.END))
+    assert history.read() == [entry(Kind.RUNG), entry(Kind.END)]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[]", "null", "{}", '{"kind": "dance"}', '{"time": 1, "kind": "end"}', "\x00\xff"]
+)
+def test_lines_that_are_none_are_passed_over(line: str) -> None:
+    with history.path().open("a") as file:
+        file.write(line + "\n")
+    history.append(entry(Kind.END))
+    assert history.read() == [entry(Kind.END)]
+
+
+def test_many_writers() -> None:
+    def write(number: int) -> None:
+        for _ in range(20):
+            history.append(entry(Kind.STEP, machine=f"gpu-{number}"))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(history.read()) == 100
+
+
+def test_what_counts_for_the_next_repair() -> None:
+    history.append(entry(Kind.VERDICT, at=10.0, repair="r1"))
+    history.append(entry(Kind.RUNG, "gpu-reset", "skipped", 11.0, repair="r1"))
+    history.append(entry(Kind.RUNG, "reboot", "failed", 12.0, repair="r1"))
+    history.append(entry(Kind.RUNG, "bmc", "took", 13.0, repair="r1"))
+    history.append(entry(Kind.END, "repair", "repaired", 14.0, repair="r1"))
+    assert history.pasts("c") == {"gpu-1": Past((10.0,), "")}
+    history.append(entry(Kind.END, "repair", "needs-repair", 20.0, repair="r2", detail="GPU lost"))
+    assert history.pasts("c")["gpu-1"] == Past((10.0,), "GPU lost")
+    history.append(entry(Kind.CLEARED, "cleared", at=30.0))
+    assert history.pasts("c")["gpu-1"] == Past()
+
+
+def test_what_was_only_skipped_was_no_repair() -> None:
+    history.append(entry(Kind.RUNG, "reboot", "skipped", repair="r1"))
+    assert history.pasts("c")["gpu-1"].repairs == ()

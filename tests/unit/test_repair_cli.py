@@ -1,0 +1,127 @@
+"""The commands of repair: what they refuse, in a sentence, before anything is touched; plans and documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.operations.repair import Repaired, RepairResult
+from gpunodes.repair.policy import Ruling
+from gpunodes.repair.record import Outcome
+from gpunodes.views import repair as views
+
+
+def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "inventory").mkdir(exist_ok=True)
+    (folder / "inventory" / "hosts.yml").write_text(
+        "control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
+        "workers: {hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}, gpu-2: {ansible_host: 127.0.0.2}}}\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("repair",), "no machine is named"),
+        (("repair", "gpu-1", "--resume"), "exclude each other"),
+        (("repair", "--resume", "--dry-run"), "--dry-run"),
+        (("repair", "gpu-9", "--yes"), "matches no machine"),
+        (("repair", "gpu-1"), "--yes"),
+        (("repair", "gpu-1", "--yes", "--max-unavailable", "0"), "is no budget"),
+        (("repair", "gpu-1", "--from", "prayer"), "prayer"),
+        (("health", "--reboot-hung"), "--yes"),
+        (("health", "--reboot-hung", "--from", "x"), "--from"),
+        (("health", "--reboot-hung", "--yes", "--actions", "dance"), "dance"),
+        (("health", "--yes"), "--reboot-hung"),
+        (("power", "gpu-1", "status"), "gpu-1 has no BMC"),
+        (("power", "gpu-1", "off"), "--yes"),
+        (("power", "gpu-*", "status"), "means 2 machines"),
+        (("uncordon", "gpu-*"), "means 2 machines"),
+    ],
+)
+def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = gpunodes(tmp_path, *words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_control_plane_that_does_not_answer_stops_it_before_anything(tmp_path: Path) -> None:
+    done = gpunodes(tmp_path, "repair", "gpu-1", "--yes", "--json")
+    assert done.returncode == 1
+    assert "--without-cluster" in json.loads(done.stdout)["remedy"]
+    assert not list((tmp_path / "state" / "gpunodes" / "repairs").glob("*.json"))
+
+
+def test_clearing_without_a_cluster_is_remembered(tmp_path: Path) -> None:
+    said = json.loads(gpunodes(tmp_path, "uncordon", "gpu-1", "--without-cluster", "--json").stdout)
+    assert said == {"schema": "gpunodes.uncordon/1", "machine": "gpu-1", "node": "", "schedulable": None}
+    found = json.loads(gpunodes(tmp_path, "history", "gpu-1", "--json").stdout)
+    assert [entry["kind"] for entry in found["entries"]] == ["cleared"]
+    assert "cleared" in gpunodes(tmp_path, "history").stdout
+
+
+def test_the_timer_names_what_it_is_called_with(tmp_path: Path) -> None:
+    units = json.loads(gpunodes(tmp_path, "health", "timer", "--every", "5min", "--json").stdout)["units"]
+    assert "OnUnitInactiveSec=5min" in units["gpunodes-health.timer"]
+    assert f"WorkingDirectory={tmp_path}" in units["gpunodes-health.service"]
+
+
+FINDING = Finding("hung-in-driver", "", Action.REBOOT, State.HUNG, evidence=("INFO: task \x1b[2J",))
+VERDICT = Verdict("gpu-1", "live", State.HUNG, Action.REBOOT, True, (79,), (), "b1", 8, 7, (FINDING,))
+RESULT = RepairResult(
+    "health",
+    [
+        Repaired("gpu-1", Ruling.REPAIR, "hung", Outcome.REPAIRED, VERDICT, "sysrq", (), "r1", 65.2),
+        Repaired("gpu-2", Ruling.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
+        Repaired("gpu-3", Ruling.NOTHING, "its verdict asks for nothing"),
+    ],
+    "/run",
+)
+
+
+def test_a_summary_says_how_each_came_out() -> None:
+    lines = views.summary(RESULT).splitlines()
+    assert lines[0] == "gpu-1: repaired by sysrq in 1 min 05 s: hung"
+    assert lines[1].startswith("gpu-2: wait: ")
+    assert lines[2] == "1 other machine: nothing to repair"
+    assert RESULT.exit_code == 3
+
+
+def test_a_plan_shows_rungs_and_evidence_and_no_escapes() -> None:
+    plan = RepairResult(
+        "health", [Repaired("gpu-1", Ruling.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], "", True
+    )
+    said = views.summary(plan)
+    assert "it would start with: reboot" in said
+    assert "left out: GPU reset: no" in said
+    assert "INFO: task" in said
+    assert "\x1b" not in said
+
+
+def test_the_document() -> None:
+    document = json.loads(json.dumps(views.document(RESULT)))
+    assert document["schema"] == "gpunodes.repair/1"
+    assert document["exit_code"] == 3
+    assert [(each["ruling"], each["outcome"]) for each in document["machines"]] == [
+        ("repair", "repaired"),
+        ("wait", None),
+        ("nothing", None),
+    ]
+    assert document["machines"][0]["verdict"]["action"] == "reboot"
