@@ -18,7 +18,7 @@ from pathlib import Path
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.host import Say
 from gpunodes.lab.images import apt_options, debian_archive
-from gpunodes.lab.mirror import gobuild, store
+from gpunodes.lab.mirror import store
 from gpunodes.lab.mirror.programs import run
 from gpunodes.lab.standin.pins import HERE, Component
 
@@ -144,8 +144,3 @@ def stub_source(header: str) -> str:
     """A C file in which every function of ``header`` answers "not supported"; definitions elsewhere win over these."""
     names = sorted(set(_FUNCTION.findall(header)))
     return "".join(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}\n" for name in names)
-
-
-def toolkit_source(component: Component, go: Path) -> Path:
-    """The unpacked module of a component, for the files that its own packages carry."""
-    return gobuild.source(component, go)

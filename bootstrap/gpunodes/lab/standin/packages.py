@@ -8,7 +8,6 @@ belongs to displays is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gpunodes.lab.mirror.deb import Package
@@ -161,12 +160,30 @@ def _service(unit: str, then: str) -> tuple[tuple[str, str], ...]:
     return ("postinst", _POSTINST.format(then=then)), ("prerm", _PRERM.format(unit=unit))
 
 
-def _package(name: str, version: str, text: str, depends: Sequence[str] = (), **more: str) -> Package:
-    return Package(name, version, "amd64", _MAINTAINER, f"{text} {_ABOUT}", depends=", ".join(depends), **more)  # type: ignore[arg-type]
-
-
-def _with(package: Package, scripts: tuple[tuple[str, str], ...]) -> Package:
-    return replace(package, scripts=scripts)
+def _package(
+    name: str,
+    version: str,
+    text: str,
+    depends: Sequence[str] = (),
+    scripts: tuple[tuple[str, str], ...] = (),
+    section: str = "admin",
+    instead_of: str = "",
+    provides: str = "",
+) -> Package:
+    """A package of ours; ``instead_of`` one that cannot be there at the same time."""
+    return Package(
+        name,
+        version,
+        "amd64",
+        _MAINTAINER,
+        f"{text} {_ABOUT}",
+        depends=", ".join(depends),
+        scripts=scripts,
+        section=section,
+        provides=provides,
+        conflicts=instead_of,
+        replaces=instead_of,
+    )
 
 
 def driver(version: str, objects: Objects) -> list[Parts]:
@@ -200,11 +217,9 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         _library("libnvidia-ml1", version, "libnvidia-ml.so", objects.library(f"libnvidia-ml.so.{version}")),
         _library("libcuda1", version, "libcuda.so", objects.library("libcuda.so.1")),
         (
-            _with(
-                _package("nvidia-persistenced", full, "daemon to keep GPUs initialised", same("nvidia-modprobe")),
-                _service(
-                    "nvidia-persistenced.service", "systemctl enable nvidia-persistenced.service"
-                ),
+            _package(
+                "nvidia-persistenced", full, "daemon to keep GPUs initialised", same("nvidia-modprobe"),
+                _service("nvidia-persistenced.service", "systemctl enable nvidia-persistenced.service"),
             ),
             [
                 Entry("/usr/bin/nvidia-persistenced", _PERSISTENCED, 0o755),
@@ -215,7 +230,7 @@ def driver(version: str, objects: Objects) -> list[Parts]:
             _package(
                 "nvidia-driver-cuda", full, "NVIDIA driver CUDA integration components, with NVIDIA's own nvidia-smi",
                 same("libcuda1", "libnvidia-ml1", "nvidia-modprobe", "nvidia-persistenced"),
-                provides="nvidia-smi", conflicts="nvidia-smi", replaces="nvidia-smi",
+                provides="nvidia-smi", instead_of="nvidia-smi",
             ),
             [
                 Entry("/usr/bin/nvidia-smi", objects.nvidia_smi, 0o755),
@@ -226,9 +241,9 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         meta("nvidia-open", open_modules),
         meta("cuda-drivers", proprietary),
         (
-            _with(
-                _package("nvidia-fabricmanager", full, "fabric manager for NVSwitch machines"),
-                _service("nvidia-fabricmanager.service", ":"),
+            _package(
+                "nvidia-fabricmanager", full, "fabric manager for NVSwitch machines",
+                scripts=_service("nvidia-fabricmanager.service", ":"),
             ),
             [
                 Entry("/usr/bin/nv-fabricmanager", _FABRICMANAGER.format(version=version).encode(), 0o755),
@@ -252,26 +267,27 @@ def _pinning(branch: str) -> Parts:
     others = ", ".join(
         f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
     )
-    package = _package(f"nvidia-driver-pinning-{branch}", f"{branch}-1", "keeps to a driver branch", conflicts=others)
+    package = _package(f"nvidia-driver-pinning-{branch}", f"{branch}-1", "keeps to a driver branch", instead_of=others)
     return package, [Entry(f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}", text.encode())]
 
 
 def _dkms(name: str, other: str, version: str, flags: str) -> Parts:
-    package = _with(
-        _package(
-            name, f"{version}-1", "NVIDIA kernel module DKMS source",
-            ["dkms", f"nvidia-kernel-support (= {version}-1)"],
-            provides=f"nvidia-kernel-{version}", conflicts=other, replaces=other,
-        ),
+    package = _package(
+        name,
+        f"{version}-1",
+        "NVIDIA kernel module DKMS source",
+        ["dkms", f"nvidia-kernel-support (= {version}-1)"],
         (("postinst", _DKMS_POSTINST.format(version=version)), ("prerm", _DKMS_PRERM.format(version=version))),
-    )  # fmt: skip
+        provides=f"nvidia-kernel-{version}",
+        instead_of=other,
+    )
     folder = f"/usr/src/nvidia-{version}"
     files = [Entry(f"{folder}/{path.name}", path) for path in sorted((SOURCES / "nvidia").iterdir())]
     return package, [*files, Entry(f"{folder}/dkms.conf", _DKMS.format(version=version, flags=flags).encode())]
 
 
 def _library(name: str, version: str, link: str, file: Path) -> Parts:
-    package = _with(_package(name, f"{version}-1", "NVIDIA library", ["libc6"], section="libs"), _LDCONFIG)
+    package = _package(name, f"{version}-1", "NVIDIA library", ["libc6"], _LDCONFIG, section="libs")
     return package, [
         Entry(f"{_LIBRARIES}/{link}.{version}", file, 0o644),
         Entry(f"{_LIBRARIES}/{link}.1", link=f"{link}.{version}"),
@@ -287,7 +303,10 @@ def cuda_toolkit(version: str, objects: Objects) -> Parts:
         ("prerm", _CUDA_PRERM.format(home=home)),
         _LDCONFIG[1],
     )
-    return _with(_package(f"cuda-toolkit-{dashed}", f"{version}.0-1", "CUDA toolkit", section="devel"), alternatives), [
+    package = _package(
+        f"cuda-toolkit-{dashed}", f"{version}.0-1", "CUDA toolkit", scripts=alternatives, section="devel"
+    )
+    return package, [
         Entry(f"{home}/bin/nvcc", _NVCC.format(version=version).encode(), 0o755),
         Entry(f"{home}/lib64/{runtime}", objects.library(runtime)),
         Entry(f"{home}/version.json", f'{{"cuda": {{"name": "CUDA SDK", "version": "{version}.0"}}}}\n'.encode()),
@@ -299,7 +318,7 @@ def cudnn(cuda: str, objects: Objects) -> list[Parts]:
     """cudnn9-cuda-13 and the library that it stands for."""
     major = CUDNN.partition(".")[0]
     name = f"libcudnn{major}-cuda-{cuda}"
-    package = _with(_package(name, f"{CUDNN}-1", "cuDNN runtime library", ["libc6"], section="libs"), _LDCONFIG)
+    package = _package(name, f"{CUDNN}-1", "cuDNN runtime library", ["libc6"], _LDCONFIG, section="libs")
     files = [
         Entry(f"{_LIBRARIES}/libcudnn.so.{CUDNN.rpartition('.')[0]}", objects.library("libcudnn.so.9")),
         Entry(f"{_LIBRARIES}/libcudnn.so.{major}", link=f"libcudnn.so.{CUDNN.rpartition('.')[0]}"),
@@ -320,12 +339,12 @@ def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]
     units, rules = source / "deployments" / "systemd", source / "deployments" / "udev"
     configure = "nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place"
     started = "nvidia-cdi-refresh.path nvidia-cdi-refresh.service"
-    base = _with(
-        _package("nvidia-container-toolkit-base", full, "NVIDIA Container Toolkit Base"),
-        (
-            ("postinst", _POSTINST.format(then=f"systemctl enable {started}").replace("if [", f"{configure}\nif [", 1)),
-            ("prerm", _PRERM.format(unit=started)),
-        ),
+    postinst, prerm = _service(started, f"systemctl enable {started}")
+    base = _package(
+        "nvidia-container-toolkit-base",
+        full,
+        "NVIDIA Container Toolkit Base",
+        scripts=((postinst[0], postinst[1].replace("if [", f"{configure}\nif [", 1)), prerm),
     )
     programs = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy",
                 "nvidia-cdi-hook", "nvidia-ctk")  # fmt: skip
@@ -356,13 +375,16 @@ def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]
 def cri_dockerd(version: str, suite: str, binaries: Path, source: Path) -> Parts:
     """Mirantis' cri-dockerd as its releases package it (PACKAGE.VERSION-0.debian-SUITE)."""
     units = source / "packaging" / "systemd"
-    package = _with(
-        Package(
-            "cri-dockerd", f"{version}.3-0~debian-{suite}", "amd64", "Mirantis <support@mirantis.com>",
-            "CRI interface for Docker Application Container Engine",
+    package = Package(
+        "cri-dockerd",
+        f"{version}.3-0~debian-{suite}",
+        "amd64",
+        "Mirantis <support@mirantis.com>",
+        "CRI interface for Docker Application Container Engine",
+        scripts=_service(
+            "cri-docker.service cri-docker.socket", "systemctl enable cri-docker.service cri-docker.socket"
         ),
-        _service("cri-docker.service cri-docker.socket", "systemctl enable --now cri-docker.socket cri-docker.service"),
-    )  # fmt: skip
+    )
     return package, [
         Entry("/usr/bin/cri-dockerd", binaries / "cri-dockerd", 0o755),
         Entry("/usr/lib/systemd/system/cri-docker.service", units / "cri-docker.service"),
