@@ -1,4 +1,4 @@
-"""Power by a command of the user's own: called with the action and the machine's name, it prints on or off for status."""
+"""Power by a command of the user's own: called with the action and the machine's name; prints on or off for status."""
 
 from __future__ import annotations
 
