@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import sshd
 from tests.bench.table import Row, show
-from tests.unit import sshd
 
 MACHINES = 200
 DEAD = 10

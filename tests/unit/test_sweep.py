@@ -35,7 +35,7 @@ from gpunodes.health.model import Action, SiteRules, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import sweep as operation
 
-from tests.unit import sshd
+from tests import sshd
 
 needs_sshd = pytest.mark.skipif(
     sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
@@ -107,8 +107,8 @@ def machine(servers: sshd.Servers, places: dict[str, int]) -> Any:
     return make
 
 
-def ask(*targets: Target, deadline_s: float = 30, **options: Any) -> dict[str, sweep.Answer]:
-    chosen = Options(PROBE, **{"probe_s": 15, "connect_s": 5, "machine_s": 20, **options})
+def ask(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, sweep.Answer]:
+    chosen = Options(PROBE, **{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
     return {answer.name: answer for answer in sweep.sweep(targets, chosen, deadline_s=deadline_s)}
 
 
@@ -169,7 +169,11 @@ def test_a_login_shell_may_print_something_first(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, said: str) -> None:
-    found = ask(machine(name), machine_s=4)[name]
+    # What hangs is found out by waiting; on a busy machine what does not hang may take as long.
+    for machine_s in (3, 60):
+        found = ask(machine(name), machine_s=machine_s, deadline_s=90)[name]
+        if found.reach is reach:
+            break
     assert (found.reach, found.facts) == (reach, None)
     assert said in found.said
     assert found.said.isprintable()
@@ -275,6 +279,7 @@ def test_a_server_that_hangs_up() -> None:
 @needs_sshd
 def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
     came: dict[str, float] = {}
+    deadline_s = 12
     with mute() as silent, blackhole() as lost:
         dead = [Target(f"dead-{n}", "127.0.0.1", silent if n % 2 else lost) for n in range(20)]
         targets = [*dead, machine("good")]
@@ -282,13 +287,13 @@ def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
         answers = sweep.sweep(
             targets,
             Options(PROBE, probe_s=15, connect_s=60),
-            deadline_s=8,
+            deadline_s=deadline_s,
             parallel=2,
             on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
         )
         took = time.monotonic() - began
-    assert took < 9
-    assert came["good"] < 7
+    assert took < deadline_s + 1
+    assert came["good"] < deadline_s
     assert answers[-1].reach is Reach.ANSWERED
     assert {answer.reach for answer in answers[:-1]} == {Reach.SHELL_HANGS, Reach.NO_ROUTE}
 
@@ -305,7 +310,7 @@ def test_through_a_jump_host(machine: Any, places: dict[str, int]) -> None:
         machine("closed", port=free, jump=(jump,)),
         machine("behind", port=places["good"], jump=(machine("gone", port=free),)),
         machine("hangs", port=places["shell hangs"], jump=(jump,)),
-        machine_s=6,
+        machine_s=12,
     )
     assert answers["good"].reach is Reach.ANSWERED
     assert (answers["closed"].reach, answers["closed"].said) == (Reach.NO_ROUTE, "from the jump host: Connect failed")
