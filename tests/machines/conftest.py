@@ -128,6 +128,8 @@ class Kind:
     system: str = "debian13"
     workers: int = 2
     kubernetes: str = "1.36"
+    more: tuple[str, ...] = ()
+    """More words for `lab up`."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,16 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("operator")
     state = tmp_path_factory.mktemp("state")
     operator = Operator(folder, {**os.environ, "XDG_STATE_HOME": str(state), "KUBECONFIG": str(folder / "kube/config")})
-    up = ("up", "--workers", str(kind.workers), "--os", kind.system, "--kubernetes-version", kind.kubernetes)
+    up = (
+        "up",
+        "--workers",
+        str(kind.workers),
+        "--os",
+        kind.system,
+        "--kubernetes-version",
+        kind.kubernetes,
+        *kind.more,
+    )
     done = operator.lab(*up, limit_s=3600)
     assert done.returncode == 0, done.stderr
     try:

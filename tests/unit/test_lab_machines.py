@@ -194,7 +194,10 @@ def test_all_that_is_missing_is_said_at_once() -> None:
 def test_the_inventory_is_an_ordinary_one() -> None:
     files = inventory.texts(LAYOUT, record(), {"gpunodes_image_mirrors": {}})
     groups = yaml.safe_load(files["hosts.yml"])["all"]["children"]
-    assert groups["workers"]["hosts"]["worker-2"] == {"ansible_host": "10.213.0.22"}
+    worker = groups["workers"]["hosts"]["worker-2"]
+    assert worker["ansible_host"] == "10.213.0.22"
+    assert worker["gpunodes_bmc_address"].startswith("http://10.213.0.1:")
+    assert {name for name in worker if not name.startswith("gpunodes_bmc_")} == {"ansible_host"}
     assert list(groups["control_plane"]["hosts"]) == ["control-1"]
     variables = yaml.safe_load(files["group_vars/all.yml"])
     assert variables["gpunodes_kubeadm_timeouts"]["kubernetesAPICall"] == "5m0s"

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from gpunodes.errors import WrongInput
+from gpunodes.lab import bmc
 from gpunodes.lab.host import Owner
-from gpunodes.lab.layout import USER, Layout, Record, Role
+from gpunodes.lab.layout import USER, Layout, Machine, Record, Role
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
 # Their only control plane needs no election either: it would lose its leases to any load, and restart for it. Two
@@ -51,7 +52,11 @@ def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[s
     mark = f"{_mark(record.name)} `gpunodes lab down` removes it as long as nobody has changed it.\n"
     groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
         role.value: {
-            "hosts": {each.name: {"ansible_host": each.address} for each in record.machines if each.role is role}
+            "hosts": {
+                each.name: {"ansible_host": each.address, **_bmc(record, each)}
+                for each in record.machines
+                if each.role is role
+            }
         }
         for role in Role
     }
@@ -71,6 +76,16 @@ def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[s
     }
 
 
+def _bmc(record: Record, machine: Machine) -> dict[str, str]:
+    """How its BMC is reached; the password is one of this lab's own."""
+    return {
+        "gpunodes_bmc_type": "redfish",
+        "gpunodes_bmc_address": bmc.url(record, machine),
+        "gpunodes_bmc_user": bmc.USER,
+        "gpunodes_bmc_password": machine.bmc_password,
+    }
+
+
 def write(folder: Path, files: Mapping[str, str], owner: Owner) -> dict[str, str]:
     """Write the files as ``owner``'s; return each path and the hash of its content, for :func:`remove`."""
     written = {}
@@ -81,6 +96,8 @@ def write(folder: Path, files: Mapping[str, str], owner: Owner) -> dict[str, str
             if not directory.is_dir():
                 directory.mkdir()
                 owner.give(directory)
+        # The BMCs' passwords are in it.
+        path.touch(mode=0o600)
         path.write_text(text)
         owner.give(path)
         written[str(path)] = _hash(text)
