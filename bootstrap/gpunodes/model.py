@@ -74,6 +74,36 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLevel:
+    """How one level of the proof of GPUs came out; ``state`` is ok, failed or skipped."""
+
+    level: str
+    state: str
+    fact: str
+    wanted: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProof:
+    """A machine's GPUs, level by level as far as it went; ``cause`` says why nothing could be looked at."""
+
+    machine: str
+    gpus: int
+    levels: Sequence[GpuLevel]
+    cause: str = ""
+
+    @property
+    def failed(self) -> GpuLevel | None:
+        """The first level that failed."""
+        return next((level for level in self.levels if level.state == "failed"), None)
+
+    @property
+    def well(self) -> bool:
+        return not self.cause and self.failed is None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStarted:
     """Ansible began a task on a machine; ``phase`` is the role it belongs to ("" outside roles)."""
 

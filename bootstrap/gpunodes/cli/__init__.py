@@ -23,7 +23,7 @@ COMMANDS = {
     "reset": "Bring machines back to what they were before us.",
     "health": "Say of each GPU machine whether it is well, what to do, and why.",
     "preflight": "Say what would stop a join; nothing is touched.",
-    "gpu": "Say what machines with GPUs get, and why.",
+    "gpu": "Plan, install, prove and remove what machines with GPUs get.",
     "gates": "List the kubelet's feature gates that matter for GPUs.",
     "repair": "Repair machines by hand: empty, reboot by whatever it takes, prove well, give back.",
     "history": "Show what was found and done about a machine, or about all.",

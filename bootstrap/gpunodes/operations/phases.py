@@ -32,6 +32,11 @@ GPU_NODE = Phase(
     "The kubelet offers them, and a job that asks for one gets it.",
     gpus=True,
 )
+GPU_REMOVE = Phase(
+    "gpu_remove",
+    "Remove the GPU software",
+    "Driver, CUDA and toolkit go, as far as they came with us; nouveau is back.",
+)
 CONTROL_PLANE = Phase("control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.")
 NETWORK = Phase("network", "Set up the network", "The network add-on, so that pods reach each other.")
 WORKER = Phase(

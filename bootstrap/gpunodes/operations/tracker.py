@@ -111,7 +111,7 @@ class Tracker:
         return results
 
     def _keep(self, event: TaskEnded) -> None:
-        for key in ("host_facts", "cluster"):
+        for key in ("host_facts", "cluster", "gpu_levels", "gpu_nodes"):
             value: Mapping[str, Any] | None = event.result.get(key)
             if value is not None:
                 self.answers.setdefault(key, {})[event.machine] = value

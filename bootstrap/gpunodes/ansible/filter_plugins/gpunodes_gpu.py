@@ -140,6 +140,21 @@ def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
     return sum(bool(gpus_of(found)) for found in facts)
 
 
+def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
+    """The first level that failed, in a sentence; "" when none did."""
+    for level in levels:
+        if level["state"] == "failed":
+            return f"{level['level']}: {level['fact']}; wanted: {level['wanted']}; {level['remedy']}"
+    return ""
+
+
+def runtimes(facts: Mapping[str, Any]) -> list[str]:
+    """What runs containers on a machine now, by its packages."""
+    there = {name for name, version in {**facts["packages"], **facts["gpu"].get("runtimes", {})}.items() if version}
+    known = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io", "docker-ce"}}
+    return [name for name, packages in known.items() if packages & there]
+
+
 def services(names: Sequence[str]) -> list[dict[str, str]]:
     """``names`` as the module host takes services."""
     return [{"name": name} for name in names]
@@ -151,8 +166,10 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "gpunodes_gpu_plan": gpu_plan,
+            "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,
             "gpunodes_gpu_machines": gpu_machines,
             "gpunodes_gpu_sources": gpu_sources,
+            "gpunodes_runtimes": runtimes,
             "gpunodes_services": services,
         }

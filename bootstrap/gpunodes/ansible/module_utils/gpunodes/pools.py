@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kube_api
+from . import kube_api, kubeconfig
 from .kube_api import ApiError
 
 MANAGED = "gpunodes.dev/managed"
@@ -34,6 +34,8 @@ def settle(
     name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Give a node these labels and taints in place of those that it had from us; what changed, and how."""
+    if check and kubeconfig.load(kubeconfig.ADMIN) is None:
+        return [], []  # the cluster is yet to be made
     client = kube_api.admin()
     while True:
         node = client.find(f"/api/v1/nodes/{name}")

@@ -1,0 +1,22 @@
+"""gpunodes gpu remove"""
+
+from __future__ import annotations
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.inventory import Inventory
+from gpunodes.operations.gpu_remove import OPERATION
+
+
+@click.command()
+@click.argument("machines", nargs=-1, required=True)
+@common.run_options(OPERATION)
+def command(machines: tuple[str, ...], flags: common.Flags) -> int:
+    """Take the GPU software of machines away.
+
+    MACHINES are names, addresses, groups or patterns of the inventory. What was there before us stays, and the kernel's
+    own driver comes back. Refused while something uses a GPU: drain the node first.
+    """
+    inventory = Inventory(flags.inventory)
+    return common.execute(OPERATION, inventory, inventory.select(machines), flags)

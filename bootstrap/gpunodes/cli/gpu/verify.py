@@ -1,0 +1,35 @@
+"""gpunodes gpu verify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common
+from gpunodes.errors import ExitCode
+from gpunodes.inventory import Inventory
+from gpunodes.operations import gpu_verify
+from gpunodes.views import gpu_proof, text
+
+
+@click.command()
+@click.argument("machines", nargs=-1)
+@common.inventory_option
+@common.json_option
+def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
+    """Prove GPUs level by level: host, container, kubelet, pod.
+
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all. Machines without GPUs pass.
+    Exit code 3 when a level fails; the first that does is said with its fact and remedy.
+    """
+    inventory = Inventory(inventory_path)
+    chosen = inventory.select(machines)
+    view = text.progress()
+    try:
+        proofs = gpu_verify.run(inventory, chosen, view, {})
+    finally:
+        view.close()
+    code = int(ExitCode.DONE if all(proof.well for proof in proofs) else ExitCode.PARTLY)
+    click.echo(gpu_proof.proof_document(proofs, code) if as_json else gpu_proof.table(proofs))
+    return code

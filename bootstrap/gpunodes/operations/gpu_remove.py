@@ -1,0 +1,6 @@
+"""Take the GPU software of machines away."""
+
+from gpunodes.operations import phases
+from gpunodes.operations.run import Operation
+
+OPERATION = Operation(name="gpu-remove", playbook="gpu_remove.yml", phases=(phases.POOL, phases.GPU_REMOVE))

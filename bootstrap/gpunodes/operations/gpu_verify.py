@@ -1,0 +1,56 @@
+"""Prove GPUs from the driver up to a pod: four levels, and which of them failed first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpunodes.engine import events, journal, runner
+from gpunodes.inventory import Inventory
+from gpunodes.model import GpuLevel, GpuProof, Machine
+from gpunodes.operations import phases
+from gpunodes.operations.tracker import Tracker, View
+from gpunodes.planner.gpu import gpus_of
+
+PHASES = (phases.GPU_MACHINE, phases.GPU_NODE)
+
+
+def run(inventory: Inventory, machines: Sequence[Machine], view: View, variables: Mapping[str, Any]) -> list[GpuProof]:
+    """Walk the levels on all machines at once; nothing is changed."""
+    tracker = Tracker(machines, PHASES, view)
+    view.begin("gpu verify", machines)
+    folder = journal.open_run("gpu-verify")
+    names = list(dict.fromkeys([*(machine.name for machine in machines), inventory.control_plane().name]))
+    ended = runner.run(
+        runner.Play("gpu_verify.yml", inventory.path, names, variables=variables), folder, tracker.on_event
+    )
+    # Nodes are proven together, in one answer: that of the machine that Ansible happened to ask for.
+    nodes: dict[str, Any] = {}
+    for answer in tracker.answers.get("gpu_nodes", {}).values():
+        nodes |= answer
+    causes = {name: events.cause(failure) for name, failure in tracker.failures.items()}
+    return [
+        assemble(
+            machine.name,
+            tracker.answers.get("host_facts", {}).get(machine.name),
+            tracker.answers.get("gpu_levels", {}).get(machine.name, ()),
+            nodes,
+            causes.get(machine.name) or ("" if ended.ok else ended.complaint),
+        )
+        for machine in machines
+    ]
+
+
+def assemble(
+    name: str,
+    facts: Mapping[str, Any] | None,
+    levels: Sequence[Mapping[str, str]],
+    nodes: Mapping[str, Sequence[Mapping[str, str]]],
+    cause: str,
+) -> GpuProof:
+    """A machine's levels, from its own answer and from that of its cluster; ``cause`` is why it gave none."""
+    if facts is None:
+        return GpuProof(name, 0, (), cause or "its facts could not be read")
+    served = nodes.get(str(facts.get("hostname") or "").lower(), ())
+    found = tuple(GpuLevel(**level) for level in [*levels, *served])
+    return GpuProof(name, len(gpus_of(facts)), found, "" if found or not gpus_of(facts) else cause)
