@@ -19,6 +19,7 @@ GPU_DRIVER = Phase(
 CONTAINER_TOOLKIT = Phase(
     "container_toolkit", "Give GPUs to containers", "NVIDIA's container toolkit, configured in the runtime.", gpus=True
 )
+CUDA = Phase("cuda", "Install CUDA", "CUDA toolkits and cuDNN on the machine itself, where they are wished.", gpus=True)
 GPU_MACHINE = Phase(
     "gpu_machine", "Prove the GPUs on the machine", "The driver lists every GPU, and a container gets them.", gpus=True
 )
@@ -53,7 +54,7 @@ STATUS = Phase("status", "Read the cluster", "Ask the control plane about its no
 KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
 
 PREPARE = (NODE, CONTAINERD, KUBERNETES)
-GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, GPU_MACHINE)
+GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:

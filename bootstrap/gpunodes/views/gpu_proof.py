@@ -13,7 +13,7 @@ LEVELS = ("host", "container", "kubelet", "pod")
 
 def table(proofs: Sequence[GpuProof]) -> str:
     """A row for each machine, then what failed first on each, with its remedy."""
-    rows = [("machine", "GPUs", *LEVELS)]
+    rows: list[tuple[str, ...]] = [("machine", "GPUs", *LEVELS)]
     said = []
     for proof in proofs:
         states = {level.level: level.state for level in proof.levels}

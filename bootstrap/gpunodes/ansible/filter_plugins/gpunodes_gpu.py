@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,24 @@ def gpu_install(plan: Mapping[str, Any]) -> dict[str, Any]:
             # Headers are the system's own, whatever brings the driver.
             "sources": sorted({_source(package["source"]) for package in wanted if package["group"] != "headers"}),
         }
+    cuda = [package for package in plan["packages"] if package["group"] == "cuda"]
+    made["cuda"]["homes"] = {_cuda_version(package): _cuda_home(package) for package in cuda}
+    cudnn = [package["version"].partition(".")[0] for package in plan["packages"] if package["group"] == "cudnn"]
+    made["cuda"]["libraries"] = [f"libcudart.so.{version.partition('.')[0]}" for version in made["cuda"]["homes"]] + [
+        f"libcudnn.so.{major}" for major in cudnn
+    ]
     return made
+
+
+def _cuda_version(package: Mapping[str, str]) -> str:
+    """The version of CUDA that a package is: its name says it (cuda-toolkit-13-0), or its version."""
+    named = re.search(r"-(\d+)-(\d+)$", package["name"])
+    return ".".join(named.groups()) if named else package["version"].removesuffix(".*")
+
+
+def _cuda_home(package: Mapping[str, str]) -> str:
+    """Where NVIDIA's packages, or the distribution's, put a CUDA."""
+    return "/usr" if package["source"] == "distribution" else f"/usr/local/cuda-{_cuda_version(package)}"
 
 
 def _source(name: str) -> str:
@@ -155,6 +173,16 @@ def runtimes(facts: Mapping[str, Any]) -> list[str]:
     return [name for name, packages in known.items() if packages & there]
 
 
+def cuda_proofs(homes: Mapping[str, str], libraries: Sequence[str]) -> list[dict[str, Any]]:
+    """The compiler of each version answers, and each library loads, as the module host takes proofs."""
+    compilers = [
+        {"command": [f"{home}/bin/nvcc", "--version"], "says": f"release {version}"} for version, home in homes.items()
+    ]
+    return compilers + [
+        {"command": ["python3", "-c", f"import ctypes; ctypes.CDLL('{library}')"]} for library in libraries
+    ]
+
+
 def services(names: Sequence[str]) -> list[dict[str, str]]:
     """``names`` as the module host takes services."""
     return [{"name": name} for name in names]
@@ -166,6 +194,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "gpunodes_gpu_plan": gpu_plan,
+            "gpunodes_cuda_proofs": cuda_proofs,
             "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,
             "gpunodes_gpu_machines": gpu_machines,

@@ -158,6 +158,20 @@ options:
       mode:
         description: Its mode, in octal.
         type: str
+  proofs:
+    description: Commands that must end well after packages were installed.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      command:
+        description: The command.
+        type: list
+        elements: str
+        required: true
+      says:
+        description: What it must say.
+        type: str
   absent:
     description: Files that an earlier run has made and nobody wants any more.
     type: list
@@ -298,6 +312,15 @@ ARGUMENTS = {
             "input": {"type": "path"},
             "when_exists": {"type": "path"},
             "mode": {"type": "str"},
+        },
+    },
+    "proofs": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "command": {"type": "list", "elements": "str", "required": True},
+            "says": {"type": "str"},
         },
     },
     "absent": {"type": "list", "elements": "path", "default": []},

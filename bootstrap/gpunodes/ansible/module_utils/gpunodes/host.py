@@ -16,7 +16,7 @@ from typing import Any
 
 from . import disk, gpu_host, ledger, openpgp, packages
 from .problem import MachineProblem
-from .process import PATH, must, run
+from .process import PATH, last_line, must, run
 
 MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
 SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
@@ -70,6 +70,14 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """A command that must end well after packages were installed, and what it must say."""
+
+    command: Sequence[str]
+    says: str = ""
+
+
+@dataclass(frozen=True)
 class Driver:
     """A GPU driver's kernel modules, and the module of the kernel's own that must make way for them."""
 
@@ -104,6 +112,7 @@ class Spec:
     holds: Sequence[str] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     generated: Sequence[Generated] = ()
+    proofs: Sequence[Proof] = ()
     absent: Sequence[str] = ()
     """Files of ours that an earlier wish has left."""
     driver: Driver | None = None
@@ -147,6 +156,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         services=each(Service, "services"),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
+        proofs=each(Proof, "proofs"),
         absent=tuple(parameters.get("absent") or ()),
         driver=Driver(tuple(driver["modules"]), driver.get("rival") or "") if driver else None,
         devices=bool(parameters.get("devices")),
@@ -331,6 +341,7 @@ class Converger:
             changed = self._file(variant(file, versions)) or changed
         if chosen:
             self._install(chosen)
+            self._prove()
         self.outcome.versions = versions
         held = {name for name, installed in there.items() if installed.held}
         unheld = [package.name for package in self.spec.packages if package.hold and package.name not in held]
@@ -398,6 +409,17 @@ class Converger:
             if not state["active"]:
                 # Its package has just started it, with our files in place.
                 self.ledger.restarted(name)
+
+    def _prove(self) -> None:
+        """See that what was installed works; raises MachineProblem when not."""
+        for proof in () if self.check else self.spec.proofs:
+            done = run(proof.command)
+            if not done.ok or proof.says not in done.text:
+                raise MachineProblem(
+                    f"`{' '.join(proof.command)}` says: {last_line(done.text) or 'nothing'}",
+                    proof.says or "that it ends well",
+                    "see what its packages have installed",
+                )
 
     def _generate(self, generated: Generated) -> None:
         """Let a program write a file, on a copy; what it wrote is then a file of ours like any other."""

@@ -1,0 +1,135 @@
+"""The plan in the words of the modules, and the proof in the words of a person."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
+from gpunodes.ansible.module_utils.gpunodes import facts
+from gpunodes.model import GpuLevel, GpuProof
+from gpunodes.operations import gpu_verify
+from gpunodes.views import gpu_proof
+
+WISHES: dict[str, Any] = {
+    "gpunodes_driver_branch": "",
+    "gpunodes_driver_source": "",
+    "gpunodes_cuda_versions": [],
+    "gpunodes_cudnn_version": "",
+    "gpunodes_runtime": "containerd",
+    "gpunodes_feature_gates": {},
+}
+GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "2330", "class": "030200", "driver": None}
+NONE: dict[str, str] = {"url": "", "key": "", "fingerprint": ""}
+
+
+def machine(*functions: dict[str, Any]) -> dict[str, Any]:
+    system = {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13"}
+    gpu = {"functions": list(functions), "nvswitches": 0, "nouveau": "available", "headers": {"running": True}}
+    return {
+        "os": system,
+        "arch": "x86_64",
+        "kernel": "6.12.1",
+        "time": 0,
+        "gpu": gpu,
+        "packages": {},
+        "hostname": "gpu-1",
+    }
+
+
+def installed(found: dict[str, Any], **wishes: Any) -> dict[str, Any]:
+    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **wishes}, "1.36.3"))
+
+
+def test_a_machine_without_gpus_gets_nothing() -> None:
+    made = installed(machine())
+    assert made["gpus"] == 0
+    assert [made[concern]["packages"] for concern in ("driver", "cuda", "toolkit")] == [[], [], []]
+    assert (made["gates"], made["services"], made["labels"]) == ({}, [], {})
+
+
+def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
+    made = installed(machine(GPU), gpunodes_driver_branch="580")
+    first = [package["name"] for package in made["driver"]["packages"] if package["first"]]
+    assert first == ["nvidia-driver-pinning-580"]
+    assert made["driver"]["sources"] == ["nvidia"]
+    assert made["rival"] == "nouveau"
+    toolkit = made["toolkit"]["packages"]
+    assert len(toolkit) == 4
+    assert {package["same_as"] for package in toolkit} == {"", toolkit[0]["name"]}
+    assert made["toolkit"]["sources"] == ["nvidia_toolkit"]
+
+
+def test_cuda_versions_lie_side_by_side_and_are_proven() -> None:
+    made = installed(machine(GPU), gpunodes_cuda_versions=["13.0", "13.1"], gpunodes_cudnn_version="9")
+    assert made["cuda"]["homes"] == {"13.0": "/usr/local/cuda-13.0", "13.1": "/usr/local/cuda-13.1"}
+    proofs = filters.cuda_proofs(made["cuda"]["homes"], made["cuda"]["libraries"])
+    assert proofs[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "says": "release 13.0"}
+    assert [proof["command"][2] for proof in proofs[2:]] == [
+        "import ctypes; ctypes.CDLL('libcudart.so.13')",
+        "import ctypes; ctypes.CDLL('libcudart.so.13')",
+        "import ctypes; ctypes.CDLL('libcudnn.so.9')",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("system", "version", "arch", "url", "key"),
+    [
+        ("debian", "13", "x86_64", "debian13/x86_64/", "8793F200.pub"),
+        ("ubuntu", "24.04", "aarch64", "ubuntu2404/sbsa/", "3bf863cc.pub"),
+        ("rocky", "9.4", "x86_64", "rhel9/x86_64/", "D42D0685.pub"),
+    ],
+)
+def test_nvidias_source_and_its_key(system: str, version: str, arch: str, url: str, key: str) -> None:
+    found = {"os": {"id": system, "version": version, "codename": "x", "name": system}, "arch": arch}
+    [source] = filters.gpu_sources(["nvidia"], found, {"nvidia": NONE})
+    assert source["url"] == f"https://developer.download.nvidia.com/compute/cuda/repos/{url}"
+    assert source["key"] == source["url"] + key
+    assert len(source["fingerprint"].replace(" ", "")) == 40
+
+
+def test_a_mirror_and_the_distribution() -> None:
+    mirror = {"url": "http://m/{system}{release}/", "key": "-----BEGIN {system}", "fingerprint": "F"}
+    sources = filters.gpu_sources(["nvidia", "distribution"], machine(), {"nvidia": mirror, "debian": NONE})
+    assert sources[0] == {
+        "name": "nvidia",
+        "url": "http://m/debian13/",
+        "key": "-----BEGIN {system}",
+        "fingerprint": "F",
+        "suite": "/",
+    }
+    assert sources[1]["components"] == "main contrib non-free non-free-firmware"
+    assert sources[1]["key"].startswith("/usr/share/keyrings/")
+    assert facts.placeholders({"id": "ubuntu", "version": "22.04", "codename": None}, "x86_64")["{release}"] == "2204"
+
+
+LEVELS = [
+    {"level": "host", "state": "ok", "fact": "driver 580.65.06, 1 x H100", "wanted": "", "remedy": ""},
+    {"level": "container", "state": "failed", "fact": "none", "wanted": "all", "remedy": "write it anew"},
+]
+
+
+def test_the_first_failed_level_is_said() -> None:
+    assert filters.failed_level(LEVELS) == "container: none; wanted: all; write it anew"
+    assert filters.failed_level(LEVELS[:1]) == ""
+
+
+def test_proofs_are_put_together_from_machine_and_cluster() -> None:
+    served = {"gpu-1": [{"level": "kubelet", "state": "ok", "fact": "1", "wanted": "", "remedy": ""}]}
+    proof = gpu_verify.assemble("gpu-1", machine(GPU), LEVELS[:1], served, "")
+    assert [level.level for level in proof.levels] == ["host", "kubelet"]
+    assert (proof.gpus, proof.well) == (1, True)
+    assert gpu_verify.assemble("cpu-1", machine(), [], {}, "").well
+    assert gpu_verify.assemble("gone", None, [], {}, "no route").cause == "no route"
+    assert not gpu_verify.assemble("gpu-1", machine(GPU), LEVELS, {}, "container: ...").well
+
+
+def test_the_table_has_a_column_for_each_level() -> None:
+    proofs = [GpuProof("gpu-1", 1, tuple(GpuLevel(**level) for level in LEVELS)), GpuProof("cpu-1", 0, ())]
+    lines = gpu_proof.table(proofs).splitlines()
+    assert lines[0].split() == ["machine", "GPUs", "host", "container", "kubelet", "pod"]
+    assert lines[1].split() == ["gpu-1", "1", "ok", "failed", "-", "-"]
+    assert lines[3] == "gpu-1: container: none; wanted: all. write it anew."
+    document = json.loads(gpu_proof.proof_document(proofs, 3))
+    assert (document["schema"], document["machines"][0]["well"]) == ("gpunodes.gpu-verify/1", False)
