@@ -38,3 +38,8 @@ fi
 echo "setup: installing Debian packages: ${missing[*]}"
 "${as_root[@]}" apt-get update -q
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+# Debian starts what it installs, and the tests' servers are not meant to be this machine's.
+if [[ -d /run/systemd/system && " ${missing[*]} " == *" openssh-server "* ]]; then
+    "${as_root[@]}" systemctl disable --quiet --now ssh.socket ssh.service || true
+    echo "setup: the SSH server is there for the tests alone, and neither enabled nor running"
+fi
