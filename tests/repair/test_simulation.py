@@ -1,7 +1,7 @@
 """A thousand nodes on a real API server, and a scripted sickness: budget and locks hold, cost grows with the sick.
 
-Real: etcd, kube-apiserver, and all of gpunodes' side. Fakes: the kubelets (kubelets.py), and the machines themselves, a
-file each (operator_process.py).
+Real: etcd, kube-apiserver, and all of gpunodes' side. The kubelets are KWOK's. A fake: the machines themselves, a file
+each (operator_process.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from . import apiserver, kubelets
+from . import apiserver, kwok
 from .apiserver import ApiServer
 
 NODES = 1000
@@ -29,9 +29,10 @@ OPERATOR = Path(__file__).with_name("operator_process.py")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made, kubelets.running(made):
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made, kwok.running(made):
         for index in range(NODES):
-            made.call("POST", "/api/v1/nodes", kubelets.node(f"n{index:04}", {"test/pool": f"p{index % POOLS}"}))
+            made.call("POST", "/api/v1/nodes", kwok.node(f"n{index:04}", {"test/pool": f"p{index % POOLS}"}))
+        kwok.wait_ready(made, NODES)
         yield made
 
 
@@ -78,7 +79,7 @@ def prepare(folder: Path, server: ApiServer, sick: Sequence[str], names: Sequenc
             body = {"status": {"nodeInfo": {"bootID": f"{name}-boot-{count}"}}}
             server.call("PATCH", f"/api/v1/nodes/{name}/status", body, "application/merge-patch+json")
             for pod, owner in ((f"job-{name}", "ReplicaSet"), (f"agent-{name}", "DaemonSet")):
-                server.call("POST", "/api/v1/namespaces/default/pods", kubelets.pod(pod, name, owner))
+                server.call("POST", "/api/v1/namespaces/default/pods", kwok.pod(pod, name, owner))
     return machines
 
 

@@ -1,0 +1,98 @@
+"""KWOK: kubelets without machines. It keeps nodes Ready, lets pods run, and ends those that are evicted."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpunodes.lab.mirror import gobuild, pins
+
+from .apiserver import ApiServer, cache
+
+VERSION = "0.8.0"
+"""The newest that Go's module proxies serve."""
+
+
+_STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+
+
+class _Kwok(pins.Component):
+    """Built as the lab's programs are; its go.mod stands here, since no lab needs it."""
+
+    @property
+    def modules(self) -> tuple[Path, Path]:
+        folder = Path(__file__).parent / "kwok-go"
+        return folder / "go.mod", folder / "go.sum"
+
+
+@contextlib.contextmanager
+def running(server: ApiServer) -> Iterator[None]:
+    """Run KWOK for all nodes of ``server``."""
+    known = pins.load()
+    go = gobuild.toolchain(cache(), known, print)
+    component = _Kwok("kwok", VERSION)
+    program = gobuild.programs(component, go, cache(), print) / "kwok"
+    # How nodes and pods live: KWOK's own "fast" stages.
+    source = gobuild.source(component, go) / "kustomize" / "stage"
+    stages = [source / name for name in _STAGES]
+    config = server.folder / "stages.yaml"
+    config.write_text("\n---\n".join(path.read_text() for path in stages))
+    words = [str(program), "--kubeconfig", str(server.kubeconfig), "--manage-all-nodes", "--node-ip", "127.0.0.1"]
+    words += ["--config", str(config)]
+    with (server.folder / "kwok.log").open("wb") as log:
+        process = subprocess.Popen([*words, "--cidr", "10.1.0.0/16"], stdout=log, stderr=log, cwd=server.folder)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_ready(server: ApiServer, number: int, limit_s: float = 300) -> None:
+    """Wait until so many nodes are Ready."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        nodes = server.call("GET", "/api/v1/nodes")["items"]
+        ready = sum(
+            any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ()))
+            for node in nodes
+        )
+        if ready == number:
+            return
+        assert time.monotonic() < deadline, f"{ready} of {number} nodes are ready"
+        time.sleep(2)
+
+
+def node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A GPU node; KWOK makes it Ready."""
+    resources = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "status": {"capacity": resources, "allocatable": resources, "nodeInfo": {"bootID": f"{name}-boot-1"}},
+    }
+
+
+def pod(name: str, on: str, owner: str) -> dict[str, Any]:
+    """A pod that a controller of this kind would have made."""
+    reference = {"apiVersion": "apps/v1", "kind": owner, "name": "owner", "uid": "1", "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "ownerReferences": [reference]},
+        "spec": {
+            "nodeName": on,
+            "containers": [{"name": "main", "image": "none"}],
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
