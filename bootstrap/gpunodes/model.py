@@ -35,6 +35,8 @@ class Phase:
     purpose: str
     gpus: bool = False
     """Whether it concerns machines with GPUs only."""
+    docker: bool = False
+    """Whether it concerns machines whose runtime is Docker only."""
 
 
 class Severity(StrEnum):

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
 from gpunodes.ansible.module_utils.gpunodes import facts
-from gpunodes.model import GpuLevel, GpuProof
-from gpunodes.operations import gpu_verify
+from gpunodes.model import GpuLevel, GpuProof, Machine, Phase, Role, TaskStarted
+from gpunodes.operations import gpu_verify, phases
+from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_proof
 
 WISHES: dict[str, Any] = {
@@ -133,3 +134,27 @@ def test_the_table_has_a_column_for_each_level() -> None:
     assert lines[3] == "gpu-1: container: none; wanted: all. write it anew."
     document = json.loads(gpu_proof.proof_document(proofs, 3))
     assert (document["schema"], document["machines"][0]["well"]) == ("gpunodes.gpu-verify/1", False)
+
+
+def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Shows:
+        def begin(self, title: str, machines: Any) -> None:
+            pass
+
+        def phase(self, machine: str, phase: Phase) -> None:
+            shown.append((machine, phase.name))
+
+        def findings(self, findings: Any) -> None:
+            pass
+
+        def ended(self, result: Any) -> None:
+            pass
+
+    machines = [Machine("cpu-1", "10.0.0.1", Role.WORKER), Machine("gpu-1", "10.0.0.2", Role.WORKER)]
+    tracker = Tracker(machines, [phases.GPU_DRIVER], Shows(), {"gpu_driver": {"cpu-1"}})
+    for name in ("cpu-1", "gpu-1"):
+        # Ansible starts a task before it sees that it skips it.
+        tracker.on_event(TaskStarted(name, "gpu_driver", "Install the driver and load it"))
+    assert shown == [("gpu-1", "gpu_driver")]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity
@@ -59,7 +60,12 @@ def carry_out(
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
     known: Mapping[str, Any] = {}
-    with_gpus: set[str] = set()
+    bare: set[str] = set()
+    docker = {
+        machine.name
+        for machine in machines
+        if settings.of({**inventory.variables(machine.name), **options.variables})["gpunodes_runtime"] == "docker"
+    }
     # A look changes nothing and needs no lock; all that follows does.
     lock = locks.hold(control.address, inventory.variables(control.name), operation.name)
     with contextlib.nullcontext() if options.dry_run else lock:
@@ -75,19 +81,24 @@ def carry_out(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
             known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
-            with_gpus = {name for name, facts in seen.facts.items() if gpu.gpus_of(facts)}
-            if not with_gpus:
-                # Where nobody has GPUs, their phases cost nothing.
-                phases = [phase for phase in phases if not phase.gpus]
-                skip = [*skip, *(phase.name for phase in operation.phases if phase.gpus and phase.name not in skip)]
+            bare = {name for name, facts in seen.facts.items() if not gpu.gpus_of(facts)}
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
-        spared = {machine.name for machine in machines} - with_gpus if known else set()
-        tracker = Tracker(machines, work, view, without_gpus=spared)
+        spared = {
+            phase.name: {
+                machine.name
+                for machine in machines
+                if (phase.gpus and machine.name in bare) or (phase.docker and machine.name not in docker)
+            }
+            for phase in work
+        }
+        # Phases that concern nobody cost nothing.
+        idle = [name for name, names in spared.items() if len(names) == len(machines)]
+        tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, spared)
         play = runner.Play(
             playbook=operation.playbook,
             inventory=inventory.path,
             machines=[machine.name for machine in machines],
-            skip_phases=[*skip, phase_list.PREFLIGHT.name],
+            skip_phases=[*skip, *idle, phase_list.PREFLIGHT.name],
             variables={**variables, **known},
             check=options.dry_run,
         )

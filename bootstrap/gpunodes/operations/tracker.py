@@ -45,13 +45,14 @@ class Tracker:
         machines: Sequence[Machine],
         phases: Sequence[Phase],
         view: View,
-        without_gpus: Collection[str] = (),
+        spared: Mapping[str, Collection[str]] | None = None,
     ) -> None:
+        """``spared`` are the machines that have nothing to do in a phase, by its name."""
         now = time.monotonic()
         self._machines = {machine.name: _State(started=now) for machine in machines}
         self._phases = {phase.name: phase for phase in phases}
         self._view = view
-        self._without_gpus = without_gpus
+        self._spared = spared or {}
         self.answers: dict[str, dict[str, Any]] = {}
         """What tasks returned under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
@@ -82,7 +83,7 @@ class Tracker:
 
     def _concerns(self, event: Event) -> bool:
         """Whether a machine does anything in a phase: Ansible starts tasks that it then skips, too."""
-        return not (self._phases[event.phase].gpus and event.machine in self._without_gpus)
+        return event.machine not in self._spared.get(event.phase, ())
 
     def results(self, *, ok: bool, interrupted: bool = False, complaint: str = "") -> list[MachineResult]:
         """How every machine came out.

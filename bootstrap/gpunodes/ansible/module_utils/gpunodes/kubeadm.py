@@ -19,6 +19,7 @@ from .problem import MachineProblem
 from .process import Done, run
 
 SOCKET = "unix:///run/containerd/containerd.sock"
+_DOCKER_SOCKET = "/run/cri-dockerd.sock"
 PRIVATE = "/run/gpunodes"
 _ETCD = "/var/lib/etcd/member"
 _MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
@@ -324,7 +325,7 @@ def reset() -> None:
     """
     if shutil.which("kubeadm", path="/usr/bin:/usr/local/bin"):
         # It also works half way: what it could not do is done below.
-        run(["kubeadm", "reset", "--force", f"--cri-socket={SOCKET}"], 600)
+        run(["kubeadm", "reset", "--force", f"--cri-socket={_socket()}"], 600)
     run(["systemctl", "stop", "kubelet"])
     _stop_containers()
     _unmount()
@@ -340,6 +341,11 @@ def reset() -> None:
     left = mounts()
     if left:
         raise MachineProblem(f"{left[0]} is still mounted", "nothing of the kubelet's is", f"see `fuser -m {left[0]}`")
+
+
+def _socket() -> str:
+    """Where the container runtime listens; kubeadm needs to be told where there are two."""
+    return f"unix://{_DOCKER_SOCKET}" if os.path.exists(_DOCKER_SOCKET) else SOCKET
 
 
 def _cni_files() -> list[str]:
