@@ -29,7 +29,7 @@ _COLLECT_BYTES = 16 << 20
 _BOOT = "cat /proc/sys/kernel/random/boot_id /proc/uptime"
 # Whichever of the two lives; the newest lines are those that matter.
 _KERNEL_LOG = (
-    f"(timeout 20 journalctl -k -b --no-pager -o short-monotonic 2>/dev/null || timeout 10 dmesg) "
+    "{ timeout 20 journalctl -q -k -b --no-pager -o short-monotonic 2>/dev/null | grep . || timeout 10 dmesg; } "
     f"| tail -c {_COLLECT_BYTES - 1}"
 )
 _PROCESSES = "timeout 10 ps -eo pid,ppid,stat,wchan:32,etimes,comm,args 2>/dev/null | head -c 2000000"
