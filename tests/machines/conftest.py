@@ -128,6 +128,8 @@ class Kind:
     system: str = "debian13"
     workers: int = 2
     kubernetes: str = "1.36"
+    gpu_workers: int = 0
+    """Machines with stand-in GPUs, two each."""
     more: tuple[str, ...] = ()
     """More words for `lab up`."""
 
@@ -149,6 +151,8 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         kind.kubernetes,
         *kind.more,
     )
+    if kind.gpu_workers:
+        up += ("--gpu-workers", str(kind.gpu_workers), "--gpus", "2")
     done = operator.lab(*up, limit_s=3600)
     assert done.returncode == 0, done.stderr
     try:

@@ -54,6 +54,10 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
     made = installed(machine(GPU), gpunodes_driver_branch="580")
     first = [package["name"] for package in made["driver"]["packages"] if package["first"]]
     assert first == ["nvidia-driver-pinning-580"]
+    without = machine(GPU)
+    without["gpu"]["headers"] = {"running": False, "package": "linux-headers-6.12.1"}
+    packages = installed(without)["driver"]["packages"]
+    assert next(package["name"] for package in packages if package["first"]) == "linux-headers-6.12.1"
     assert made["driver"]["sources"] == ["nvidia"]
     assert made["rival"] == "nouveau"
     toolkit = made["toolkit"]["packages"]

@@ -64,8 +64,9 @@ def gpu_install(plan: Mapping[str, Any]) -> dict[str, Any]:
                     "name": package["name"],
                     "version": package["version"],
                     "same_as": package["same_version_as"],
-                    # What pins a branch works on all that is chosen after it.
-                    "first": "-pinning-" in package["name"],
+                    # What pins a branch works on all that is chosen after it; headers that come after the driver's
+                    # source build it a second time.
+                    "first": package["group"] == "headers" or "-pinning-" in package["name"],
                     "hold": package["group"] != "headers",
                 }
                 for package in wanted
