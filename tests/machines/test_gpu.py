@@ -23,7 +23,7 @@ spec:
   containers:
     - name: smi
       image: IMAGE
-      command: [/busybox/sh, -c, "nvidia-smi -L; sleep 3600"]
+      command: [sh, -c, "nvidia-smi -L; sleep 3600"]
       resources: {limits: {nvidia.com/gpu: COUNT}}
 """
 

@@ -241,3 +241,18 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
     ]
     assert run._choose(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
     assert run._choose(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}
+
+
+def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_host, "PROC", str(machine.root / "proc"))
+    groups = {"7": "nvidia-persistenced.service", "8": "kubepods.slice/pod1", "9": "user.slice"}
+    for number, group in groups.items():
+        folder = machine.root / "proc" / number
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd/3").symlink_to("/dev/null" if number == "9" else "/dev/nvidia0")
+        (folder / "comm").write_text("python3\n")
+        (folder / "cgroup").write_text(f"0::/system.slice/{group}\n")
+    assert gpu_host.holders(["nvidia-persistenced"]) == ["python3 (8)"]
+    assert sorted(gpu_host.holders([])) == ["python3 (7)", "python3 (8)"]

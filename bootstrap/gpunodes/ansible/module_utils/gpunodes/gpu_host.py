@@ -271,14 +271,17 @@ def unload(modules: Sequence[str]) -> list[str]:
     return [name for name in wanted if _loaded(name)]
 
 
-def holders() -> list[str]:
-    """Processes that have a GPU's device open, ``name (pid)``."""
+def holders(services: Sequence[str]) -> list[str]:
+    """Processes that have a GPU's device open, ``name (pid)``; those of ``services`` do not count."""
     found = []
     for folder in glob.glob(f"{PROC}/[0-9]*"):
         try:
             links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
         except OSError:
             continue  # it ended meanwhile
+        group = _text(f"{folder}/cgroup")
+        if any(f"/{service}.service" in group for service in services):
+            continue
         if any(re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", link) for link in links):
             found.append(f"{_text(f'{folder}/comm')} ({os.path.basename(folder)})")
     return found

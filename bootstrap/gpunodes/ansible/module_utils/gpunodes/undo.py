@@ -15,10 +15,8 @@ from . import disk, firewall, gpu_host, host, ledger, lock, packages
 from .problem import MachineProblem
 from .process import run
 
-_LETTING_GO_S = 60
+_LETTING_GO_S = 120
 """How long pods that were told to go may take to let go of the GPUs."""
-_SERVICES = ("nvidia-persiste", "nv-fabricmanage", "nvidia-cdi")
-"""NVIDIA's services, stopped when the driver goes; 15 signs, as the kernel cuts names."""
 
 
 class Undoer:
@@ -77,7 +75,7 @@ class Undoer:
         if "nvidia" not in self.ledger.modules or not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
             return
         deadline = time.monotonic() + (0 if self.check else _LETTING_GO_S)
-        while users := [user for user in gpu_host.holders() if not user.startswith(_SERVICES)]:
+        while users := gpu_host.holders([name for name in self.ledger.services if name.startswith("nvidia-")]):
             if time.monotonic() >= deadline:
                 raise MachineProblem(
                     f"{', '.join(users)} use{'s' if len(users) == 1 else ''} the GPUs",
