@@ -44,7 +44,7 @@ AUTOINSTALL="yes"
 _DKMS_POSTINST = """#!/bin/sh
 set -e
 if [ "$1" = configure ]; then
-    /usr/lib/dkms/common.postinst nvidia {version} "" amd64 "$2"
+    /usr/lib/dkms/common.postinst nvidia {version} "" "" "$2"
 fi
 """
 _DKMS_PRERM = """#!/bin/sh
