@@ -678,8 +678,10 @@ class _Talk:
         self._stage = _Stage.SHELL
         channel = transport.open_session()
         channel.exec_command(_command(self.target, self._shared.arguments))
-        channel.sendall(self._shared.payload)
-        channel.shutdown_write()
+        # A command that ends before it has read the probe has said why: that is read below.
+        with contextlib.suppress(OSError):
+            channel.sendall(self._shared.payload)
+            channel.shutdown_write()
         packed = self._answer(channel)
         transport.close()
         with self._shared.parsing:
