@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -85,7 +86,7 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
             skip_tags=",".join(play.skip_phases) or None,
             extravars=dict(play.variables or {}),
             cmdline="--check --diff" if play.check else None,
-            envvars=_environment() | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
+            envvars=_environment(_mortal(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
             event_handler=handle,
             cancel_callback=stop.is_set,
             settings={"pexpect_timeout": 1},
@@ -111,12 +112,27 @@ def ssh_options() -> list[str]:
     ]  # fmt: skip
 
 
-def _environment() -> dict[str, str]:
+def _mortal(folder: Path) -> Path:
+    """A folder whose ansible-playbook dies with this process, however it dies.
+
+    After `kill -9` of the command its Ansible would go on beside the next run, and delete that one's token.
+    """
+    folder.mkdir()
+    setpriv = shutil.which("setpriv")  # Linux only
+    ansible = shutil.which("ansible-playbook", path=str(Path(sys.executable).parent))
+    if setpriv and ansible:
+        script = folder / "ansible-playbook"
+        script.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig TERM -- "{ansible}" "$@"\n', encoding="utf-8")
+        script.chmod(0o700)
+    return folder
+
+
+def _environment(programs: Path) -> dict[str, str]:
     plugins = settings.plugins()
     quoted = " ".join(_quote(option) for option in ssh_options())
     return {
         # Under pipx or an unactivated environment ansible-playbook is not on PATH.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "ANSIBLE_LIBRARY": str(plugins / "modules"),
         "ANSIBLE_MODULE_UTILS": str(plugins / "module_utils"),
         "ANSIBLE_FILTER_PLUGINS": str(plugins / "filter_plugins"),
