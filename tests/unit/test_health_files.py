@@ -192,6 +192,12 @@ def gpunodes(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
     return subprocess.run(command, input=stdin, capture_output=True, check=False)
 
 
+def test_options_may_stand_after_the_machines(tmp_path: Path) -> None:
+    done = gpunodes("gpu-1", "--json", "-i", str(tmp_path / "none.yml"))
+    assert done.returncode == 2
+    assert str(tmp_path / "none.yml") in json.loads(done.stdout)["found"]
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -41,7 +41,13 @@ class _MachinesOrWord(click.Group):
         return click.Command.collect_usage_pieces(self, ctx)
 
 
-@click.group(cls=_MachinesOrWord, invoke_without_command=True, no_args_is_help=False)
+# Options may stand after the machines, as everywhere; click's groups would take them for machines.
+@click.group(
+    cls=_MachinesOrWord,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    context_settings={"allow_interspersed_args": True},
+)
 @click.argument("patterns", nargs=-1)
 @click.option("--from", "files", multiple=True, metavar="FILE", help="A saved log of one machine; may be given again.")
 @click.option(
