@@ -9,6 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from . import disk, firewall, gpu_host, host, ledger, lock, packages
@@ -90,23 +91,23 @@ class Undoer:
             self._do("rebuild the initramfs", lambda: gpu_host.rebuild(gpu_host.images()))
         for name in self.ledger.unloaded:
             if not os.path.exists(f"{gpu_host.SYS}/module/{name}"):
-                self._do(f"load {name}", lambda name=name: run(["modprobe", name]))  # type: ignore[misc]
+                self._do(f"load {name}", partial(run, ["modprobe", name]))
 
     def _restarts(self) -> None:
         """Services that were there before us, and still run with what we have just taken away from them."""
         states = host.service_states(list(self.ledger.services)) if self.part and self.ledger.services else {}
         for name, before in self.ledger.services.items():
             if before["active"] and states.get(name, {}).get("active"):
-                self._do(f"restart {name}", lambda name=name: host.start(name, "restart"))  # type: ignore[misc]
+                self._do(f"restart {name}", partial(host.start, name, "restart"))
 
     def _services(self) -> None:
         states = host.service_states(list(self.ledger.services)) if self.ledger.services else {}
         for name, before in self.ledger.services.items():
             now = states.get(name, {"enabled": False, "active": False})
             if now["active"] and not before["active"]:
-                self._do(f"stop {name}", lambda name=name: run(["systemctl", "stop", name], 300))  # type: ignore[misc]
+                self._do(f"stop {name}", partial(run, ["systemctl", "stop", name], 300))
             if now["enabled"] and not before["enabled"]:
-                self._do(f"disable {name}", lambda name=name: run(["systemctl", "disable", name]))  # type: ignore[misc]
+                self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]))
 
     def _packages(self) -> None:
         if not self.ledger.packages and not self.ledger.holds:
@@ -140,9 +141,9 @@ class Undoer:
         for path, old in self.ledger.files.items():
             if old.content is None:
                 if os.path.lexists(path):
-                    self._do(f"remove {path}", lambda path=path: os.unlink(path))  # type: ignore[misc]
+                    self._do(f"remove {path}", partial(os.unlink, path))
             elif not _is(path, old):
-                self._do(f"restore {path}", lambda path=path, old=old: _restore(path, old))  # type: ignore[misc]
+                self._do(f"restore {path}", partial(_restore, path, old))
         # Units and drop-ins may have gone with the packages and files.
         if not self.check:
             run(["systemctl", "daemon-reload"])
@@ -152,20 +153,20 @@ class Undoer:
         for path in sorted(self.ledger.directories, key=len, reverse=True):
             if os.path.islink(path) or not os.path.isdir(path):
                 continue
-            self._do(f"remove {path}", lambda path=path: shutil.rmtree(path, ignore_errors=True))  # type: ignore[misc]
+            self._do(f"remove {path}", partial(shutil.rmtree, path, ignore_errors=True))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
             path = f"/proc/sys/{name.replace('.', '/')}"
             now = disk.read(path)
             if now is not None and now.split() != value.split():
-                self._do(f"set {name} back to {value}", lambda path=path, value=value: _write(path, value))  # type: ignore[misc]
+                self._do(f"set {name} back to {value}", partial(_write, path, value))
         if "nvidia" in self.ledger.modules and os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
             self._do("unload nvidia", lambda: gpu_host.unload(self.ledger.modules))
         for name in reversed(self.ledger.modules):
             if not name.startswith("nvidia") and os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
                 # A module that something else has come to use stays.
-                self._do(f"unload {name}", lambda name=name: run(["modprobe", "--remove", name]))  # type: ignore[misc]
+                self._do(f"unload {name}", partial(run, ["modprobe", "--remove", name]))
 
     def _swap(self) -> None:
         fstab = disk.read("/etc/fstab") or ""
@@ -177,7 +178,7 @@ class Undoer:
         ]
         for device in off:
             if os.path.exists(device):
-                self._do(f"turn swap on ({device})", lambda device=device: run(["swapon", device]))  # type: ignore[misc]
+                self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
 
 
 def _is(path: str, old: ledger.OldFile) -> bool:
