@@ -10,6 +10,11 @@ from typing import Any
 from gpunodes.errors import ExitCode
 
 
+def printable(text: str) -> str:
+    """``text`` without control characters: what a machine says must not steer the terminal."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 class Role(StrEnum):
     """What a machine is for; the names are those of the inventory's groups, in the singular of kubeadm."""
 

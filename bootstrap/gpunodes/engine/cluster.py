@@ -74,7 +74,7 @@ class NoAnswer(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """The control plane cannot be asked."""
 
 
-class Refused(GpunodesError):  # noqa: N818
+class Refused(GpunodesError):  # noqa: N818 - as above
     """The API answered with an error."""
 
     def __init__(self, status: int, said: str) -> None:

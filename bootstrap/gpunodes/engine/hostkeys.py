@@ -80,7 +80,7 @@ class HostKeys:
     def _read(self, line: str) -> None:
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#") or marker == "@cert-authority":  # noqa: PLR2004
+        if len(words) < 3 or words[0].startswith("#") or marker == "@cert-authority":  # noqa: PLR2004 - names, kind, key
             return
         names, entry = words[0].lower() if not words[0].startswith("|") else words[0], (words[1], words[2])
         if marker == "@revoked":

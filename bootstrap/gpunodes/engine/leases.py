@@ -43,7 +43,7 @@ class Held(GpunodesError):  # noqa: N818 - reads as the sentence it makes
         self.who = who
 
 
-class Lost(GpunodesError):  # noqa: N818
+class Lost(GpunodesError):  # noqa: N818 - as above
     """A lock of ours was taken by somebody else, or could not be renewed in time."""
 
 

@@ -37,6 +37,7 @@ from gpunodes import settings
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.targets import DEFAULT_KEYS, Lookup, Target
 from gpunodes.errors import WrongInput
+from gpunodes.model import printable
 
 PARALLEL = 64
 """How many machines are talked to at once."""
@@ -856,7 +857,7 @@ def _complaint(channel: paramiko.Channel, data: bytes, *, over: bool) -> str:
 
 def _line(text: str) -> str:
     """One line that cannot steer a terminal, of bearable length."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)[:300]
+    return printable(text)[:300]
 
 
 # What paramiko has to say comes as exceptions too.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gpunodes.health import catalog, forms, smi
 from gpunodes.health.find import holds
 from gpunodes.health.model import MANY_PROCESSES, Kind, Record, Time
+from gpunodes.model import printable
 
 AHEAD = 64 << 10
 """Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
@@ -291,7 +292,7 @@ def _like(header: bytes, message: bytes) -> re.Pattern[bytes]:
 def clean(line: bytes) -> str:
     """A line as evidence: bounded, without anything that could steer a terminal."""
     text = line[: 4 * EVIDENCE_CHARACTERS].decode("utf-8", "replace")
-    return "".join(sign if sign.isprintable() else " " for sign in text).strip()[:EVIDENCE_CHARACTERS]
+    return printable(text).strip()[:EVIDENCE_CHARACTERS]
 
 
 def address(text: bytes) -> str:

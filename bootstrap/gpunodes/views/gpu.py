@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from gpunodes.model import printable
 from gpunodes.planner.gates import Gate
 from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans, Source
 from gpunodes.views import document
-from gpunodes.views.text import clean, table
+from gpunodes.views.text import table
 
 _SOURCES = {
     Source.NVIDIA: "NVIDIA's repository",
@@ -27,7 +28,7 @@ _GROUPS = {
 
 def plans(found: Plans) -> str:
     """Every machine with what it has, what it gets, and why."""
-    return "\n\n".join("\n".join(clean(line) for line in _machine(one)) for one in found.machines)
+    return "\n\n".join("\n".join(printable(line) for line in _machine(one)) for one in found.machines)
 
 
 def plans_document(found: Plans) -> str:

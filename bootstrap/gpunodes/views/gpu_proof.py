@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gpunodes.model import GpuProof
+from gpunodes.model import GpuProof, printable
 from gpunodes.views import document, text
 
 LEVELS = ("host", "container", "kubelet", "pod")
@@ -22,7 +22,7 @@ def table(proofs: Sequence[GpuProof]) -> str:
             said.append(f"{proof.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
         elif proof.cause:
             said.append(f"{proof.machine}: {proof.cause}")
-    return "\n".join([text.table(rows), *map(text.clean, said)])
+    return "\n".join([text.table(rows), *map(printable, said)])
 
 
 def proof_document(proofs: Sequence[GpuProof], exit_code: int) -> str:

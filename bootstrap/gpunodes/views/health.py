@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunodes.health.model import Action, Finding, Meaning, RuleText, State, Verdict
+from gpunodes.model import printable
 
 SCHEMA = "gpunodes.health/1"
 
@@ -81,8 +82,6 @@ def dump(document: Mapping[str, Any]) -> str:
 
 def listing(verdicts: Sequence[Verdict]) -> str:
     """Every machine that is not well, the worst first, with its findings; then how many are."""
-    from gpunodes.views.text import clean
-
     lines = []
     for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
         if verdict.state is State.WELL and len(verdicts) > 1:
@@ -100,4 +99,4 @@ def listing(verdicts: Sequence[Verdict]) -> str:
             lines += [f"    | {line}" for line in finding.evidence[:1]]
     well = sum(verdict.state is State.WELL for verdict in verdicts)
     lines.append(f"{well} of {len(verdicts)} well.")
-    return "\n".join(clean(line) for line in lines)
+    return "\n".join(printable(line) for line in lines)

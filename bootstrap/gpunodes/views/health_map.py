@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from gpunodes.health.model import Action, State, Verdict
-from gpunodes.views.text import clean, duration
+from gpunodes.model import printable
+from gpunodes.views.text import duration
 
 WAITING = "·"
 # Letter and colour (ECMA-48 SGR) by state; the letter alone says it all.
@@ -52,7 +53,7 @@ class Lines:
         self._say(f"{self._done} of {self._total} asked in {duration(time.monotonic() - self._began)}")
 
     def _say(self, text: str) -> None:
-        print(clean(text), file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
 
 class Map:
@@ -153,7 +154,7 @@ def _layout(names: Sequence[str], columns: int, rows: int) -> _Layout:
 
 def _label(row: Sequence[str], width: int) -> str:
     """The first and the last name of a row, ``gpu-001..050``."""
-    first, last = clean(row[0]), clean(row[-1])
+    first, last = printable(row[0]), printable(row[-1])
     if len(row) == 1:
         return first[:width]
     # What both begin with, up to their numbers, need not be said twice.

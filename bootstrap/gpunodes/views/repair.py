@@ -11,7 +11,8 @@ from typing import Any, Protocol, TextIO
 
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
-from gpunodes.views.text import clean, duration, table
+from gpunodes.model import printable
+from gpunodes.views.text import duration, table
 
 
 class Machine(Protocol):
@@ -67,7 +68,7 @@ class Lines:
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
         with self._guard:
-            print(clean(line), file=self._stream, flush=True)
+            print(printable(line), file=self._stream, flush=True)
 
 
 def summary(result: Result) -> str:
@@ -76,9 +77,9 @@ def summary(result: Result) -> str:
     quiet = [each for each in result.machines if each.ruling == "nothing"]
     lines = []
     for each in acted:
-        lines.append(clean(f"{each.machine}: {_said(each, dry_run=result.dry_run)}"))
+        lines.append(printable(f"{each.machine}: {_said(each, dry_run=result.dry_run)}"))
         if result.dry_run:
-            lines += [f"    {clean(line)}" for line in _plan(each)]
+            lines += [f"    {printable(line)}" for line in _plan(each)]
     if quiet:
         lines.append(f"{len(quiet)} other machine{'s' if len(quiet) > 1 else ''}: nothing to repair")
     if not result.machines:

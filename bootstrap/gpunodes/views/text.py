@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity, printable
 
 _SIGNS = {
     Outcome.UNCHANGED: "ok",
@@ -18,11 +18,6 @@ _SIGNS = {
     Outcome.UNREACHABLE: "UNREACHABLE",
     Outcome.SKIPPED: "untouched",
 }
-
-
-def clean(text: str) -> str:
-    """``text`` without control characters: what a machine says must not steer the terminal."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def duration(seconds: float) -> str:
@@ -58,7 +53,7 @@ class Lines:
 
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        print(f"[{elapsed:5.0f} s] {clean(text)}", file=self._stream, flush=True)
+        print(f"[{elapsed:5.0f} s] {printable(text)}", file=self._stream, flush=True)
 
 
 class Live:
@@ -120,7 +115,7 @@ class Live:
     def _above(self, text: str) -> None:
         """A line that stays, above the live ones."""
         self._erase()
-        print(clean(text), file=self._stream)
+        print(printable(text), file=self._stream)
 
     def _erase(self) -> None:
         if self._drawn:
@@ -136,7 +131,7 @@ class Live:
         now = time.monotonic()
         for name, (text, since) in shown:
             elapsed = f"  {duration(now - since)}" if since is not None else ""
-            self._stream.write(clean(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1] + "\n")
+            self._stream.write(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1] + "\n")
         self._drawn = len(shown)
         self._stream.flush()
 
@@ -162,7 +157,7 @@ def summary(result: RunResult) -> str:
             line += f"  {machine.phase + ': ' if machine.phase else ''}{machine.cause}"
         elif result.dry_run and machine.changes:
             line += f"  {', '.join(machine.changes)}"
-        lines.append(clean(line))
+        lines.append(printable(line))
     errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
     if errors:
         lines.append(f"{errors} preflight check{'s' if errors > 1 else ''} failed; nothing was changed.")
@@ -180,5 +175,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns, each as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        clean("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
+        printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in rows
     )
