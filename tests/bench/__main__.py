@@ -6,6 +6,7 @@ a table in Markdown. Nothing here is a test: a ratio above its goal is reported,
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shlex
 import statistics
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.bench import health_files, sweep
@@ -31,6 +33,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        self._restored = 0
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run a command to its end; what it prints on standard output. Raises CalledProcessError when it fails."""
@@ -58,8 +61,8 @@ class Bench:
     def gpunodes(self, *words: str) -> str:
         return self.run(GPUNODES, *words)
 
-    def join(self) -> float:
-        return self.seconds(lambda: self.gpunodes("join", "worker-1"))
+    def join(self, *machines: str) -> float:
+        return self.seconds(lambda: self.gpunodes("join", *machines))
 
     def bare_join(self) -> float:
         """The shell script on worker-1, with the steps that a person does by hand around it."""
@@ -69,10 +72,14 @@ class Bench:
             words = f"{line[2]} {line[4]} {line[6]}\n"
             self.on("worker-1", "cat >/run/bare.sh", stdin=(HERE / "bare_join.sh").read_text())
             self.on("worker-1", "sh /run/bare.sh http://mirror.lab 1.36", stdin=words)
-            self.on("control-1", f"{KUBECTL} wait --for=condition=Ready node/worker-1 --timeout=300s")
-            self.on("control-1", f"{KUBECTL} apply -f -", stdin=(HERE / "probe.yml").read_text())
+            # kubeadm may end before the kubelet has made its node.
+            wait = f"{KUBECTL} wait --timeout=600s"
+            probed = "--for=jsonpath='{.status.phase}'=Succeeded pod/probe"
             self.on(
-                "control-1", f"{KUBECTL} wait --for=jsonpath='{{.status.phase}}'=Succeeded pod/probe --timeout=300s"
+                "control-1",
+                f"{wait} --for=create node/worker-1 && {wait} --for=condition=Ready node/worker-1 && "
+                f"{KUBECTL} apply -f - && {wait} {probed}",
+                stdin=(HERE / "probe.yml").read_text(),
             )
 
         return self.seconds(act)
@@ -83,6 +90,16 @@ class Bench:
 
     def lab(self, *words: str, stdin: str | None = None) -> str:
         return self.run(GPUNODES, "lab", "--name", NAME, *words, stdin=stdin)
+
+    def restore(self, snapshot: str) -> None:
+        """Bring all machines back. Connections that Ansible keeps for a while do not survive it: it gets new ones."""
+        self.lab("restore", snapshot)
+        self._restored += 1
+        self.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(self.folder / f"connections-{self._restored}")
+
+    def down(self) -> None:
+        """Take the lab away, if it is there."""
+        self.lab("down")
 
 
 def tasks_of(state: Path) -> int:
@@ -105,58 +122,78 @@ def hosts_of(state: Path) -> int:
     return len(named)
 
 
-def measure(bench: Bench) -> list[Row]:
-    """All rows of the table."""
+def measure(folder: Path) -> Iterator[Row]:
+    """The rows that need machines, each as soon as it is known; ``folder`` is empty."""
+    bench = Bench(folder)
+    try:
+        yield from _rows(bench)
+    finally:
+        bench.down()
+
+
+def _rows(bench: Bench) -> Iterator[Row]:
     help_s = statistics.median(bench.seconds(lambda: bench.gpunodes("--help")) for _ in range(9))
+    yield Row("gpunodes --help", f"{help_s:.2f} s", "0.15 s", "median of 9")
+    # What an interrupted bench left is no bare machine.
+    bench.down()
     bench.lab("up", "--workers", "2")
     bench.lab("snapshot", "bare")
     init_s = bench.seconds(lambda: bench.gpunodes("init-master", "control-1"))
     bench.lab("snapshot", "cluster")
     bare_s = bench.bare_join()
-    bench.lab("restore", "cluster")
-    join_s = bench.join()
-    hosts, tasks = hosts_of(bench.folder / "state"), tasks_of(bench.folder / "state")
-    again_s = bench.join()
-    second_s = bench.seconds(lambda: bench.gpunodes("join", "worker-2"))
-    bench.lab("restore", "bare")
+    bench.restore("cluster")
+    join_s = bench.join("worker-1")
+    state = bench.folder / "state"
+    yield Row(
+        "join against a bare shell script",
+        f"{join_s / bare_s:.2f}",
+        "1.25",
+        f"{join_s:.0f} s against {bare_s:.0f} s",
+    )
+    yield Row(
+        "machines contacted by a join of one", f"{hosts_of(state)}", "2", "the one that joins and the control plane"
+    )
+    yield Row("tasks of a join", f"{tasks_of(state)}", "-", "as Ansible counts them, those on our own side included")
+    again_s = bench.join("worker-1")
+    yield Row(
+        "second join against the first", f"{again_s / join_s:.2f}", "0.10", f"{again_s:.0f} s against {join_s:.0f} s"
+    )
+    second_s = bench.join("worker-2")
+    bench.restore("bare")
     up_s = bench.seconds(lambda: bench.gpunodes("up"))
-    return [
-        Row(
-            "join against a bare shell script",
-            f"{join_s / bare_s:.2f}",
-            "1.25",
-            f"{join_s:.0f} s against {bare_s:.0f} s",
-        ),
-        Row(
-            "second join against the first",
-            f"{again_s / join_s:.2f}",
-            "0.10",
-            f"{again_s:.0f} s against {join_s:.0f} s",
-        ),
-        Row("machines contacted by a join of one", f"{hosts}", "2", "the one that joins and the control plane"),
-        Row("tasks of a join", f"{tasks}", "-", "as Ansible counts them, those on our own side included"),
-        Row(
-            "up against its steps in sequence",
-            f"{up_s / (init_s + join_s + second_s):.2f}",
-            "0.70",
-            f"{up_s:.0f} s against {init_s:.0f} + {join_s:.0f} + {second_s:.0f} s",
-        ),
-        Row("gpunodes --help", f"{help_s:.2f} s", "0.15 s", "median of 9"),
-    ]
+    yield Row(
+        "up against its steps in sequence",
+        f"{up_s / (init_s + join_s + second_s):.2f}",
+        "0.70",
+        f"{up_s:.0f} s against init-master {init_s:.0f} + join {join_s:.0f} + join {second_s:.0f} s",
+    )
+    bench.restore("cluster")
+    both_s = bench.join("worker-1", "worker-2")
+    yield Row(
+        "up against init-master and one join of both",
+        f"{up_s / (init_s + both_s):.2f}",
+        "-",
+        f"{up_s:.0f} s against {init_s:.0f} + {both_s:.0f} s",
+    )
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
-        bench = Bench(Path(folder))
+def main() -> int:
+    """Measure all; each row is also said when it is known, so that what fails later takes nothing with it."""
+    rows: list[Row] = []
+    failed = False
+    for part in (measure, sweep.measure, health_files.measure):
         try:
-            rows = measure(bench)
-        finally:
-            subprocess.run([GPUNODES, "lab", "--name", NAME, "down"], cwd=folder, env=bench.environment, check=False)
-    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
-        rows += sweep.measure(Path(folder))
-        rows += health_files.measure(Path(folder))
+            with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
+                for row in part(Path(folder)):
+                    rows.append(row)
+                    print(row, file=sys.stderr, flush=True)
+        except Exception:
+            failed = True
+            traceback.print_exc()
+    print(f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, {os.cpu_count()} processors:\n")
     show(rows)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

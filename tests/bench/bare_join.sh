@@ -10,7 +10,7 @@ printf 'overlay\nbr_netfilter\n' >/etc/modules-load.d/k8s.conf
 modprobe -a overlay br_netfilter
 printf 'net.bridge.bridge-nf-call-iptables=1\nnet.bridge.bridge-nf-call-ip6tables=1\nnet.ipv4.ip_forward=1\n' \
   >/etc/sysctl.d/k8s.conf
-sysctl -q --system >/dev/null 2>&1
+sysctl -q -p /etc/sysctl.d/k8s.conf
 swapoff -a
 
 mkdir -p /etc/apt/keyrings
@@ -19,9 +19,8 @@ curl -fsS "${repository}Release.key" >/etc/apt/keyrings/kubernetes.asc
 echo "deb [signed-by=/etc/apt/keyrings/kubernetes.asc] $repository /" >/etc/apt/sources.list.d/kubernetes.list
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -qq -y --no-install-recommends containerd >/dev/null
-apt-get install -qq -y --no-install-recommends kubelet kubeadm kubectl >/dev/null
-apt-mark hold kubelet kubeadm kubectl >/dev/null
+apt-get install -qq -y --no-install-recommends containerd kubelet kubeadm cri-tools conntrack ethtool iptables >/dev/null
+apt-mark hold containerd kubelet kubeadm >/dev/null
 
 mkdir -p /etc/containerd
 containerd config default | sed -e 's/SystemdCgroup = false/SystemdCgroup = true/' \
@@ -33,4 +32,13 @@ for host in registry.k8s.io ghcr.io docker.io; do
 done
 systemctl restart containerd
 systemctl enable -q kubelet
-kubeadm join "$endpoint" --token "$token" --discovery-token-ca-cert-hash "$hash" >/dev/null
+cat >/run/join.yml <<END
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+discovery:
+  bootstrapToken: {token: "$token", apiServerEndpoint: "$endpoint", caCertHashes: ["$hash"]}
+timeouts: {kubernetesAPICall: 5m0s}
+END
+join() { kubeadm join --config /run/join.yml >/dev/null; }
+# kubeadm gives a container runtime that has only just started two seconds to answer.
+join || { sleep 5 && join; }

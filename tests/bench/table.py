@@ -15,9 +15,12 @@ class Row:
     goal: str
     how: str
 
+    def __str__(self) -> str:
+        return f"| {self.what} | {self.figure} | {self.goal} | {self.how} |"
+
 
 def show(rows: Sequence[Row]) -> None:
     """Print the table."""
     print("| what | figure | goal | how |\n|---|---|---|---|")
     for row in rows:
-        print(f"| {row.what} | {row.figure} | {row.goal} | {row.how} |")
+        print(row)
