@@ -93,7 +93,7 @@ test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a cle
 
 # The lab makes network namespaces and virtual machines: that part runs as root, the rest as whoever calls make.
 comma := ,
-AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME env PATH=$$PATH)
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE env PATH=$$PATH)
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 
