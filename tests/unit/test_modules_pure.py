@@ -331,7 +331,7 @@ class TestKubeadm:
         monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
         monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
         monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
-        monkeypatch.setattr(kubeadm, "run", lambda argv, _: Done(argv, 1, "", next(calls)))
+        monkeypatch.setattr(kubeadm, "run_while_heard", lambda argv, _: Done(argv, 1, "", next(calls)))
         with pytest.raises(MachineProblem, match="Port 10250 is in use"):
             kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+from gpunodes.engine import runner
 
 _COMMAND = """
 import subprocess, sys, time
@@ -27,13 +32,35 @@ def test_ansible_dies_with_the_command_even_by_kill_9(tmp_path: Path) -> None:
         assert command.stdout
         ansible = int(command.stdout.readline())
         deadline = time.monotonic() + 30
-        while Path(f"/proc/{ansible}/comm").read_text() != "sleep\n":
+        while _comm(ansible) != "sleep":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         command.kill()
     while _runs(ansible):
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
+
+
+def test_an_interrupted_command_lets_ansible_end_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = tmp_path / "ansible-playbook"
+    stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
+    stand_in.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    programs = runner._mortal(tmp_path / "bin")
+    with subprocess.Popen([programs / "ansible-playbook"]) as ansible, runner._Stop(programs / "pid") as stop:
+        deadline = time.monotonic() + 30
+        while _comm(ansible.pid) != "sleep":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert not stop.overdue()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not stop.overdue(), "it has some seconds"
+        assert ansible.wait(30) == -signal.SIGTERM
+        assert stop.asked
+
+
+def _comm(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
 
 
 def _runs(process: int) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from gpunodes import settings
 from gpunodes.engine import events
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 FORKS = 50
 """How many machines Ansible works on at once."""
+_PID = "pid"
+_PATIENCE_S = 10.0
+"""Seconds that Ansible gets to end its workers, which end their connections, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
     """
     import ansible_runner
 
-    stop = threading.Event()
     private = folder / Path(play.playbook).stem
+    stop = _Stop(private / "bin" / _PID)
     # A fresh folder for every run: ansible-runner does not overwrite what an earlier one left in `env/`.
     private.mkdir(mode=0o700)
     # The user's own ansible.cfg is for the user's own playbooks.
@@ -75,7 +80,7 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
             on_event(event)
         return False  # the event need not be kept as a file: the log holds what a reader needs
 
-    with _interruptible(stop):
+    with stop:
         result = ansible_runner.run(
             private_data_dir=str(private),
             ident="ansible",
@@ -88,14 +93,14 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
             cmdline="--check --diff" if play.check else None,
             envvars=_environment(_mortal(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
             event_handler=handle,
-            cancel_callback=stop.is_set,
+            cancel_callback=stop.overdue,
             settings={"pexpect_timeout": 1},
             quiet=True,
         )
     artifacts = Path(result.config.artifact_dir)
     # This record of the command holds the caller's whole environment.
     (artifacts / "command").unlink(missing_ok=True)
-    return Ended(ok=result.rc == 0, interrupted=stop.is_set(), log=artifacts / "stdout")
+    return Ended(ok=result.rc == 0, interrupted=stop.asked, log=artifacts / "stdout")
 
 
 def ssh_options() -> list[str]:
@@ -120,9 +125,10 @@ def _mortal(folder: Path) -> Path:
     folder.mkdir()
     setpriv = shutil.which("setpriv")  # Linux only
     ansible = shutil.which("ansible-playbook", path=str(Path(sys.executable).parent))
-    if setpriv and ansible:
+    if ansible:
+        dies = f'"{setpriv}" --pdeathsig TERM -- ' if setpriv else ""
         script = folder / "ansible-playbook"
-        script.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig TERM -- "{ansible}" "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\necho $$ >"{folder / _PID}"\nexec {dies}"{ansible}" "$@"\n', encoding="utf-8")
         script.chmod(0o700)
     return folder
 
@@ -155,23 +161,40 @@ def _quote(option: str) -> str:
     return f"'{option}'" if any(sign in option for sign in ' "') else option
 
 
-class _interruptible:  # noqa: N801 - a context manager, used like a function
-    """While inside, SIGINT and SIGTERM set ``stop``; the second one is Python's own again."""
+class _Stop:
+    """While inside, SIGINT and SIGTERM ask Ansible to end; the second one is Python's own again.
 
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
+    ansible-runner would kill Ansible at once: its workers, in sessions of their own, and their SSH connections would
+    live on, and so would what they started on the machines.
+    """
+
+    def __init__(self, pid: Path) -> None:
+        self._pid = pid
+        self._told = 0.0
         self._before: dict[signal.Signals, Any] = {}
+        self.asked = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def overdue(self) -> bool:
+        """Whether Ansible was asked to end and had its time for it; ansible-runner's question, once a second."""
+        if not self.asked:
+            return False
+        if not self._told:
+            self._told = time.monotonic()
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(self._pid.read_text(encoding="utf-8")), signal.SIGTERM)
+        return time.monotonic() - self._told > _PATIENCE_S
+
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        if self._stop.is_set():
+        if self.asked:
             raise KeyboardInterrupt
-        self._stop.set()
+        self.asked = True

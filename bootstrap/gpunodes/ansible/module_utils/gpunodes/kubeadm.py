@@ -16,7 +16,7 @@ from typing import Any
 from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
-from .process import Done, run
+from .process import Done, run, run_while_heard
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
@@ -239,10 +239,10 @@ def _kubeadm(verb: str, documents: Sequence[Mapping[str, Any]], limit_s: float, 
         # JSON is YAML, and needs no library to write.
         disk.write(path, "\n---\n".join(json.dumps(document, indent=1) for document in documents) + "\n", 0o600)
         deadline = time.monotonic() + limit_s
-        done = run(["kubeadm", verb, f"--config={path}", *flags], limit_s)
+        done = run_while_heard(["kubeadm", verb, f"--config={path}", *flags], limit_s)
         while _runtime_was_slow(done) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            done = run(["kubeadm", verb, f"--config={path}", *flags], deadline - time.monotonic())
+            done = run_while_heard(["kubeadm", verb, f"--config={path}", *flags], deadline - time.monotonic())
     finally:
         shutil.rmtree(PRIVATE, ignore_errors=True)
     if not done.ok:

@@ -1,7 +1,8 @@
 """One changing run on a machine at a time.
 
-A controlling machine that is killed leaves its module running here. The next run waits for it to end, and for the
-programs that it started: they keep the lock's descriptor, so an orphaned apt-get or kubeadm still holds it.
+A command that is killed leaves its module running here. The next run waits for it to end, and for the programs that it
+started: they keep the lock's descriptor, so an orphaned apt-get still holds it. kubeadm is not waited for: it is ended
+when nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def _take(descriptor: int, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
+            if process.unheard():
+                raise MachineProblem("the command that wanted this was ended") from error
             if time.monotonic() > deadline:
                 holder = os.pread(descriptor, 200, 0).decode("ascii", "replace")
                 raise MachineProblem(

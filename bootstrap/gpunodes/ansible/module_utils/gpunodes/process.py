@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,21 @@ class Done:
         return "\n".join(part for part in (self.out, self.err) if part)
 
 
+def unheard() -> bool:
+    """Whether nobody reads what we will say: the command that wants it was ended, or its connection.
+
+    sshd(8) closes its end of our output with the client's channel; it sends no signal where there is no terminal.
+    """
+    output = select.poll()
+    output.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
+
+
+def run_while_heard(argv: Sequence[str], timeout_s: float) -> Done:
+    """Like ``run``, for a program that may be killed at any moment: it ends when nobody waits for us any more."""
+    return _run(argv, timeout_s, "", {}, while_heard=True)
+
+
 def run(
     argv: Sequence[str],
     timeout_s: float = 120,
@@ -41,28 +58,49 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> Done:
     """Run ``argv``, no shell, in the C locale; a program that is missing or too slow is a result, not an exception."""
-    variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
+    return _run(argv, timeout_s, stdin, environment or {}, while_heard=False)
+
+
+def _run(
+    argv: Sequence[str], timeout_s: float, stdin: str, environment: Mapping[str, str], *, while_heard: bool
+) -> Done:
+    variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **environment}
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(argv),
-            input=stdin,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout_s,
             env=variables,
             pass_fds=INHERITED,
-            check=False,
         )
     except FileNotFoundError:
         return Done(argv, 127, "", f"{argv[0]} is not installed")
-    except subprocess.TimeoutExpired as error:
-        said = "".join(
-            part.decode(errors="replace") if isinstance(part, bytes) else part or ""
-            for part in (error.stdout, error.stderr)
-        )
-        return Done(argv, 124, said, f"{argv[0]} did not end within {timeout_s:.0f} s")
-    return Done(argv, done.returncode, done.stdout, done.stderr)
+    with process:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                out, err = process.communicate(stdin, max(0, min(left, _LISTEN_S) if while_heard else left))
+            except subprocess.TimeoutExpired as error:
+                if time.monotonic() < deadline and not unheard():
+                    continue
+                process.kill()
+                said = "".join(
+                    part.decode(errors="replace") if isinstance(part, bytes) else part or ""
+                    for part in (error.stdout, error.stderr)
+                )
+                return Done(argv, 124, said, f"{argv[0]} did not end within {timeout_s:.0f} s")
+            except BaseException:
+                process.kill()
+                raise
+            return Done(argv, process.returncode, out, err)
+
+
+_LISTEN_S = 1.0
+"""Seconds between two looks whether anybody still waits."""
 
 
 def must(
