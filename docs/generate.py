@@ -57,7 +57,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def phases_of(name: str) -> Sequence[Phase]:
     """The phases that a command walks, none for a command that walks none."""
     try:
-        module = importlib.import_module(f"{OPERATIONS}.{name.replace('-', '_')}")
+        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', name)}")
     except ModuleNotFoundError:
         return ()
     operation = getattr(module, "OPERATION", None)

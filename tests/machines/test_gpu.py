@@ -5,43 +5,74 @@ What is proven here is the way of the software: packages, modules, runtimes, kub
 
 from __future__ import annotations
 
+import json
+import re
+import textwrap
 import time
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from .conftest import BARE, STATE, Kind, Operator, lines
 
 LAB = Kind("debian13", workers=1, gpu_workers=2)
 GPU = ("gpu-1", "gpu-2")
-POD = """
-apiVersion: v1
-kind: Pod
-metadata: {name: NAME}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 0
-  nodeSelector: {gpunodes.dev/gpu-count: "2"}
-  containers:
-    - name: smi
-      image: IMAGE
-      command: [sh, -c, "nvidia-smi -L; sleep 3600"]
-      resources: {limits: {nvidia.com/gpu: COUNT}}
-"""
+UP_LIMIT_S = 3000.0
+"""Two emulated machines build a kernel module each while a control plane starts."""
+SETTINGS: dict[str, dict[str, Any]] = {"gpu-1": {"gpunodes_pool": "h100"}, "gpu-2": {"gpunodes_gpu_taint": True}}
+GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
+BUSYBOX = "e2e-test-images/busybox:1.37.0-1"
+SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
+REGISTRY = Path(__file__).parent / "private_registry.py"
 
 _bare: dict[str, list[str]] = {}
 
 
-def image(operator: Operator) -> str:
-    """The device plugin's image, which the nodes have."""
-    return operator.kubectl(
-        "-n", "kube-system", "get", "daemonset", "nvidia-device-plugin-daemonset",
-        "-o", "jsonpath={.spec.template.spec.containers[0].image}",
-    ).strip()  # fmt: skip
+def wish(operator: Operator, machine: str, **more: Any) -> None:
+    """Give a machine settings of its own, in the inventory."""
+    path = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump({**SETTINGS[machine], **more}))
 
 
-def start(operator: Operator, name: str, count: int) -> None:
-    text = POD.replace("NAME", name).replace("COUNT", str(count)).replace("IMAGE", image(operator))
-    operator.ssh("control-1", f"cat >/run/pod.yml <<'END'\n{text}\nEND")
-    operator.kubectl("apply", "-f", "/run/pod.yml")
+def examples(heading: str) -> list[str]:
+    """The examples below a heading of docs/scheduling.md."""
+    sections = re.split(r"^#+ ", SCHEDULING.read_text(), flags=re.MULTILINE)
+    [section] = [section for section in sections if section.startswith(f"{heading}\n")]
+    return [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", section, re.MULTILINE)]
+
+
+def example(heading: str) -> dict[str, Any]:
+    """The last example below a heading, which is a part of a pod."""
+    part: dict[str, Any] = yaml.safe_load(examples(heading)[-1])
+    return part
+
+
+def start(operator: Operator, name: str, image: str, script: str, container: dict[str, Any], **spec: Any) -> None:
+    """Start a pod that runs a shell script."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": image, "command": ["sh", "-c", script], **container}],
+            **spec,
+        },
+    }
+    operator.ssh("control-1", f"cat >/run/pod.json <<'END'\n{json.dumps(document)}\nEND")
+    operator.kubectl("apply", "-f", "/run/pod.json")
+
+
+def ended(operator: Operator, name: str) -> tuple[str, str]:
+    """Wait for a pod's good end; its node and what it said. The pod is deleted."""
+    operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
+    node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
+    said = operator.kubectl("logs", name)
+    operator.kubectl("delete", "pod", name, "--wait=true")
+    return node, said
 
 
 def levels(machine: dict[str, Any]) -> dict[str, str]:
@@ -60,8 +91,20 @@ def test_verify_says_that_the_driver_is_missing(operator: Operator) -> None:
     assert "nvidia is not loaded" in document["machines"][0]["levels"][0]["fact"]
 
 
+def test_a_gate_that_went_is_refused_before_anything_is_touched(operator: Operator) -> None:
+    wish(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
+    wish(operator, "gpu-2")
+    found = operator.document("up", "--driver", "580", code=1)["findings"]
+    found = [one for one in found if one["severity"] == "error"]
+    assert [(one["machine"], one["check"]) for one in found] == [("gpu-1", "gates")]
+    assert "gone since Kubernetes 1.11" in json.dumps(found)
+    assert "device plugins do its work" in json.dumps(found)
+    assert lines(operator.ssh("gpu-1", BARE)) == _bare["gpu-1"]
+    wish(operator, "gpu-1")
+
+
 def test_up_makes_a_cluster_that_serves_gpus(operator: Operator) -> None:
-    operator.gpunodes("up", "--driver", "580")
+    operator.gpunodes("up", "--driver", "580", limit_s=UP_LIMIT_S)
     document = operator.document("gpu", "verify")
     found = {machine["machine"]: machine for machine in document["machines"]}
     for name in GPU:
@@ -69,11 +112,33 @@ def test_up_makes_a_cluster_that_serves_gpus(operator: Operator) -> None:
     assert found["worker-1"]["gpus"] == 0
 
 
+def test_the_refused_gate_would_stop_the_kubelet(operator: Operator) -> None:
+    gates = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "featureGates": {"Accelerators": True},
+    }
+    operator.ssh("gpu-1", f"mkdir /run/gates; echo '{json.dumps(gates)}' >/run/gates/10-feature-gates.conf")
+    kubelet = "timeout 120 kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/run/gates"
+    said = operator.ssh("gpu-1", f"{kubelet} 2>&1; echo ended with $?; rm -r /run/gates")
+    assert "unrecognized feature gate: Accelerators" in said
+    assert not said.endswith(("ended with 0\n", "ended with 124\n"))
+
+
+def test_pools_are_labels_and_taints(operator: Operator) -> None:
+    label = "jsonpath={.metadata.labels.gpunodes\\.dev/pool}"
+    assert [operator.kubectl("get", "node", name, "-o", label).strip() for name in GPU] == ["h100", "gpu"]
+    taints = [operator.kubectl("get", "node", name, "-o", "jsonpath={.spec.taints[*].key}") for name in GPU]
+    assert [taint.split() for taint in taints] == [[], ["nvidia.com/gpu"]]
+    operator.kubectl("label", "node", "gpu-1", "team=a")
+
+
 def test_up_again_changes_nothing(operator: Operator) -> None:
     before = {machine: operator.ssh(machine, STATE) for machine in GPU}
     document = operator.document("up", "--driver", "580")
     assert {machine["outcome"] for machine in document["machines"]} == {"unchanged"}
     assert {machine: operator.ssh(machine, STATE) for machine in GPU} == before
+    assert operator.kubectl("get", "node", "-l", "team=a", "-o", "name").strip() == "node/gpu-1"
 
 
 def test_a_cpu_node_has_nothing_of_it(operator: Operator) -> None:
@@ -82,9 +147,38 @@ def test_a_cpu_node_has_nothing_of_it(operator: Operator) -> None:
     )
 
 
+def test_the_examples_for_pools_run(operator: Operator) -> None:
+    start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Only there"))
+    node, said = ended(operator, "only")
+    assert (node, said.count("UUID: GPU-")) == ("gpu-1", 1)
+    image = f"registry.k8s.io/{BUSYBOX}"
+    start(operator, "preferred", image, "true", {}, **example("There if possible"))
+    assert ended(operator, "preferred")[0] == "gpu-1"
+    operator.kubectl("cordon", "gpu-1")
+    start(operator, "elsewhere", image, "true", {}, **example("There if possible"))
+    assert ended(operator, "elsewhere")[0] == "worker-1"
+    operator.kubectl("uncordon", "gpu-1")
+
+
+def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
+    hosts = '[host."http://127.0.0.1:5000"]\ncapabilities = ["pull", "resolve"]\n'
+    folder = "/etc/containerd/certs.d/registry.example"
+    operator.ssh("gpu-1", f"mkdir {folder}; cat >{folder}/hosts.toml <<'END'\n{hosts}END")
+    operator.ssh("gpu-1", f"cat >/run/registry.py <<'END'\n{REGISTRY.read_text()}END")
+    operator.ssh("gpu-1", "systemd-run --unit=registry --collect python3 /run/registry.py")
+    login, part = examples("Images from a private registry")
+    operator.ssh("control-1", f"export KUBECONFIG=/etc/kubernetes/admin.conf\n{login}")
+    here = example("Only there")
+    start(operator, "private", f"registry.example/{BUSYBOX}", "true", {}, **yaml.safe_load(part), **here)
+    assert ended(operator, "private")[0] == "gpu-1"
+    operator.ssh("gpu-1", f"systemctl stop registry; rm -r {folder}")
+
+
 def test_a_pod_waits_when_all_gpus_are_taken(operator: Operator) -> None:
+    tolerations = example("GPU nodes for GPU pods")
     for name, count in (("first", 2), ("second", 2), ("third", 1)):
-        start(operator, name, count)
+        resources = {"resources": {"limits": {"nvidia.com/gpu": count}}}
+        start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", resources, **tolerations)
     operator.kubectl("wait", "--for=condition=Ready", "pod/first", "pod/second", "--timeout=180s")
     assert operator.kubectl("logs", "first").count("UUID: GPU-") == 2
     waiting = operator.kubectl("get", "pod", "third", "-o", "jsonpath={.status.conditions[0].message}")
@@ -111,7 +205,8 @@ def test_an_upgrade_keeps_the_driver(operator: Operator) -> None:
 def test_the_driver_is_not_taken_away_under_a_pod(operator: Operator) -> None:
     node = operator.kubectl("get", "pod", "third", "-o", "jsonpath={.spec.nodeName}").strip()
     done = operator.gpunodes("gpu", "remove", node, code=1)
-    assert "use" in done.stdout + done.stderr
+    assert f"default/third uses GPUs of {node}" in done.stdout + done.stderr
+    assert operator.document("gpu", "verify", node)["exit_code"] == 0
     operator.kubectl("delete", "pod", "second", "third", "--wait=true")
 
 
@@ -124,6 +219,7 @@ def test_removal_leaves_a_node_without_gpus(operator: Operator) -> None:
     )
     labels = operator.kubectl("get", "node", "gpu-2", "-o", "jsonpath={.metadata.labels}")
     assert "gpunodes.dev/gpu" not in labels
+    assert operator.kubectl("get", "node", "gpu-2", "-o", "jsonpath={.spec.taints}").strip() == ""
     status = operator.document("status")
     assert {node["name"]: node["ready"] for node in status["nodes"]}["gpu-2"]
 

@@ -164,6 +164,21 @@ def test_a_job_that_sees_more_than_it_asked_for_fails(monkeypatch: pytest.Monkey
     assert levels(monkeypatch, api)[1][:2] == ("pod", "failed")
 
 
+def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pod(name: str, phase: str, **limits: str) -> dict[str, Any]:
+        container = {"resources": {"limits": limits}}
+        return {
+            "metadata": {"namespace": "lab", "name": name},
+            "spec": {"containers": [container]},
+            "status": {"phase": phase},
+        }
+
+    gpu = {"nvidia.com/gpu": "1"}
+    api = Api(2, pod("idle", "Running", **gpu), pod("ended", "Succeeded", **gpu), pod("cpu", "Running", cpu="1"))
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]
+    assert gpu_cluster.users("gpu-1") == ["lab/idle"]
+
+
 def test_the_cluster_tells_what_is_ours() -> None:
     made = node({"gpunodes.dev/pool": "x"}, [], {"labels": ["gpunodes.dev/pool"], "taints": []})
     about = {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "b"}

@@ -35,6 +35,7 @@ GPU_NODE = Phase(
     "The kubelet offers them, and a job that asks for one gets it.",
     gpus=True,
 )
+GPU_IDLE = Phase("gpu_idle", "See that no pod has the GPUs", "Nothing is taken away from pods that were given GPUs.")
 GPU_REMOVE = Phase(
     "gpu_remove",
     "Remove the GPU software",

@@ -60,6 +60,12 @@ def prove(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, lis
     return {watch.node: [asdict(level) for level in watch.levels] for watch in watches}
 
 
+def users(node: str) -> list[str]:
+    """The pods of a node that have GPUs of it, as NAMESPACE/NAME; whether they use them now nobody knows."""
+    pods = kube_api.admin().get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
+    return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _gpus_of(pod))
+
+
 def _advance(client: Client, watch: _Watch, image: str) -> None:
     """Take one node as far as it goes now."""
     if not watch.levels:

@@ -29,6 +29,7 @@ _PULL_LIMIT_S = 600
 _CONTAINER_LIMIT_S = 180
 _STUCK = "waits for the driver in a sleep that no signal ends"
 _NAMESPACE = "k8s.io"
+_RUNTIME = "/usr/bin/nvidia-container-runtime"
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,9 @@ def _containerd(image: str, name: str) -> tuple[Done, list[str], list[str]]:
     pulled = run([*ctr, "images", "ls", "-q", f"name=={image}"])
     if not pulled.out.strip():
         pulled = run([*ctr, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
-    command = [*ctr, "run", "--rm", "--device", "nvidia.com/gpu=all", image, name, *_SMI]
+    # ctr of containerd 1.x knows no CDI devices: NVIDIA's runtime takes their names from the environment.
+    given = ["--runc-binary", _RUNTIME, "--env", "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"]
+    command = [*ctr, "run", "--rm", *given, image, name, *_SMI]
     return pulled, command, [*ctr, "tasks", "delete", "--force", name]
 
 

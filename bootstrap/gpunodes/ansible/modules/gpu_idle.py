@@ -1,0 +1,64 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""See that no pod has GPUs of a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: gpu_idle
+short_description: See that no pod has GPUs of a node
+version_added: "0.1.0"
+description:
+  - Fails while a pod has one, whether it computes on it just now or not; runs on the control-plane machine.
+  - Never changes anything.
+options:
+  node:
+    description: The node's name.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be done, and does nothing.
+  diff_mode:
+    support: none
+    description: Shows what is written.
+author:
+  - The gpunodes authors
+"""
+
+EXAMPLES = r"""
+- name: See that no pod has the GPUs
+  gpu_idle:
+    node: gpu-1
+"""
+
+RETURN = r"""
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpunodes import gpu_cluster
+from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.problem import MachineProblem
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec={"node": {"type": "str", "required": True}}, supports_check_mode=True)
+
+    def work() -> dict[str, object]:
+        node = module.params["node"]
+        pods = gpu_cluster.users(node)
+        if pods:
+            raise MachineProblem(
+                f"{', '.join(pods)} use{'s' if len(pods) == 1 else ''} GPUs of {node}",
+                "no pod: the driver is not taken away under its users",
+                f"delete them, or `kubectl drain {node} --ignore-daemonsets`; then run the command again",
+            )
+        return {"changed": False}
+
+    carry_out(module, work, changes=False)
+
+
+if __name__ == "__main__":
+    main()

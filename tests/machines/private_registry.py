@@ -1,0 +1,36 @@
+"""A registry that wants a password, for test_gpu.py: the lab's mirror behind HTTP basic authentication."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+# As docs/scheduling.md says it.
+LOGIN = "Basic " + base64.b64encode(b"USER:TOKEN").decode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != LOGIN:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="lab"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        request = urllib.request.Request(f"http://mirror.lab{self.path}", method=self.command)
+        with urllib.request.urlopen(request) as answer:  # noqa: S310 - the lab's own
+            self.send_response(answer.status)
+            for name in ("Content-Type", "Content-Length", "Docker-Content-Digest"):
+                if answer.headers[name]:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            shutil.copyfileobj(answer, self.wfile)
+
+    do_HEAD = do_GET  # noqa: N815 - as http.server calls it
+
+
+ThreadingHTTPServer(("127.0.0.1", 5000), Handler).serve_forever()
