@@ -139,6 +139,10 @@ class Inventory:
                 ) from error
         return found
 
+    def connection(self, name: str) -> dict[str, Any]:
+        """All variables of a machine, those that say how it is reached rendered; raises WrongInput as ``rendered``."""
+        return self.variables(name) | self.rendered(name, "ansible_")
+
     def knows(self, address: str) -> bool:
         """Whether a machine has this name or address."""
         return any(address in {machine.name, machine.address} for machine in self.machines())

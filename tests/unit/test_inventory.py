@@ -141,3 +141,12 @@ def test_somebody_elses_inventory_is_not_changed(path: Path) -> None:
         inventories.add(path, Role.WORKER, ["10.0.0.9"], {})
     assert path.read_text() == before
     assert yaml.safe_load(before)
+
+
+def test_templates_of_a_connection_are_rendered(path: Path) -> None:
+    path.write_text(
+        PLAIN + "  vars:\n    secret: s\n    ansible_become_password: '{{ secret }}'\n    other: '{{ secret }}'\n"
+    )
+    connection = Inventory(path).connection("worker-1")
+    assert connection["ansible_become_password"] == "s"
+    assert connection["other"] == "{{ secret }}"

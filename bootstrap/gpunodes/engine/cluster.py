@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -89,14 +89,18 @@ class Transport:
     words: Sequence[str]
     kubeconfig: str = ADMIN
     name: str = "the control plane"
+    first: str = field(default="", repr=False)
+    """What its standard input begins with."""
 
 
 def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
     """A session on a control-plane machine."""
     python = str(variables.get("ansible_python_interpreter", "/usr/bin/python3"))
-    program = shell.as_root(f"{python} -c {shlex.quote(_BOOT)}")
+    program = shell.as_root(f"{python} -c {shlex.quote(_BOOT)}", variables)
     patient = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-    return Transport([*shell.command(address, variables, *patient), program], name=address)
+    return Transport(
+        [*shell.command(address, variables, *patient), program], name=address, first=shell.for_sudo(variables)
+    )
 
 
 def here(python: str, kubeconfig: Path) -> Transport:
@@ -173,7 +177,7 @@ class Session:
         folder = settings.plugins() / "module_utils" / "gpunodes"
         modules = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         start = json.dumps({"modules": modules, "kubeconfig": self._transport.kubeconfig})
-        self._process.stdin.write(start + "\n")
+        self._process.stdin.write(f"{self._transport.first}{start}\n")
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         return self._process
 

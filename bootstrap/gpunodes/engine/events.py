@@ -39,6 +39,7 @@ _SSH = (
 
 _SUDO = (
     (r"Missing sudo password|a password is required|sudo: a terminal is required", "sudo asks for a password"),
+    (r"Sorry, try again|[Ii]ncorrect (?:sudo )?password", "sudo does not take the password of the inventory"),
     (r"is not in the sudoers file|not allowed to (?:run|execute)", "the user may not use sudo"),
     (r"sudo: (?:command )?not found|sudo: No such file", "there is no sudo"),
 )

@@ -81,9 +81,10 @@ class Hands:
             said = shell.run(
                 self._address,
                 self._variables,
-                shell.as_root(f"sh -c {shlex.quote(words)}"),
+                shell.as_root(f"sh -c {shlex.quote(words)}", self._variables),
                 deadline_s=_COLLECT_S,
                 most=_COLLECT_BYTES,
+                stdin=shell.for_sudo(self._variables).encode(),
             )
             if said.out:
                 written.append(_keep(folder / f"{self.name}.{name}", said.out))
@@ -105,9 +106,9 @@ class Hands:
         said = shell.run(
             self._address,
             self._variables,
-            shell.as_root(words),
+            shell.as_root(words, self._variables),
             deadline_s=_ASK_S + (rung.gone if rung.name == "gpu-reset" else 0),
-            stdin=Path(climb.__file__).read_bytes(),
+            stdin=shell.for_sudo(self._variables).encode() + Path(climb.__file__).read_bytes(),
         )
         try:
             answer = json.loads(said.out.decode("utf-8", "replace").strip().splitlines()[-1])

@@ -78,7 +78,7 @@ def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[N
     )
     stop = threading.Event()
     try:
-        _take(process, address)
+        _take(process, address, shell.for_sudo(variables))
         beat = threading.Thread(target=_beat, args=(process, stop), daemon=True)
         beat.start()
         yield
@@ -94,19 +94,25 @@ def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[N
             process.wait()
 
 
-def _take(process: subprocess.Popen[str], address: str) -> None:
+def _take(process: subprocess.Popen[str], address: str, first: str) -> None:
     timer = threading.Timer(ANSWER, process.kill)
     timer.start()
     try:
+        if process.stdin:
+            # An empty line ends a sudo that did not like the password; the holder takes it for a sign of life.
+            with contextlib.suppress(OSError):
+                process.stdin.write(f"{first}\n")
+                process.stdin.flush()
         line = process.stdout.readline() if process.stdout else ""
     finally:
         timer.cancel()
     if not line:
         said = ssh_reason(process.stderr.read() if process.stderr else "")
         raise GpunodesError(
-            f"the control-plane machine {address} does not give the cluster's lock",
-            said or f"no answer in {ANSWER:.0f} s",
-            "see that `ssh` to it and `sudo -n true` there work",
+            f"the control-plane machine {address} does not give the cluster's lock: "
+            f"{said or f'no answer in {ANSWER:.0f} s'}",
+            "",
+            "see that `ssh` to it and sudo there work; a password of sudo's is taken from ansible_become_password",
         )
     held_by = json.loads(line)["held_by"]
     if held_by is not None:
@@ -129,4 +135,4 @@ def _beat(process: subprocess.Popen[str], stop: threading.Event) -> None:
 def _remote(variables: Mapping[str, Any], who: str) -> str:
     python = str(variables.get("ansible_python_interpreter", "/usr/bin/python3"))
     holder = f"{python} -c {shlex.quote(_HOLDER)} {shlex.quote(who)} {PATIENCE:.0f}"
-    return shell.as_root(holder)
+    return shell.as_root(holder, variables)

@@ -66,9 +66,27 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
     return [*words, "--", address]
 
 
-def as_root(words: str) -> str:
-    """A shell command that runs ``words`` as root, by sudo where the user is not root."""
-    return f'if [ "$(id -u)" = 0 ]; then exec {words}; else exec sudo -n {words}; fi'
+def as_root(words: str, variables: Mapping[str, Any]) -> str:
+    """A shell command that runs ``words`` as root, by sudo where the user is not root.
+
+    Its standard input must begin with ``for_sudo`` of the same variables.
+    """
+    if not for_sudo(variables):
+        return f'if [ "$(id -u)" = 0 ]; then exec {words}; else exec sudo -n {words}; fi'
+    # sudo may not ask: what it leaves of those lines is skipped. Both read byte by byte, and so no further.
+    skip = f'while IFS= read -r line && [ "$line" != {_AFTER} ]; do :; done; exec {words}'
+    return f'if [ "$(id -u)" = 0 ]; then set --; else set -- sudo -S -p ""; fi; exec "$@" sh -c {shlex.quote(skip)}'
+
+
+def for_sudo(variables: Mapping[str, Any]) -> str:
+    """The first lines for a command ``as_root``: sudo's password, where the inventory has one, on no command line."""
+    found = next((variables[name] for name in _PASSWORDS if variables.get(name)), "")
+    return f"{found}\n{_AFTER}\n" if found else ""
+
+
+# The names that Ansible's become plugin sudo knows.
+_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_AFTER = "gpunodes-begins-here"
 
 
 def run(

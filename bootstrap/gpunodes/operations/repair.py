@@ -124,11 +124,11 @@ class World:
     def session(self) -> clusters.Session:
         """The way to the cluster's API."""
         control = self.inventory.control_plane()
-        return clusters.Session(clusters.over_ssh(control.address, self.inventory.variables(control.name)))
+        return clusters.Session(clusters.over_ssh(control.address, self.inventory.connection(control.name)))
 
     def hands(self, machine: Machine) -> Hands:
         """What can be done to a machine."""
-        variables = self.inventory.variables(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
+        variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = float(self.settings()["gpunodes_repair_cold_pause"])
         return Hands(machine.name, machine.address, variables, pause)
 

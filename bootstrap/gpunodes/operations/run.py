@@ -67,7 +67,7 @@ def carry_out(
         if settings.of({**inventory.variables(machine.name), **options.variables})["gpunodes_runtime"] == "docker"
     }
     # A look changes nothing and needs no lock; all that follows does.
-    lock = locks.hold(control.address, inventory.variables(control.name), operation.name)
+    lock = locks.hold(control.address, inventory.connection(control.name), operation.name)
     with contextlib.nullcontext() if options.dry_run else lock:
         if phase_list.PREFLIGHT in phases:
             seen = preflight.look(inventory, machines, folder, view, variables)
