@@ -72,6 +72,12 @@ class Inventory:
                 found.setdefault(host.name, self._machine(host.name, role))
         return list(found.values())
 
+    @property
+    def cluster(self) -> str:
+        """What this cluster's history is filed under: its control plane's address."""
+        found = self.machines(Role.CONTROL_PLANE)
+        return found[0].address if found else str(self.path.absolute())
+
     def control_plane(self) -> Machine:
         """The first control-plane machine; raises WrongInput when the inventory names none, or more than one."""
         machines = self.machines(Role.CONTROL_PLANE)

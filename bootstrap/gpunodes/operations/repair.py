@@ -24,8 +24,7 @@ from gpunodes.engine import cluster as clusters
 from gpunodes.engine import history, journal, leases, records, sweep
 from gpunodes.engine.hands import Hands
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
-from gpunodes.health.model import Action, State, Time, Verdict
-from gpunodes.health.scan import NO_TIME
+from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair_one
@@ -113,8 +112,7 @@ class World:
     @property
     def cluster_name(self) -> str:
         """What this cluster's records and history are filed under."""
-        found = self.inventory.machines(Role.CONTROL_PLANE)
-        return found[0].address if found else str(self.inventory.path.absolute())
+        return self.inventory.cluster
 
     def settings(self) -> dict[str, Any]:
         """The settings of the cluster as a whole."""
@@ -140,10 +138,8 @@ class World:
 
         def take(answer: sweep.Answer) -> None:
             asked = self._asked[answer.name]
-            # The log's times are the machine's own, from its boot on.
-            uptime = float((answer.facts or {}).get("uptime_s") or 0)
-            began = Time(monotonic=uptime - (time.time() - since)) if since and uptime else NO_TIME
-            found[answer.name] = Seen(looks.verdict_on(answer, asked.site, asked.gpus, began), answer.facts)
+            verdict = looks.verdict_on(answer, asked.site, asked.gpus, max(since, asked.repaired))
+            found[answer.name] = Seen(verdict, answer.facts)
 
         sweep.sweep(
             [self._asked[machine.name].target for machine in machines],
