@@ -165,9 +165,22 @@ def test_trouble(name: str) -> None:
     assert (verdict.action, verdict.state, verdict.hung_in_driver) == (action, state, state is State.HUNG)
 
 
+OTHER_HANG = (
+    "[9.0] INFO: task mmfsd:77 blocked for more than 120 seconds.\n[9.1]  cxiWaitEventWait+0x1b/0x30 [mmfslinux]\n"
+)
+
+
+def test_hung_tasks_elsewhere_make_nothing_of_a_moment_in_the_driver() -> None:
+    facts = with_(tasks=[{**task("python3", FRAME), "age_s": 2.0}], hung_task={"detect_count": 3})
+    assert judged(facts).hung_in_driver
+    facts["log"] = {**facts["log"], "text": OTHER_HANG}
+    assert (judged(facts).state, judged(facts).hung_in_driver) == (State.DEGRADED, False)
+
+
 @pytest.mark.parametrize(
     "facts",
     [
+        with_(log={"text": OTHER_HANG}, hung_task={"detect_count": 3}),
         with_(tasks=[task("python3", "nfs_wait_bit_killable+0x1e/0x90 [nfs]")]),
         with_(tasks=[task("nvidia-smi", FRAME, state="R")]),
         with_(tasks=[task("[nvidia]", "+0x1/0x1 nvidia")]),

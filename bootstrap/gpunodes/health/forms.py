@@ -173,7 +173,7 @@ SOFT_LOCKUP = re.compile(
 )
 # Where the block of a report ends: the next report begins, or, after a hung task, a stack that somebody else dumps.
 _REPORT = rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |rcu: INFO: "
-AFTER_LOCKUP = re.compile(_REPORT)
+AFTER_LOCKUP = re.compile(_REPORT + rb"|WARNING: |Sending NMI")
 AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
 BEFORE_REPORT = (b" blocked for more ", b" Comm: ", b"BUG: soft lockup")
 """What a report that stands before another in a reversed log begins with, for a quick search backwards."""

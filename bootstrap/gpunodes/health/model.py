@@ -46,6 +46,7 @@ class Kind(Enum):
     XID = "Xid"
     SXID = "SXid"
     HUNG_TASK = "hung task"
+    OTHER_HUNG_TASK = "hung task elsewhere"
     SOFT_LOCKUP = "soft lockup"
     OFF_BUS = "fallen off the bus"
     INIT_FAILED = "start-up failure"

@@ -136,7 +136,7 @@ def _task_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
         return
     task = max(asleep, key=lambda one: one.age_s)
     name = f"{scan.clean(task.name.encode(errors='replace'))} ({task.pid})"
-    if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or facts.hung_detected:
+    if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or _silently_hung(seen):
         said = f"{name} sleeps inside the NVIDIA driver and cannot be killed."
         yield rule.finding(Action.REBOOT, said, evidence=task.stack, state=State.HUNG, hung=True)
     else:
@@ -156,9 +156,14 @@ def _smi_stuck(rule: Rule, seen: Seen) -> Iterator[Finding]:
         yield rule.finding(Action.RESET_GPU, said, state=State.SICK)
 
 
-def _silent_hung_tasks(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _silently_hung(seen: Seen) -> int:
+    """How many hung tasks the kernel has counted, where its log has none, of the driver or of others."""
     count = seen.facts.hung_detected if seen.facts else None
-    if count and not seen.of(Kind.HUNG_TASK):
+    return 0 if seen.of(Kind.HUNG_TASK, Kind.OTHER_HUNG_TASK) else count or 0
+
+
+def _silent_hung_tasks(rule: Rule, seen: Seen) -> Iterator[Finding]:
+    if count := _silently_hung(seen):
         said = f"The kernel has counted {count} hung tasks; its log no longer says which."
         yield rule.finding(Action.NONE, said, watch=True)
 
@@ -524,7 +529,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "task-in-driver",
         "A thread sleeps uninterruptibly inside the NVIDIA driver",
-        f"stacks of threads in state D for {STUCK_S:.0f} s, or beside a stuck nvidia-smi or hung tasks in the counter",
+        f"threads in state D for {STUCK_S:.0f} s, or beside a stuck nvidia-smi or hung tasks that no log tells of",
         "reboot; watch where it has just begun",
         HUNG_TASK,
         _task_in_driver,
@@ -572,7 +577,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpus-missing",
         "Fewer GPUs on the PCI bus than expected",
-        "PCI functions against the setting, the boot log, or what was seen before",
+        "PCI functions against the setting, else the boot log",
         "reboot",
         "the number is the site's or the machine's own",
         _gpus_missing,

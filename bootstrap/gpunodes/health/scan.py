@@ -493,26 +493,29 @@ def _block(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, ne
     return begin, found.start()
 
 
-def _stuck(
-    kind: Kind, found: re.Match[bytes] | None, ends: re.Pattern[bytes], window: bytes, *, newest_first: bool
-) -> Iterator[Sight]:
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """A form of report of a task that does not go on, and what it is by whose task it is."""
+
+    report: re.Pattern[bytes]
+    after: re.Pattern[bytes]
+    ours: Kind
+    other: Kind | None
+
+
+_HUNG = _Stuck(forms.HUNG_TASK, forms.AFTER_HUNG_TASK, Kind.HUNG_TASK, Kind.OTHER_HUNG_TASK)
+_LOCKUP = _Stuck(forms.SOFT_LOCKUP, forms.AFTER_LOCKUP, Kind.SOFT_LOCKUP, None)
+
+
+def _stuck(form: _Stuck, window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
     """A task that does not go on; NVIDIA's when it has a frame of the driver's, or is one of its threads."""
+    found = _around(form.report, window, position)
     if found:
-        begin, end = _block(window, found, ends, newest_first=newest_first)
+        begin, end = _block(window, found, form.after, newest_first=newest_first)
         ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
         task = clean(found[1] + b":" + found[2]) if ours else ""
         header = _before(window, found.start())
-        yield Sight(kind if ours else None, _line(window, found.start()), detail=task, header=header)
-
-
-def _hung(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
-    found = _around(forms.HUNG_TASK, window, position)
-    return _stuck(Kind.HUNG_TASK, found, forms.AFTER_HUNG_TASK, window, newest_first=newest_first)
-
-
-def _soft_lockup(window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
-    found = _around(forms.SOFT_LOCKUP, window, position)
-    return _stuck(Kind.SOFT_LOCKUP, found, forms.AFTER_LOCKUP, window, newest_first=newest_first)
+        yield Sight(form.ours if ours else form.other, _line(window, found.start()), detail=task, header=header)
 
 
 def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
@@ -561,8 +564,8 @@ def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]
 ANCHORS = (
     Anchor(b"NVRM: ", _nvrm),
     Anchor(b"SXid (", _sxid),
-    Anchor(b"blocked for more", _hung),
-    Anchor(b"soft lockup - CPU", _soft_lockup),
+    Anchor(b"blocked for more", functools.partial(_stuck, _HUNG)),
+    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP)),
     Anchor(b"PCIe Bus Error:", _aer),
     Anchor(b"global fatal error", _uvm),
 )
