@@ -180,10 +180,14 @@ def option_text(option: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}- `{name}` (*{inner.get('type', 'str')}*): {text}"
 
 
+_LONGEST = 200
+"""Characters of a default that still fit a table."""
+
+
 def literal(value: object) -> str:
     """A default as it would stand in an inventory; one with several lines is a block that is not repeated here."""
     written = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-    return "see `defaults/main.yml`" if len(written) > 200 or "\\n" in written else f"`{written}`"  # noqa: PLR2004
+    return "see `defaults/main.yml`" if len(written) > _LONGEST or "\\n" in written else f"`{written}`"
 
 
 def as_text(description: str | Sequence[str]) -> list[str]:

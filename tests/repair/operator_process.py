@@ -76,15 +76,15 @@ class FileMachine:
             return Boot(Reached.SILENT)
         return Boot(Reached.ENDED, self.boot_id(state), 1.0)
 
-    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:  # noqa: ARG002
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
         return []
 
     def ask(
         self,
         rung: Rung,
         boot_id: str,
-        later: Sequence[tuple[float, str]],  # noqa: ARG002
-        gpus: Sequence[str],  # noqa: ARG002
+        later: Sequence[tuple[float, str]],
+        gpus: Sequence[str],
     ) -> Asked:
         if boot_id != self.boot_id(self.read()):
             return Asked(False, "another boot runs already")
@@ -146,7 +146,7 @@ class World(repair.World):
     def hands(self, machine: Machine) -> Any:
         return self._files[machine.name]
 
-    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, repair.Seen]:  # noqa: ARG002
+    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, repair.Seen]:
         return {machine.name: repair.Seen(self._files[machine.name].verdict()) for machine in machines}
 
     def close(self) -> None:
@@ -156,9 +156,9 @@ class World(repair.World):
 def main(kubeconfig: str, machines: str, budget: str) -> None:
     """Repair all that is sick."""
     # The rungs' own time limits are for machines that take minutes.
-    Rung.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # noqa: ARG005
+    Rung.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
     given = repair_one.Limits
-    repair_one.Limits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]
+    repair_one.Limits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
     world = World(Path(kubeconfig), Path(machines))
     wish = repair.Wish("health", policy.Limits(max_unavailable=policy.budget(budget)))
     began = time.monotonic()

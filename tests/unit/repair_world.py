@@ -4,7 +4,7 @@
 machine with its BMC.
 """
 
-# ruff: noqa: ARG002, ARG005, PLR0911 - it stands in for what has these parameters, and for an API of many paths
+# ruff: noqa: PLR0911 - it stands in for what has these parameters, and for an API of many paths
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_functions_are_gpus_and_switches_only(root: Root) -> None:
 
 def test_a_bus_of_another_domain_is_a_bus(root: Root) -> None:
     root.pci("10000:00:00.0", "0x1eb8")
-    assert [function["address"] for function in root.read()["functions"]] == ["10000:00:00.0"]  # type: ignore[attr-defined]
+    assert [function["address"] for function in root.read()["functions"]] == ["10000:00:00.0"]  # type: ignore[attr-defined]  # JSON
 
 
 def test_nouveau(t4: Root) -> None:

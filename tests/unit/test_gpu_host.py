@@ -234,7 +234,7 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
             return False
 
     run = host.Converger(host.Spec(), check=False)
-    run._manager = Sources()  # type: ignore[assignment]
+    run._manager = Sources()  # type: ignore[assignment]  # a stand-in
     wanted = [
         packages.Wanted("nvidia-open", "580.*"),
         packages.Wanted("nvidia-fabricmanager", "580.*", False, "nvidia-open"),

@@ -126,7 +126,7 @@ class Api:
 
 
 def levels(monkeypatch: pytest.MonkeyPatch, api: Api, limit_s: float = 5.0) -> list[tuple[str, str, str]]:
-    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
     monkeypatch.setattr(gpu_cluster, "_POLL_S", 0.01)
     found = gpu_cluster.prove({"gpu-1": 2}, "image", limit_s)["gpu-1"]
     return [(level["level"], level["state"], level["fact"]) for level in found]
@@ -175,7 +175,7 @@ def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     gpu = {"nvidia.com/gpu": "1"}
     api = Api(2, pod("idle", "Running", **gpu), pod("ended", "Succeeded", **gpu), pod("cpu", "Running", cpu="1"))
-    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
     assert gpu_cluster.users("gpu-1") == ["lab/idle"]
 
 

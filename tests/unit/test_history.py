@@ -16,7 +16,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def entry(kind: Kind, what: str = "reboot", outcome: str = "", at: float = 1.0, **more: str) -> Entry:
-    return Entry(at, more.pop("machine", "gpu-1"), kind, what, outcome, cluster="c", **more)  # type: ignore[arg-type]
+    return Entry(at, more.pop("machine", "gpu-1"), kind, what, outcome, cluster="c", **more)  # type: ignore[arg-type]  # texts all
 
 
 def test_what_is_appended_is_read_back() -> None:

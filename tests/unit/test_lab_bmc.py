@@ -62,4 +62,4 @@ def test_a_cycle_takes_the_power_and_gives_it_back(server: tuple[Record, Machine
 def test_a_wrong_password_is_an_error(server: tuple[Record, Machine, Requests]) -> None:
     lab, machine, _ = server
     with pytest.raises(GpunodesError, match="refused \\(401\\)"):
-        bmc.power(lab, replace(machine, bmc_password="guessed"), bmc.Power.ON)  # noqa: S106
+        bmc.power(lab, replace(machine, bmc_password="guessed"), bmc.Power.ON)

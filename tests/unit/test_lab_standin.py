@@ -105,7 +105,7 @@ def test_the_kernels_release_is_read_from_its_header(tmp_path: Path) -> None:
 
 
 def script(name: str, code: int | None = None, **more: object) -> str:
-    return faults.script(faults.Wish(faults.known()[name], code, **more))  # type: ignore[arg-type]
+    return faults.script(faults.Wish(faults.known()[name], code, **more))  # type: ignore[arg-type]  # the fields of a wish
 
 
 @pytest.mark.parametrize("name", faults.known())

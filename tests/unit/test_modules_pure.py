@@ -407,8 +407,8 @@ class TestCluster:
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
 
     def test_a_reboot_ends_the_proof(self) -> None:
-        info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}  # type: ignore[index]
-        node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}  # type: ignore[dict-item]
+        info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}  # type: ignore[index]  # JSON
+        node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}  # type: ignore[dict-item]  # JSON
         assert not cluster.describe(node, [])["proven"]
 
     def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:

@@ -80,7 +80,7 @@ def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
 
 def test_a_wrong_password_is_said_and_not_shown(emulator: str) -> None:
     with pytest.raises(PowerProblem) as said:
-        power.connect("gpu-1", access(address=emulator, password="wrong secret")).state()  # noqa: S106
+        power.connect("gpu-1", access(address=emulator, password="wrong secret")).state()
     assert said.value.trouble is Trouble.LOGIN
     assert "wrong secret" not in str(said.value)
 
@@ -215,7 +215,7 @@ def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
     assert "-H 10.0.0.8 -p 6230" in log
     assert PASSWORD not in log
     with pytest.raises(PowerProblem) as said:
-        power.connect("gpu-1", access("ipmi", "10.0.0.8", password="x")).state()  # noqa: S106
+        power.connect("gpu-1", access("ipmi", "10.0.0.8", password="x")).state()
     assert said.value.trouble is Trouble.LOGIN
     with pytest.raises(PowerProblem) as said:
         power.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
@@ -249,15 +249,15 @@ def of(**given: object) -> dict[str, Any]:
 def test_where_a_password_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert power.access("gpu-1", of()) is None
     base = {"type": "redfish", "address": "10.0.0.9", "user": "admin"}
-    vault = power.access("gpu-1", of(**base, password="in the vault"))  # noqa: S106
+    vault = power.access("gpu-1", of(**base, password="in the vault"))
     assert vault is not None
     assert vault.password == "in the vault"
     assert "vault" not in repr(vault)
     monkeypatch.setenv("BMC_SECRET", "in the environment")
-    env = power.access("gpu-1", of(**base, password_env="BMC_SECRET"))  # noqa: S106
+    env = power.access("gpu-1", of(**base, password_env="BMC_SECRET"))
     assert env is not None
     assert env.password == "in the environment"
-    command = power.access("gpu-1", of(**base, password_command='echo "of $GPUNODES_MACHINE"; echo more'))  # noqa: S106
+    command = power.access("gpu-1", of(**base, password_command='echo "of $GPUNODES_MACHINE"; echo more'))
     assert command is not None
     assert command.password == "of gpu-1"
 
@@ -311,6 +311,6 @@ def test_settings_that_cannot_be_used_are_wrong_input(given: dict[str, str], sai
 
 def test_a_password_command_that_fails_shows_nothing_of_what_it_printed() -> None:
     with pytest.raises(GpunodesError) as said:
-        power.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))  # noqa: S106
+        power.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))
     assert "half-a-secret" not in str(said.value)
     assert "exit status 3" in str(said.value)

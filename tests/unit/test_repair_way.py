@@ -28,7 +28,7 @@ Said = list[tuple[str, str]]
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, and rungs that wait for a moment only."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)  # noqa: ARG005
+    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
     quick_limits = repair_one.Limits
     monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
 

@@ -148,7 +148,8 @@ def console(layout: Layout, machine: str) -> None:
     from gpunodes.lab import lab
 
     name = lab.load(layout).machine(machine).name
-    os.execvp("virsh", ["virsh", "--connect", layout.libvirt_uri, "console", "--force", name])  # noqa: S606
+    line = ["virsh", "--connect", layout.libvirt_uri, "console", "--force", name]
+    os.execvp(line[0], line)  # noqa: S606 - the program takes our place
 
 
 @command.command()

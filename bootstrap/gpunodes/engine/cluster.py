@@ -173,7 +173,7 @@ class Session:
             text=True,
             start_new_session=True,
         )
-        assert self._process.stdin  # noqa: S101
+        assert self._process.stdin  # noqa: S101 - for the type checker
         folder = settings.plugins() / "module_utils" / "gpunodes"
         modules = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         start = json.dumps({"modules": modules, "kubeconfig": self._transport.kubeconfig})
@@ -182,8 +182,8 @@ class Session:
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout  # noqa: S101
-        assert process.stderr  # noqa: S101
+        assert process.stdout  # noqa: S101 - for the type checker
+        assert process.stderr  # noqa: S101 - for the type checker
         with contextlib.suppress(ValueError, OSError):
             for line in process.stdout:
                 read = json.loads(line)

@@ -141,8 +141,8 @@ def _reached(code: int, text: str) -> Reached:
 def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, most: int) -> tuple[bytes, bytes, bool]:
     """Feed and read a process until it ends its output, says too much, or the deadline passes."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
-    assert process.stdout is not None  # noqa: S101
-    assert process.stderr is not None  # noqa: S101
+    assert process.stdout is not None  # noqa: S101 - as above
+    assert process.stderr is not None  # noqa: S101 - as above
     pipes: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     waiting = memoryview(stdin)
     late = False

@@ -128,7 +128,7 @@ def read(found: Mapping[str, object]) -> Facts:
             _number(smi, "took_s") or 0.0,
         ),
         functions=tuple(_function(entry) for entry in _entries(found, "pci") if _text(entry, "vendor") == "10de"),
-        driver_loaded=driver.get("loaded") if isinstance(driver.get("loaded"), bool) else None,  # type: ignore[arg-type]
+        driver_loaded=loaded if isinstance(loaded := driver.get("loaded"), bool) else None,
         module=_text(driver, "module", 40),
         library=_text(driver, "library", 40),
         driver_gpus=len(list(_entries(driver, "gpus"))) if isinstance(driver.get("gpus"), list) else None,

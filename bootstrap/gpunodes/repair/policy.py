@@ -239,7 +239,7 @@ def _together(
 
 def _some(names: Collection[str]) -> str:
     first = sorted(names)
-    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")  # noqa: PLR2004
+    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")  # noqa: PLR2004 - three are named
 
 
 def _control(each: Candidate) -> bool:

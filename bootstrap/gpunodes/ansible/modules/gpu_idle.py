@@ -35,6 +35,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+changed:
+  description: Never; pods that have the GPUs fail the task.
+  returned: always
+  type: bool
 """
 
 from ansible.module_utils.basic import AnsibleModule

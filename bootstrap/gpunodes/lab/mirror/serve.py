@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def __init__(self, roots: Sequence[Path], *rest: object) -> None:
         self._roots = roots
-        super().__init__(*rest)  # type: ignore[arg-type]
+        super().__init__(*rest)  # type: ignore[arg-type]  # what socketserver gives is handed on
 
     def do_GET(self) -> None:
         """Send a file."""

@@ -566,7 +566,7 @@ def without_swap(fstab: str) -> str:
     lines = []
     for line in fstab.splitlines(keepends=True):
         words = line.split()
-        swap = len(words) > 2 and words[2] == "swap" and not words[0].startswith("#")  # noqa: PLR2004
+        swap = words[2:3] == ["swap"] and not words[0].startswith("#")
         lines.append(f"{FSTAB_MARK}{line}" if swap else line)
     return "".join(lines)
 

@@ -78,6 +78,6 @@ def _new_length(data: bytes, position: int) -> tuple[int, int]:
     first = data[position]
     if first < 192:  # noqa: PLR2004 - the standard's own bounds
         return first, 1
-    if first < 224:  # noqa: PLR2004
+    if first < 224:  # noqa: PLR2004 - as above
         return ((first - 192) << 8) + data[position + 1] + 192, 2
     return int.from_bytes(data[position + 1 : position + 5], "big"), 5

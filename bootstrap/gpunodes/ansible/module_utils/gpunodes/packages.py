@@ -205,9 +205,9 @@ def parse_madison(listing: str) -> dict[str, list[str]]:
     """``apt-cache madison``: lines of ``name | version | source``, best version first."""
     found: dict[str, list[str]] = {}
     for line in listing.splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) == 3 and parts[2].endswith("Packages") and parts[1] not in found.setdefault(parts[0], []):  # noqa: PLR2004
-            found[parts[0]].append(parts[1])
+        name, version, source = (*(part.strip() for part in line.split("|")), "", "", "")[:3]
+        if source.endswith("Packages") and version not in found.setdefault(name, []):
+            found[name].append(version)
     return found
 
 
