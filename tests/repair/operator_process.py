@@ -146,7 +146,7 @@ class World(repair.World):
     def hands(self, machine: Machine) -> Any:
         return self._files[machine.name]
 
-    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, repair.Seen]:
+    def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:
         return {machine.name: repair.Seen(self._files[machine.name].verdict()) for machine in machines}
 
     def close(self) -> None:

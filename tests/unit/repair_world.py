@@ -306,7 +306,7 @@ class World(repair.World):
     def hands(self, machine: Entry) -> Any:
         return Hands(self.machines[machine.name])
 
-    def look(self, machines: Sequence[Entry], since: float = 0.0) -> dict[str, repair.Seen]:
+    def look(self, machines: Sequence[Entry]) -> dict[str, repair.Seen]:
         self.looks += len(machines)
         return {machine.name: repair.Seen(self.machines[machine.name].verdict()) for machine in machines}
 

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from gpunodes.health import judge, rules, tables
-from gpunodes.health.model import Action, SiteRules, State, Time, Verdict
+from gpunodes.health.model import Action, SiteRules, State, Verdict
 from gpunodes.views import health as view
 
 FRAME = "os_acquire_mutex+0x34/0x40 [nvidia]"
@@ -33,6 +33,7 @@ WELL: Mapping[str, Any] = {
     "time": 1772343555.0,
     "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
     "uptime_s": 5000.0,
+    "gpus_reset_s": None,
     "took_s": 0.4,
     "kernel": "6.12.0",
     "errors": [],
@@ -71,8 +72,8 @@ def with_(**parts: Any) -> dict[str, Any]:
     }
 
 
-def judged(facts: Mapping[str, Any], **options: Any) -> Verdict:
-    return judge.judge_facts("gpu-1", facts, SiteRules(), **options)
+def judged(facts: Mapping[str, Any]) -> Verdict:
+    return judge.judge_facts("gpu-1", facts, SiteRules())
 
 
 def test_a_machine_that_is_well() -> None:
@@ -207,12 +208,12 @@ def test_storms_are_counted() -> None:
     assert finding.count == 190_000
 
 
-def test_what_is_older_than_the_last_repair_does_not_count() -> None:
+def test_what_is_older_than_a_reset_of_the_gpus_does_not_count() -> None:
     facts = with_(
         log={"text": "[100.0] NVRM: Xid (PCI:0000:3b:00): 79, x\n[200.0] NVRM: Xid (PCI:0000:3b:00): 31, x\n"}
     )
     assert judged(facts).xids == (31, 79)
-    assert judged(facts, since=Time(monotonic=150.0)).xids == (31,)
+    assert judged({**facts, "gpus_reset_s": 150.0}).xids == (31,)
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", -1, 1e400, {"a": {}}, [[[]]], True])

@@ -77,15 +77,3 @@ def test_what_counts_for_the_next_repair() -> None:
 def test_what_was_only_skipped_was_no_repair() -> None:
     history.append(entry(Kind.RUNG, "reboot", "skipped", repair="r1"))
     assert history.pasts("c")["gpu-1"].repairs == ()
-
-
-def test_a_machine_is_repaired_when_the_rung_took_that_helped() -> None:
-    history.append(entry(Kind.RUNG, "gpu-reset", "failed", 11.0, repair="r1"))
-    history.append(entry(Kind.RUNG, "reboot", "took", 13.0, repair="r1"))
-    assert history.repaired("c") == {}
-    history.append(entry(Kind.END, "repair", "repaired", 14.0, repair="r1"))
-    history.append(entry(Kind.RUNG, "reboot", "took", 20.0, repair="r2"))
-    history.append(entry(Kind.END, "repair", "needs-repair", 21.0, repair="r2"))
-    history.append(entry(Kind.END, "repair", "not-needed", 30.0, repair="r3"))
-    assert history.repaired("c") == {"gpu-1": 13.0}
-    assert history.repaired("other") == {}

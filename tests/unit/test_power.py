@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,8 @@ from gpunodes import settings
 from gpunodes.engine import power
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
 from gpunodes.errors import GpunodesError, WrongInput
+
+from tests import redfish
 
 PASSWORD = "correct horse"
 UUID = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
@@ -97,59 +96,9 @@ def test_a_bmc_that_is_down() -> None:
     assert said.value.trouble is Trouble.DOWN
 
 
-class FakeBmc(BaseHTTPRequestHandler):
-    """A Redfish service in little, that misbehaves: ``refuses`` every reset, or ``lies`` (takes it, does nothing)."""
-
-    manner = "lies"
-    state = "Off"
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        system = "/redfish/v1/Systems/1"
-        documents: dict[str, dict[str, Any]] = {
-            "/redfish/v1/": {"Id": "RootService", "Name": "fake", "RedfishVersion": "1.6.0"}
-            | {"Systems": {"@odata.id": "/redfish/v1/Systems"}},
-            "/redfish/v1/Systems": {"Name": "systems", "Members": [{"@odata.id": system}], "Members@odata.count": 1},
-            system: {"Id": "1", "Name": "gpu-1", "PowerState": self.state, "Status": {}}
-            | {
-                "Actions": {
-                    "#ComputerSystem.Reset": {
-                        "target": f"{system}/Actions/ComputerSystem.Reset",
-                        "ResetType@Redfish.AllowableValues": ["On", "ForceOff", "ForceRestart"],
-                    }
-                }
-            },
-        }
-        self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
-
-    def do_POST(self) -> None:
-        if self.manner == "refuses":
-            self.answer(500, {"error": {"code": "Base.1.0.GeneralError", "message": "the fuse is blown"}})
-        else:
-            self.answer(200, {})
-
-    def answer(self, status: int, document: dict[str, Any]) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-def fake(manner: str, context: ssl.SSLContext | None = None) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bmc", (FakeBmc,), {"manner": manner}))
-    if context:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 @pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.LIED), ("refuses", Trouble.REFUSED)])
 def test_a_bmc_that_lies_and_one_that_refuses_are_told_apart(manner: str, trouble: Trouble) -> None:
-    server = fake(manner)
+    server = redfish.fake(manner)
     bmc = power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
     with pytest.raises(PowerProblem) as said:
         power.change(bmc, Order.ON, 0.5, 0.1)
@@ -170,7 +119,7 @@ def certificate(tmp_path: Path) -> Path:
 def test_tls_is_verified_unless_the_inventory_says_otherwise(certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    server = fake("lies", context)
+    server = redfish.fake("lies", context)
     address = f"127.0.0.1:{server.server_port}"
     with pytest.raises(PowerProblem) as said:
         power.connect("gpu-1", access(address=address, user="", password="")).state()

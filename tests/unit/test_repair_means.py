@@ -58,6 +58,8 @@ def harmless(folder: Path) -> str:
     source = Path(climb.__file__).read_text()
     for real, fake in (
         ('"/proc/sysrq-trigger"', f'"{folder}/trigger"'),
+        ('"/dev/kmsg"', f'"{folder}/kmsg"'),
+        ('"/run/gpunodes-gpu-reset"', f'"{folder}/reset"'),
         ('["systemctl", "reboot", "--no-wall"]', f'["touch", "{folder}/reboot"]'),
         ('["systemctl", "reboot", "--force", "--force"]', f'["touch", "{folder}/force"]'),
     ):
@@ -116,6 +118,7 @@ def test_a_gpu_reset_tells_what_nvidia_smi_said(tmp_path: Path, code: int, asked
     answer = climbs(tmp_path, str(program.parent), rung="gpu-reset", boot_id="", gpus=[], limit_s=20)
     assert answer == {"asked": asked, "said": "said so"}
     assert (tmp_path / "asked").read_text() == "--gpu-reset\n"
+    assert (tmp_path / "reset").exists() == asked, "what the log says of before is over"
 
 
 def test_a_gpu_reset_that_hangs_is_left_behind(tmp_path: Path) -> None:

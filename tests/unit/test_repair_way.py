@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import repair_world
 from gpunodes.engine import history, leases, records
 from gpunodes.engine.cluster import Cluster
+from gpunodes.engine.hands import Boot
+from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action
 from gpunodes.operations import repair, repair_one
 from gpunodes.repair import ladder
@@ -87,6 +90,19 @@ def test_it_climbs_until_something_helps() -> None:
     assert place.machines["w1"].done == ["reboot", "force", "sysrq"]
     assert {each.machine: each.rung for each in result.machines}["w1"] == "sysrq"
     clean(place)
+
+
+def test_what_the_machine_climbed_by_itself_is_told_from_its_new_kernels_start() -> None:
+    place = world(5, ["w1"])
+    asked = time.time() - 60
+    armed = (("force", asked + 15), ("sysrq", asked + 23))
+    record = Record("id", "w1", "test", 0.0, "", "reboot", hung=True, asked=asked, armed=armed)
+    one = repair_one.OneRepair(record, repair_world.Hands(place.machines["w1"]), None)  # type: ignore[arg-type]  # it asks for none
+    for uptime_s, names in ((50.0, []), (40.0, ["force"]), (30.0, ["force", "sysrq"])):
+        climbed = one._alone(record, ladder.rung("reboot"), Boot(Reached.ENDED, "new", uptime_s))
+        assert [rung.name for rung in climbed] == names
+    working = dataclasses.replace(record, hung=False)
+    assert not one._alone(working, ladder.rung("reboot"), Boot(Reached.ENDED, "new", 30.0))
 
 
 def test_a_bmc_ends_what_nothing_else_does() -> None:
@@ -166,6 +182,8 @@ def test_a_disruption_budget_is_respected(hung: bool) -> None:
     clean(place)
     forced = run(place, force_drain=True)
     assert of(forced)["w1"] is (Outcome.REPAIRED if hung else Outcome.NOT_REPAIRED)
+    drained = [entry for entry in history.read("w1") if entry.what == "drain"][-1]
+    assert "default/database" in drained.detail, "what is deleted by force is named too"
 
 
 def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
@@ -259,9 +277,21 @@ def test_the_loop_guard_stops_the_third() -> None:
         assert of(run(place))["w1"] is Outcome.REPAIRED
         time.sleep(1)  # a node remembers its repairs by the second
     place.machines["w1"].sick = True
-    assert {each.machine: each.ruling for each in run(place).machines}["w1"] is Ruling.NEEDS_REPAIR
+    remembered = history.path().read_text()
     history.path().unlink()
-    assert {each.machine: each.ruling for each in run(place).machines}["w1"] is Ruling.NEEDS_REPAIR, "by its node"
+    plan = {each.machine: each for each in run(place, dry_run=True).machines}["w1"]
+    assert plan.ruling is Ruling.NEEDS_REPAIR, "by its node"
+    assert not place.api.nodes["w1"]["spec"].get("unschedulable"), "a plan touches nothing"
+    history.path().write_text(remembered)
+    found = {each.machine: each for each in run(place).machines}["w1"]
+    assert (found.ruling, found.outcome) == (Ruling.NEEDS_REPAIR, Outcome.NEEDS_REPAIR)
+    assert "2 times in 24 h" in found.why
+    assert place.machines["w1"].done == ["reboot", "reboot"]
+    node = place.api.nodes["w1"]
+    assert node["spec"]["unschedulable"]
+    assert node["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
+    assert place.api.events[-1]["reason"] == "NeedsRepair"
+    assert place.api.leases == {}
 
 
 def test_without_a_cluster_only_the_machine_is_touched() -> None:

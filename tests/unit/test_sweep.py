@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
-import dataclasses
 import hashlib
 import hmac
 import json
@@ -26,7 +25,7 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import history, sweep
+from gpunodes.engine import sweep
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.sweep import Options, Reach
 from gpunodes.engine.targets import Target, target
@@ -578,21 +577,6 @@ def test_a_machine_with_fewer_gpus_than_its_settings_say_is_not_well(facts: dict
     answer = sweep.Answer("gpu-1", Reach.ANSWERED, facts=facts)
     found = operation.verdict_on(answer, SiteRules(), 8)
     assert (found.gpus_expected, found.state is State.WELL) == (8, False)
-
-
-def test_what_is_older_than_the_last_repair_does_not_count(facts: dict[str, Any], tmp_path: Path) -> None:
-    facts["uptime_s"] = 5000.0
-    facts["log"]["text"] = (
-        "[  100.000000] NVRM: Xid (PCI:0000:3b:00): 48, x\n[ 4900.000000] NVRM: Xid (PCI:0000:3b:00): 31, x\n"
-    )
-    inventory = Inventory(write_inventory(tmp_path))
-    for kind, outcome in ((history.Kind.RUNG, "took"), (history.Kind.END, "repaired")):
-        entry = history.Entry(time.time() - 1000, "gpu-1", kind, "gpu-reset", outcome, repair="r1")
-        history.append(dataclasses.replace(entry, cluster=inventory.cluster))
-    (asked,) = operation.asked(inventory, inventory.select(()))
-    answer = sweep.Answer("gpu-1", Reach.ANSWERED, facts=facts)
-    assert verdict(facts).xids == (31, 48)
-    assert operation.verdict_on(answer, asked.site, since=asked.repaired).xids == (31,)
 
 
 def test_the_filter_gives_the_same_verdict(facts: dict[str, Any]) -> None:

@@ -120,18 +120,6 @@ def pasts(cluster: str) -> Mapping[str, Past]:
     return found
 
 
-def repaired(cluster: str) -> Mapping[str, float]:
-    """When the machines of a cluster were last repaired, seconds since 1970: when the rung took that helped."""
-    took: dict[str, float] = {}
-    found: dict[str, float] = {}
-    for entry in read(cluster=cluster):
-        if entry.kind is Kind.RUNG and entry.outcome == "took":
-            took[entry.repair] = entry.time
-        elif entry.kind is Kind.END and entry.outcome == "repaired" and entry.repair in took:
-            found[entry.machine] = took[entry.repair]
-    return found
-
-
 def _parse(line: str) -> Entry | None:
     try:
         read: Any = json.loads(line)

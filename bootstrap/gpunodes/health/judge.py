@@ -17,11 +17,12 @@ MANY_FINDINGS = 200
 """A verdict has no more; the worst are kept."""
 
 
-def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
-    """The verdict on a live machine by the probe's facts. What the log says of before ``since`` does not count."""
+def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verdict:
+    """The verdict on a live machine by the probe's facts. What the log says of before a GPU reset does not count."""
     from gpunodes.health.facts import read
 
     found = read(facts)
+    since = Time(monotonic=found.gpus_reset_s)
     log = _scanned([found.log], since)
     gpus = None
     if found.smi.xml:

@@ -49,22 +49,13 @@ def drain(
         if time.monotonic() > deadline:
             break
         time.sleep(min(_POLL_S, max(0.1, limit_s / 10)))
+    held = {pod.uid: refused[pod.uid] for pod in going if pod.uid in refused and not pod.ending}
+    ending = [way.Pod(pod.full_name, "it does not end") for pod in going if pod.uid not in held]
     if force:
         for pod in going:
             cluster.delete_now(pod)
-        return Drained(len(asked), alone=alone)
-    here = {pod.uid for pod in going}
-    ending = [way.Pod(pod.full_name, "it does not end") for pod in going if pod.ending or (pod.uid not in refused)]
-    return Drained(
-        len(asked - here),
-        [pod for uid, pod in refused.items() if uid in here and uid not in _ending(going)],
-        ending,
-        alone,
-    )
-
-
-def _ending(pods: list[Pod]) -> set[str]:
-    return {pod.uid for pod in pods if pod.ending}
+        return Drained(len(asked), deleted=[*held.values(), *ending], alone=alone)
+    return Drained(len(asked - {pod.uid for pod in going}), list(held.values()), ending, alone=alone)
 
 
 def _leaves(pod: Pod) -> bool:

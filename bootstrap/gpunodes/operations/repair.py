@@ -130,16 +130,15 @@ class World:
         pause = float(self.settings()["gpunodes_repair_cold_pause"])
         return Hands(machine.name, machine.address, variables, pause)
 
-    def look(self, machines: Sequence[Machine], since: float = 0.0) -> dict[str, Seen]:
-        """Look at machines now; what logs say of before ``since`` (seconds since 1970) does not count."""
+    def look(self, machines: Sequence[Machine]) -> dict[str, Seen]:
+        """Look at machines now."""
         missing = [machine for machine in machines if machine.name not in self._asked]
         self._asked |= {asked.target.name: asked for asked in looks.asked(self.inventory, missing)}
         found: dict[str, Seen] = {}
 
         def take(answer: sweep.Answer) -> None:
             asked = self._asked[answer.name]
-            verdict = looks.verdict_on(answer, asked.site, asked.gpus, max(since, asked.repaired))
-            found[answer.name] = Seen(verdict, answer.facts)
+            found[answer.name] = Seen(looks.verdict_on(answer, asked.site, asked.gpus), answer.facts)
 
         sweep.sweep(
             [self._asked[machine.name].target for machine in machines],
@@ -296,7 +295,7 @@ class _Repairs:
             with self._deciding():
                 decisions = self._decide(waiting)
                 for decision in decisions:
-                    if decision.ruling is Ruling.REPAIR and not self._wish.dry_run:
+                    if (decision.ruling is Ruling.REPAIR or decision.give_up) and not self._wish.dry_run:
                         self._begin(pool, decision)
                     elif decision.ruling is not Ruling.WAIT or self._wish.dry_run:
                         self._done(self._plain(decision))
@@ -368,6 +367,10 @@ class _Repairs:
         machine = self._machines[decision.machine]
         record = self._record(machine)
         self._note_verdict(record)
+        if decision.give_up:
+            record = record.to(Step.GIVE_UP, outcome=Outcome.NEEDS_REPAIR, why=decision.why)
+            self._submit(pool, machine, record)
+            return
         start = self._start(machine.name)
         self._say(machine.name, f"{record.reason}; it starts with: {start.rung.title}")
         for rung in start.skipped:
@@ -481,8 +484,8 @@ class _Repairs:
     def _tools(self, machine: Machine) -> Tools:
         given = self._settings
 
-        def look(_: str, since: float) -> Verdict:
-            return self._world.look([machine], since)[machine.name].verdict
+        def look(_: str) -> Verdict:
+            return self._world.look([machine])[machine.name].verdict
 
         return Tools(
             look=look,
@@ -519,7 +522,7 @@ class _Repairs:
         self._done(
             Repaired(
                 machine=record.machine,
-                ruling=Ruling.REPAIR,
+                ruling=Ruling.NEEDS_REPAIR if began.step is Step.GIVE_UP else Ruling.REPAIR,
                 why=record.why or record.reason,
                 outcome=record.outcome,
                 verdict=verdict,

@@ -62,8 +62,8 @@ class Hands(Protocol):
         """Take its power away and give it back."""
 
 
-Look = Callable[[str, float], Verdict]
-"""Look at a machine now; what its log says of before the given time (seconds since 1970, 0: all) does not count."""
+Look = Callable[[str], Verdict]
+"""Look at a machine now."""
 Say = Callable[[str, str], None]
 """Tell of a machine."""
 
@@ -150,12 +150,13 @@ class OneRepair:
         for pods, what in (
             (result.refused, "may not be evicted"),
             (result.ending, "do not end"),
+            (result.deleted, "were deleted by force"),
             (result.alone, "stay"),
         ):
             if pods:
                 self._say(f"pods that {what}: {way.named(pods)}")
         outcome = "empty" if result.empty else "not empty"
-        left = way.named([*result.refused, *result.ending, *result.alone])
+        left = way.named([*result.refused, *result.ending, *result.deleted, *result.alone])
         self._note(record, history.Kind.STEP, "drain", outcome, left)
         return way.drained(record, result)
 
@@ -170,7 +171,11 @@ class OneRepair:
                 return self._climbed(record, rung, result, why, began)
         if rung.proof is Proof.GPU:
             return self._climbed(record, rung, Climbed.TOOK, "nvidia-smi reports the reset", began)
-        return self._climbed(record, rung, *self._watch(record, rung), began)
+        result, why, alone = self._watch(record, rung)
+        for higher in alone:
+            record = self._climbed(record, rung, Climbed.FAILED, "the machine climbed on by itself", began)
+            rung = higher
+        return self._climbed(record, rung, result, why, began)
 
     def _ask(self, record: Record, rung: Rung) -> tuple[Climbed | None, str, Record]:
         """Use a rung; a result when it ends there, and the record with the time when it was asked."""
@@ -183,17 +188,19 @@ class OneRepair:
                 self._hands.cold_cycle() if rung.name == ladder.COLD else self._hands.reset()
             except GpunodesError as problem:
                 return Climbed.FAILED, str(problem), record
-            armed = record.armed
+            asked, armed = time.time(), record.armed
         else:
             later = ladder.armed(rung.name, hung=record.hung) if rung.proof is Proof.BOOT else []
             said = self._ask_over_ssh(record, rung, later)
-            waits = rung.name in record.armed
-            if not said.done and not waits:
+            asked, due = time.time(), dict(record.armed)
+            if not said.done and rung.name not in due:
                 return Climbed.SKIPPED, said.said, record
             if not said.done:
                 self._say(f"{rung.title}: {said.said}; the machine was told before to do it by itself")
-            armed = tuple(dict.fromkeys((*record.armed, *said.armed)))
-        record = record.to(Step.CLIMB, asked=time.time(), armed=armed)
+                asked = max(asked, due[rung.name])
+            # What it was told first it does first.
+            armed = tuple(({name: asked + after for after, name in later if name in said.armed} | due).items())
+        record = record.to(Step.CLIMB, asked=asked, armed=armed)
         self._keep(record)
         return None, "", record
 
@@ -209,8 +216,8 @@ class OneRepair:
             if cluster:
                 cluster.take_back(record.node)
 
-    def _watch(self, record: Record, rung: Rung) -> tuple[Climbed, str]:
-        """Wait until the machine is in another boot, or the rung's time is over.
+    def _watch(self, record: Record, rung: Rung) -> tuple[Climbed, str, Sequence[Rung]]:
+        """Wait until the machine is in another boot, or the rung's time is over; the rungs that it climbed by itself.
 
         A kernel that answers while no sshd does is a machine in its shutdown or start: going down must be over within
         the rung's limit. Silence is a machine that is down: it gets the time that a boot takes.
@@ -221,7 +228,7 @@ class OneRepair:
             seen = self._hands.boot()
             waited = time.time() - record.asked
             if self._rebooted(record, seen, waited):
-                return Climbed.TOOK, f"boot {seen.boot_id} after {waited:.0f} s"
+                return Climbed.TOOK, f"boot {seen.boot_id} after {waited:.0f} s", self._alone(record, rung, seen)
             if seen.reached is Reached.SILENT:
                 silent += 1
                 gone = gone or silent > 1
@@ -232,14 +239,26 @@ class OneRepair:
             if waited > (self._tools.limits.boot if gone else rung.limit(hung=record.hung)):
                 break
             time.sleep(self._tools.limits.poll)
-        if gone:
-            return Climbed.FAILED, f"it went down and does not answer {waited:.0f} s later"
+        why = "the old boot still answers"
         if refused:
-            return (
-                Climbed.FAILED,
-                f"it hangs in its shutdown: the kernel answers and sshd does not, {waited:.0f} s later",
-            )
-        return Climbed.FAILED, f"the old boot still answers {waited:.0f} s later"
+            why = "it hangs in its shutdown: the kernel answers and sshd does not,"
+        if gone:
+            why = "it went down and does not answer"
+        return Climbed.FAILED, f"{why} {waited:.0f} s later", ()
+
+    def _alone(self, record: Record, rung: Rung, seen: Boot) -> Sequence[Rung]:
+        """The rungs that a machine whose driver hangs climbed by itself before its new boot began.
+
+        A machine may lose its address in its shutdown: nobody sees then that it hangs there, but a kernel that started
+        after the next rung's time tells. Where a machine tests itself for minutes first, it tells only the highest rung
+        that it can have been.
+        """
+        if not record.hung or not seen.uptime_s:
+            return ()
+        began = time.time() - seen.uptime_s
+        climbed = {name for name, due in record.armed if due <= began}
+        rungs = ladder.rungs()
+        return [each for each in rungs[rungs.index(rung) + 1 :] if each.name in climbed]
 
     def _rebooted(self, record: Record, seen: Boot, waited: float) -> bool:
         if not seen.boot_id:
@@ -265,9 +284,7 @@ class OneRepair:
         why, bad, well_since = "", 0, 0.0
         while True:
             self._alive()
-            verdict = self._tools.look(
-                record.machine, record.asked if ladder.rung(record.rung).proof is Proof.GPU else 0
-            )
+            verdict = self._tools.look(record.machine)
             why, final = self._unproven(record, verdict)
             now = time.monotonic()
             if not why:
@@ -296,7 +313,11 @@ class OneRepair:
         if booted and record.boot_id and verdict.boot_id == record.boot_id:
             return "it is still in the old boot", False
         if verdict.action.rank >= Action.RESET_GPU.rank or verdict.hung_in_driver or verdict.xids or verdict.sxids:
-            return f"the {'new boot' if booted else 'GPU'} has findings: {describe(verdict)}", True
+            # What the log says, and a hang, will not pass; a driver that is still being loaded will.
+            logged = any(finding.first for finding in verdict.findings)
+            return f"the {'new boot' if booted else 'GPU'} has findings: {describe(verdict)}", (
+                logged or verdict.hung_in_driver
+            )
         if record.gpus and (verdict.gpus_seen or 0) < record.gpus:
             return f"{verdict.gpus_seen or 0} of {record.gpus} GPUs are seen", False
         return (self._unready(record, verdict) if self._tools.cluster and record.node else ""), False

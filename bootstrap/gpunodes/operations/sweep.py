@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpunodes import settings
-from gpunodes.engine import history, sweep
+from gpunodes.engine import sweep
 from gpunodes.engine.targets import Target, target
 from gpunodes.errors import WrongInput
 from gpunodes.health import judge, shape, site
-from gpunodes.health.model import SiteRules, Time, Verdict
-from gpunodes.health.scan import NO_TIME
+from gpunodes.health.model import SiteRules, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
@@ -45,14 +43,11 @@ class Asked:
     site: SiteRules = field(default_factory=SiteRules)
     gpus: int = 0
     """How many it should have, 0 where nobody says."""
-    repaired: float = 0.0
-    """When it was last repaired, seconds since 1970: what its log says of before does not count."""
 
 
 def asked(inventory: Inventory, machines: Sequence[Machine]) -> list[Asked]:
     """How these machines are reached and judged; raises WrongInput for what cannot be used of that."""
     lookup = sweep.ssh_config()
-    repaired = history.repaired(inventory.cluster)
     found = []
     for machine in machines:
         variables = inventory.variables(machine.name)
@@ -61,8 +56,7 @@ def asked(inventory: Inventory, machines: Sequence[Machine]) -> list[Asked]:
         if not isinstance(gpus, int) or gpus < 0:
             raise WrongInput(f"gpunodes_health_gpus of {machine.name} is {gpus!r}", "a number of GPUs", "correct it")
         rules = site.rules(wanted["gpunodes_health_xids"], wanted["gpunodes_health_sxids"])
-        reached = target(machine.name, variables, lookup)
-        found.append(Asked(reached, rules, gpus, repaired.get(machine.name, 0.0)))
+        found.append(Asked(target(machine.name, variables, lookup), rules, gpus))
     return found
 
 
@@ -78,7 +72,7 @@ def run(machines: Sequence[Asked], view: View, *, deadline_s: float, parallel: i
 
     def on_answer(answer: sweep.Answer) -> None:
         machine = by_name[answer.name]
-        verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus, machine.repaired)
+        verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus)
         view.came(verdict)
 
     view.begin(list(by_name))
@@ -97,16 +91,11 @@ def options() -> sweep.Options:
     return sweep.Options((settings.plugins() / _PROBE).read_bytes())
 
 
-def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0, since: float = 0.0) -> Verdict:
-    """Judge one machine's answer, which has just come; a document that is not of the probe's shape is no answer.
-
-    What its log says of before ``since`` (seconds since 1970) does not count.
-    """
+def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0) -> Verdict:
+    """Judge one machine's answer; a document that is not of the probe's shape is no answer."""
     if answer.facts is None:
         return judge.unreachable(answer.name, answer.reach.value, answer.said)
     if wrong := shape.complaint(answer.facts):
         return judge.unreachable(answer.name, sweep.Reach.PROBE_FAILED.value, wrong)
     expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
-    # The log's times are the machine's own, from its boot on.
-    began = Time(monotonic=answer.facts["uptime_s"] - (time.time() - since)) if since else NO_TIME
-    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules, began)
+    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)

@@ -118,6 +118,8 @@ class Decision:
     machine: str
     ruling: Ruling
     why: str
+    give_up: bool = False
+    """It needs repair from now on: its node is to be marked."""
 
 
 def decide(candidates: Sequence[Candidate], nodes: Sequence[Node], limits: Limits, now: float) -> list[Decision]:
@@ -135,7 +137,9 @@ def decide(candidates: Sequence[Candidate], nodes: Sequence[Node], limits: Limit
             ruling, why = _together(each, candidates, taken, limits) or (ruling, why)
         if ruling is Ruling.REPAIR:
             taken[_pool(each)].start(each)
-        decisions.append(Decision(each.name, ruling, why))
+        # What asks for a repair and was not given up before has met the loop guard.
+        guarded_now = each.verdict.action in limits.actions and not (limits.by_hand or _given_up(each))
+        decisions.append(Decision(each.name, ruling, why, ruling is Ruling.NEEDS_REPAIR and guarded_now))
     return decisions
 
 
@@ -158,7 +162,7 @@ def _order(each: Candidate) -> tuple[bool, bool, bool, int, str]:
 def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
     """The decision that the machine's own state leads to."""
     verdict = each.verdict
-    given_up = each.needs_repair or (each.node.needs_repair if each.node else "")
+    given_up = _given_up(each)
     past = guarded(
         {round(moment) for moment in (*each.repairs, *(each.node.repairs if each.node else ()))}, limits, now
     )
@@ -196,6 +200,10 @@ def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
         if holds:
             return ruling, why
     return Ruling.REPAIR, f"its verdict asks for {_words(verdict.action)}" if not limits.by_hand else "as asked"
+
+
+def _given_up(each: Candidate) -> str:
+    return each.needs_repair or (each.node.needs_repair if each.node else "")
 
 
 def _words(action: Action) -> str:

@@ -78,8 +78,8 @@ class Record:
     rung: str = ""
     asked: float = 0.0
     """When the present rung was asked for; 0 when it was not yet."""
-    armed: tuple[str, ...] = ()
-    """Rungs that the machine climbs by itself."""
+    armed: tuple[tuple[str, float], ...] = ()
+    """Rungs that the machine climbs by itself, and when."""
     tried: tuple[str, ...] = ()
     outcome: Outcome | None = None
     why: str = ""
@@ -104,9 +104,9 @@ def parse(text: str) -> Record:
     values = {name: value for name, value in read.items() if name in known}
     values["step"] = Step(values.get("step", Step.LOOK))
     values["outcome"] = Outcome(values["outcome"]) if values.get("outcome") else None
-    for name in ("armed", "tried"):
-        values[name] = tuple(values.get(name, ()))
     try:
+        values["armed"] = tuple((str(name), float(due)) for name, due in values.get("armed", ()))
+        values["tried"] = tuple(values.get("tried", ()))
         return Record(**values)
     except TypeError as error:
         raise ValueError(f"not a record of a repair: {error}") from error

@@ -44,6 +44,8 @@ class Drained:
     """A disruption budget, or the API, did not let them be evicted."""
     ending: Sequence[Pod] = ()
     """Evicted, and not ended."""
+    deleted: Sequence[Pod] = ()
+    """Deleted by force, whatever they and their budgets say."""
     alone: Sequence[Pod] = ()
     """Nothing would start them elsewhere: they stay, and the reboot interrupts them."""
 

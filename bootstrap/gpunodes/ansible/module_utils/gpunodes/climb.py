@@ -31,6 +31,9 @@ _SYSRQ = (("s", 3.0), ("u", 2.0), ("b", 0.0))
 _SERVICES = ("nvidia-persistenced",)
 """Services of the driver's own that hold the GPUs; started again after a reset."""
 _RUNNING_ID = "/proc/sys/kernel/random/boot_id"
+_LOG = "/dev/kmsg"
+_RESET = "/run/gpunodes-gpu-reset"
+"""When the GPUs were last reset in this boot, in seconds since it began: what the log says of before is over."""
 _TRIGGER = "/proc/sysrq-trigger"
 
 
@@ -111,10 +114,31 @@ def reset(options: Dict[str, Any]) -> Dict[str, Any]:
             code, text = _bounded(words, deadline)
             said.append(text)
             codes.append(code)
-        return {"asked": all(code == 0 for code in codes), "said": " ".join(said).strip()[:2000]}
+        done = all(code == 0 for code in codes)
+        if done:
+            _mark_reset()
+        return {"asked": done, "said": " ".join(said).strip()[:2000]}
     finally:
         for name in stopped:
             _quiet(["systemctl", "start", name], 20)
+
+
+def _mark_reset() -> None:
+    """Remember when the GPUs were reset, by the clock of the kernel's log: it drifts away from the others in weeks."""
+    moment = time.monotonic()
+    try:
+        log = os.open(_LOG, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            os.lseek(log, 0, os.SEEK_END)
+            os.write(log, b"gpunodes: the GPUs were reset\n")
+            # priority,sequence,microseconds,flags;text (Linux, ABI/testing/dev-kmsg)
+            moment = int(os.read(log, 8192).split(b",")[2]) / 1e6
+        finally:
+            os.close(log)
+    except (OSError, ValueError, IndexError):
+        pass
+    with open(_RESET, "w") as file:
+        file.write("%.6f\n" % moment)
 
 
 def holders() -> List[str]:

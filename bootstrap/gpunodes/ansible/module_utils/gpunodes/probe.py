@@ -43,6 +43,8 @@ BLOCKS = 64
 BLOCK_LINES = 80
 RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
 """Held, through an inherited descriptor, for as long as a nvidia-smi of ours lives, killed or not."""
+GPUS_RESET = "run/gpunodes-gpu-reset"
+"""When a repair last reset the GPUs in this boot, in seconds since it began (``climb.py`` writes it)."""
 SPINNING_S = 30.0
 """Processor time after which a nvidia-smi that did little else is stuck in a loop."""
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -84,6 +86,8 @@ def read(options: Options) -> Dict[str, Any]:
     uptime = _text(options.path("proc/uptime")).split()
     facts["uptime_s"] = float(uptime[0]) if uptime else 0.0
     facts["boot_id"] = _text(options.path("proc/sys/kernel/random/boot_id")).strip() or None
+    with contextlib.suppress(ValueError):
+        facts["gpus_reset_s"] = float(_text(options.path(GPUS_RESET)))
     facts["kernel"] = _text(options.path("proc/sys/kernel/osrelease")).strip()
     for key, name in (("detect_count", "detect_count"), ("timeout_s", "timeout_secs"), ("warnings", "warnings")):
         facts["hung_task"][key] = _number(_text(options.path("proc/sys/kernel/hung_task_" + name)))
@@ -102,6 +106,7 @@ def _empty(options: Options) -> Dict[str, Any]:
         "time": time.time(),
         "boot_id": None,
         "uptime_s": 0.0,
+        "gpus_reset_s": None,
         "took_s": 0.0,
         "kernel": "",
         "errors": [],
