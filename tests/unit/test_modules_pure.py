@@ -10,6 +10,7 @@ import pytest
 import yaml
 from gpunodes.ansible.module_utils.gpunodes import (
     cluster,
+    docker_images,
     facts,
     firewall,
     host,
@@ -369,9 +370,25 @@ class TestFirewall:
     )
 
     def test_only_ours_go(self) -> None:
-        kept = firewall.without_ours(self.RULES)
+        kept = firewall.without(self.RULES, firewall.KUBERNETES)
         assert kept == "*nat\n:PREROUTING ACCEPT [0:0]\n:MINE - [0:0]\n-A PREROUTING -j MINE\nCOMMIT\n"
-        assert firewall.without_ours(kept) == kept
+        assert firewall.without(kept, firewall.KUBERNETES) == kept
+
+    def test_docker_leaves_no_rule(self) -> None:
+        # What Docker 26 has in its tables, between two rules of somebody else.
+        rules = (
+            "*nat\n:POSTROUTING ACCEPT [0:0]\n:DOCKER - [0:0]\n"
+            "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\n-A POSTROUTING -j MINE\n"
+            "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\n-A DOCKER -i docker0 -j RETURN\nCOMMIT\n"
+            "*filter\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-ISOLATION-STAGE-1\n"
+            "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
+            "-A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n-A FORWARD -i docker01 -j ACCEPT\n"
+            "-A DOCKER-USER -j RETURN\nCOMMIT\n"
+        )
+        assert firewall.without(rules, firewall.DOCKER) == (
+            "*nat\n:POSTROUTING ACCEPT [0:0]\n-A POSTROUTING -j MINE\nCOMMIT\n"
+            "*filter\n-A FORWARD -i docker01 -j ACCEPT\nCOMMIT\n"
+        )
 
     def test_tables(self) -> None:
         assert firewall.parse_tables("table ip nat\ntable inet mine\n") == ["ip nat", "inet mine"]
@@ -448,3 +465,22 @@ def test_modules_are_documented(path: Path) -> None:
     assert "supports_check_mode=True" in source
     for name in documentation.get("options") or {}:
         assert f'"{name}": {{"type"' in source or f'"{name}": {{\n' in source, name
+
+
+class TestDockerImages:
+    def test_only_what_is_mirrored_and_missing_is_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kubeadm = (
+            "registry.k8s.io/kube-apiserver:v1.36.3\nregistry.k8s.io/kube-proxy:v1.36.3\n"
+            "registry.k8s.io/coredns/coredns:v1.14.2\nregistry.k8s.io/pause:3.10.2\n"
+        )
+        monkeypatch.setattr("shutil.which", lambda *_, **__: "/usr/bin/kubeadm")
+        monkeypatch.setattr(docker_images, "must", lambda argv, *_: kubeadm if "images" in argv else "v1.36.3\n")
+        there = Done(["docker"], 0, "registry.k8s.io/pause:3.10.2\n", "")
+        monkeypatch.setattr(docker_images, "run", lambda *_: there)
+        wanted = ["registry.k8s.io/pause:3.10.2", "ghcr.io/flannel-io/flannel:v0.26.7", "quay.io/x:1"]
+        mirrored = ["registry.k8s.io", "ghcr.io"]
+        ours = ["ghcr.io/flannel-io/flannel:v0.26.7", "registry.k8s.io/kube-proxy:v1.36.3"]
+        ours.append("registry.k8s.io/coredns/coredns:v1.14.2")
+        assert docker_images.bring(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
+        assert len(docker_images.bring(wanted, mirrored, True, True)) == 4
+        assert docker_images.bring(wanted, [], False, True) == []

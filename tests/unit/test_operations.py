@@ -104,7 +104,11 @@ def test_a_failure_that_was_mended_does_not_count() -> None:
         ([], None, []),
         (["node"], None, ["node"]),
         ([], "kubernetes", ["preflight", "node", "containerd", "docker", "cri_dockerd"]),
-        (["ready"], "worker", ["preflight", "node", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"]),
+        (
+            ["ready"],
+            "docker_images",
+            ["preflight", "node", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
+        ),
     ],
 )
 def test_phases_are_left_out(skip: list[str], start: str | None, left_out: list[str]) -> None:

@@ -95,7 +95,7 @@ def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], said:
 
 def test_every_check_has_a_case() -> None:
     cases = next(mark for mark in test_each_check_finds_its_fault.pytestmark if mark.name == "parametrize").args[1]
-    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster", "gates"}
+    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster", "gates", "runtime"}
 
 
 def test_swap_is_a_warning() -> None:
@@ -107,6 +107,16 @@ def test_a_feature_gate_that_the_kubelet_does_not_know_is_refused() -> None:
     found = judge([Candidate("worker-1", Role.WORKER, facts(), wishes=wishes)], WANTS)
     assert [finding.check for finding in found] == ["gates"]
     assert "1.11" in found[0].fact
+
+
+def test_a_node_keeps_the_runtime_that_it_has_joined_with() -> None:
+    mine = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
+    wants = Wants(kubernetes="1.36", nodes=[mine])
+    wishing = Candidate("worker-1", Role.WORKER, facts(), wishes=Wishes("", runtime="docker"))
+    assert [(one.check, one.remedy) for one in judge([wishing], wants)] == [
+        ("runtime", "gpunodes remove worker-1, then join it again")
+    ]
+    assert judge([wishing], Wants(kubernetes="1.36", nodes=[{**mine, "runtime": "docker"}])) == []
 
 
 def test_what_a_plan_warns_of_is_a_warning() -> None:

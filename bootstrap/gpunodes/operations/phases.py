@@ -15,6 +15,12 @@ CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, i
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
 DOCKER = Phase("docker", "Install Docker", "Docker's engine, where it is the runtime that is wished.", docker=True)
 CRI_DOCKERD = Phase("cri_dockerd", "Install cri-dockerd", "What lets Kubernetes run containers by Docker.", docker=True)
+DOCKER_IMAGES = Phase(
+    "docker_images",
+    "Load images into Docker",
+    "By containerd's mirrors: Docker takes them for docker.io only.",
+    docker=True,
+)
 GPU_DRIVER = Phase(
     "gpu_driver", "Install the GPU driver", "NVIDIA's driver, held, its modules built and loaded.", gpus=True
 )
@@ -56,7 +62,7 @@ RESET = Phase(
 STATUS = Phase("status", "Read the cluster", "Ask the control plane about its nodes.")
 KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
 
-PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES)
+PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 
 

@@ -42,7 +42,7 @@ class Wants:
     ca_hash: str | None = None
     """The cluster's ``sha256:...``, or None when there is no cluster yet."""
     nodes: Sequence[Mapping[str, str]] = ()
-    """The cluster's nodes: name, machine_id, product_uuid."""
+    """The cluster's nodes: name, machine_id, product_uuid, runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def wants_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Wants:
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
         nodes=[
-            {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid")}
+            {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid", "runtime")}
             for node in cluster.get("nodes", ())
         ],
     )
@@ -250,6 +250,17 @@ def _cluster(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Probl
         )
 
 
+def _runtime(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
+    for node in wants.nodes:
+        # A node of Docker stays one without being told so at every run.
+        if _same(candidate, node) and node.get("runtime") == "containerd" and candidate.wishes.runtime == "docker":
+            yield Problem(
+                "its node runs containers by containerd",
+                "docker, which is wished: a node keeps what it has joined with",
+                f"gpunodes remove {candidate.name}, then join it again",
+            )
+
+
 def _version(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
     for package in ("kubelet", "kubeadm"):
         installed = (facts["packages"].get(package) or "").split("-")[0]
@@ -297,6 +308,7 @@ CHECKS: Sequence[Check] = (
     Check("modules", "the kernel modules that pods' networking needs", _modules),
     Check("sources", "packages and images can be reached and their keys are right", _sources),
     Check("cluster", "in no other cluster, and in no other role", _cluster),
+    Check("runtime", "a node's containers are run by what is wished", _runtime),
     Check("version", "no other Kubernetes version is installed", _version),
     Check("gates", "feature gates that the kubelet of this version takes", _gates),
     Check("gpu", "a driver, CUDA and a runtime that fit its GPUs, its kernel and each other", _gpu),

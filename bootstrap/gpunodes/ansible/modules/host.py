@@ -129,6 +129,11 @@ options:
       when_exists:
         description: Start it only where this file exists.
         type: path
+  groups:
+    description: Groups of users that come with the packages, and would stay when they go.
+    type: list
+    elements: str
+    default: []
   holds:
     description: Shell patterns of installed packages that upgrades must not touch.
     type: list
@@ -301,6 +306,7 @@ ARGUMENTS = {
             "when_exists": {"type": "path"},
         },
     },
+    "groups": {"type": "list", "elements": "str", "default": []},
     "holds": {"type": "list", "elements": "str", "default": []},
     "generated": {
         "type": "list",

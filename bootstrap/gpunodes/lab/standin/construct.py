@@ -157,4 +157,7 @@ def settings(base_url: str, tree: Path) -> dict[str, Any]:
         "gpunodes_nvidia_toolkit_packages_url": f"{base_url}/libnvidia-container/stable/deb/{{package_arch}}/",
         "gpunodes_nvidia_toolkit_packages_key": key,
         "gpunodes_nvidia_toolkit_packages_fingerprint": fingerprint,
+        "gpunodes_cri_dockerd_packages_url": f"{base_url}/cri-dockerd/",
+        "gpunodes_cri_dockerd_packages_key": key,
+        "gpunodes_cri_dockerd_packages_fingerprint": fingerprint,
     }

@@ -63,6 +63,7 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "role": "control_plane" if _CONTROL_PLANE in labels else "worker",
         "address": addresses.get("InternalIP", ""),
         "version": about["kubeletVersion"],
+        "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
         "ready": not why,
         "reason": why or (waiting[0] if waiting else ""),
         "schedulable": not node.get("spec", {}).get("unschedulable", False),

@@ -1,4 +1,4 @@
-"""The packet filter: what kube-proxy, flannel and the CNI plugins put there, and taking it away again."""
+"""The packet filter: what kube-proxy, flannel, the CNI plugins and Docker put there, and taking it away again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 
 from .process import run
 
-_PREFIXES = ("KUBE-", "FLANNEL-", "CNI-", "cali-")
 _NFT_TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cni_plugins_masquerade")
 
 
@@ -23,25 +22,30 @@ def parse_tables(listing: str) -> list[str]:
     return [line[len("table ") :].strip() for line in listing.splitlines() if line.startswith("table ")]
 
 
-def clean() -> None:
-    """Remove the rules and chains of Kubernetes' parts; everybody else's stay."""
+def _rules_of(prefixes: str, more: str) -> re.Pattern[str]:
+    """Lines of ``iptables-save`` that are chains with these prefixes, or name one, or match ``more``."""
+    return re.compile(rf"^:(?:{prefixes})|^-A (?:{prefixes})|\s-[jg] (?:{prefixes})|{more}", re.IGNORECASE)
+
+
+KUBERNETES = _rules_of("KUBE-|FLANNEL-|CNI-|cali-", r"--comment \"?(?:kubernetes|flanneld|cni)")
+DOCKER = _rules_of("DOCKER", r"\s-[io] docker0\b")
+
+
+def clean(ours: re.Pattern[str] = KUBERNETES) -> None:
+    """Remove the rules and chains of Kubernetes' parts, or of Docker; everybody else's stay."""
     for family in ("iptables", "ip6tables"):
         if _there(f"{family}-save"):
             rules = run([f"{family}-save"]).out
-            kept = without_ours(rules)
+            kept = without(rules, ours)
             if kept != rules:
                 run([f"{family}-restore"], stdin=kept)
     for table in tables() or ():
-        if table.split()[-1] in _NFT_TABLES:
+        if ours is KUBERNETES and table.split()[-1] in _NFT_TABLES:
             run(["nft", "delete", "table", *table.split()])
 
 
-def without_ours(rules: str) -> str:
-    """``iptables-save`` output without the chains of Kubernetes' parts and the rules that name them."""
-    names = "|".join(re.escape(prefix) for prefix in _PREFIXES)
-    ours = re.compile(
-        rf"^:(?:{names})|^-A (?:{names})|\s-[jg] (?:{names})|--comment \"?(?:kubernetes|flanneld|cni)", re.I
-    )
+def without(rules: str, ours: re.Pattern[str]) -> str:
+    """``iptables-save`` output without the lines that are ``ours``."""
     return "".join(line for line in rules.splitlines(keepends=True) if not ours.search(line))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import platform
 import pwd
@@ -109,6 +110,8 @@ class Spec:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     swap_off: bool = False
     services: Sequence[Service] = ()
+    groups: Sequence[str] = ()
+    """Groups of users that come with the packages, and would stay when they go."""
     holds: Sequence[str] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     generated: Sequence[Generated] = ()
@@ -154,6 +157,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         sysctls={name: str(value) for name, value in (parameters.get("sysctls") or {}).items()},
         swap_off=bool(parameters.get("swap_off")),
         services=each(Service, "services"),
+        groups=tuple(parameters.get("groups") or ()),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
         proofs=each(Proof, "proofs"),
@@ -393,6 +397,7 @@ class Converger:
                 "remove it yourself if it is not needed, or choose another source of the package",
             )
         self.ledger.note_packages(effects.installs)
+        self.ledger.note_groups(name for name in self.spec.groups if not has_group(name))
         before = service_states([service.name for service in self.spec.services]) if self.spec.services else {}
         for name, state in before.items():
             self.ledger.note_service(name, state)
@@ -523,6 +528,11 @@ class Converger:
             elif wanted and restart and self.step(f"restart {service.name}"):
                 start(service.name, "restart")
             self.ledger.restarted(service.name)
+
+
+def has_group(name: str) -> bool:
+    """Whether the machine has a group of users."""
+    return any(entry.gr_name == name for entry in grp.getgrall())
 
 
 def start(name: str, verb: str) -> None:

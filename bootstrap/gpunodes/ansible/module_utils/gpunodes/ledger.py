@@ -56,6 +56,8 @@ class Ledger:
     """The kernel's netfilter tables before us, or None where they could not be listed."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages changed and that have not been restarted since."""
+    groups: list[str] = field(default_factory=list)
+    """Groups of users that were not there before."""
     unloaded: list[str] = field(default_factory=list)
     """Kernel modules that were loaded before and that we unloaded, or kept from loading."""
     initramfs: str = ""
@@ -80,6 +82,9 @@ class Ledger:
 
     def note_unloaded(self, names: Iterable[str]) -> None:
         _add(self.unloaded, names)
+
+    def note_groups(self, names: Iterable[str]) -> None:
+        _add(self.groups, names)
 
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)

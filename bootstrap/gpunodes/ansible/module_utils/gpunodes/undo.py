@@ -41,10 +41,12 @@ class Undoer:
             return self.actions
         self._drivers()
         self._services()
+        self._docker()
         if not self.check:
             # While nft, which may have come with us, is there.
             firewall.remove_empty_tables(self.ledger.firewall_tables)
         self._packages()
+        self._groups()
         lists = self._apt_lists()
         self._files()
         self._directories()
@@ -109,6 +111,20 @@ class Undoer:
             if now["enabled"] and not before["enabled"]:
                 self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]))
 
+    def _docker(self) -> None:
+        """What Docker leaves when it has stopped: its bridge and its rules. Somebody else's Docker keeps them."""
+        if self.ledger.services.get("docker", {"active": True})["active"]:
+            return
+        if os.path.exists("/sys/class/net/docker0"):
+            self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]))
+        if not self.check:
+            firewall.clean(firewall.DOCKER)
+
+    def _groups(self) -> None:
+        for name in self.ledger.groups:
+            if host.has_group(name):
+                self._do(f"remove the group {name}", partial(run, ["groupdel", name]))
+
     def _packages(self) -> None:
         if not self.ledger.packages and not self.ledger.holds:
             return
@@ -153,6 +169,9 @@ class Undoer:
         for path in sorted(self.ledger.directories, key=len, reverse=True):
             if os.path.islink(path) or not os.path.isdir(path):
                 continue
+            if not self.check:
+                for point in _mounts(path):
+                    run(["umount", point], 30)
             self._do(f"remove {path}", partial(shutil.rmtree, path, ignore_errors=True))
 
     def _kernel(self) -> None:
@@ -179,6 +198,12 @@ class Undoer:
         for device in off:
             if os.path.exists(device):
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
+
+
+def _mounts(folder: str) -> list[str]:
+    """What is mounted below a folder, innermost first: what lies there may belong to somebody else."""
+    points = [line.split()[1] for line in (disk.read("/proc/self/mounts") or "").splitlines()]
+    return [point for point in reversed(points) if point.startswith(f"{folder}/")]
 
 
 def _is(path: str, old: ledger.OldFile) -> bool:

@@ -1,0 +1,60 @@
+"""Brings images into Docker by the mirrors that containerd has: Docker itself takes mirrors for docker.io only.
+
+Docker shares the machine's containerd. That fetches an image under its public name, and Docker loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+
+from .problem import MachineProblem
+from .process import PATH, last_line, must, run
+
+_NAMESPACE = "gpunodes"
+"""containerd's, for what is only on its way through."""
+_FETCH_LIMIT_S = 600
+_LOAD_LIMIT_S = 600
+_OF_WORKERS = ("coredns", "kube-proxy", "pause")
+
+
+def bring(images: Sequence[str], mirrored: Sequence[str], control_plane: bool, check: bool) -> list[str]:
+    """See that Docker has ``images`` and those that kubeadm names, as far as their registries are ``mirrored``.
+
+    Returns the actions taken; raises MachineProblem for an image that its mirror does not have.
+    """
+    wanted = [*images, *_of_kubeadm(control_plane)] if mirrored else []
+    there = run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]).out.split()
+    missing = [name for name in dict.fromkeys(wanted) if name.partition("/")[0] in mirrored and name not in there]
+    if missing and not check:
+        _load(missing)
+    return [f"load {name}" for name in missing]
+
+
+def _of_kubeadm(control_plane: bool) -> list[str]:
+    """What the installed kubeadm would run on this machine; nothing where it is not installed yet."""
+    if not shutil.which("kubeadm", path=PATH):
+        return []
+    version = must(["kubeadm", "version", "--output=short"]).strip()
+    names = must(["kubeadm", "config", "images", "list", f"--kubernetes-version={version}"]).split()
+    return [name for name in names if control_plane or os.path.basename(name).partition(":")[0] in _OF_WORKERS]
+
+
+def _load(images: Sequence[str]) -> None:
+    ctr = ["ctr", f"--namespace={_NAMESPACE}"]
+    with tempfile.TemporaryDirectory(prefix="gpunodes-", dir="/var/tmp") as folder, contextlib.ExitStack() as fetched:
+        for name in images:
+            done = run([*ctr, "content", "fetch", "--hosts-dir=/etc/containerd/certs.d", name], _FETCH_LIMIT_S)
+            fetched.callback(run, [*ctr, "images", "remove", name])
+            if not done.ok:
+                raise MachineProblem(
+                    f"the image {name} cannot be had: {last_line(done.err)}",
+                    "a mirror that has it",
+                    "see gpunodes_image_mirrors",
+                )
+        # One archive: what images have in common is in it once.
+        must([*ctr, "images", "export", f"{folder}/images.tar", *images], _FETCH_LIMIT_S)
+        must(["docker", "load", "--quiet", f"--input={folder}/images.tar"], _LOAD_LIMIT_S)
