@@ -33,7 +33,6 @@ WELL: Mapping[str, Any] = {
     "time": 1772343555.0,
     "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
     "uptime_s": 5000.0,
-    "gpus_reset_s": None,
     "took_s": 0.4,
     "kernel": "6.12.0",
     "errors": [],

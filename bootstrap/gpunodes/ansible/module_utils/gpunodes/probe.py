@@ -106,7 +106,6 @@ def _empty(options: Options) -> Dict[str, Any]:
         "time": time.time(),
         "boot_id": None,
         "uptime_s": 0.0,
-        "gpus_reset_s": None,
         "took_s": 0.0,
         "kernel": "",
         "errors": [],
