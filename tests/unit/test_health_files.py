@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from backports import zstd
 from gpunodes.errors import WrongInput
+from gpunodes.health import tables
 from gpunodes.health.model import Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 
@@ -222,6 +223,16 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
     assert b"Traceback" not in done.stderr
     if "--json" in words:
         json.loads(done.stdout)
+
+
+def test_every_code_is_explained() -> None:
+    for kind in ("xid", "sxid"):
+        for row in tables.read(kind):
+            meaning = health.explain(kind, int(row["code"]))
+            assert meaning.code == int(row["code"])
+            assert meaning.title
+            assert meaning.advice
+            assert "NVIDIA" in meaning.source
 
 
 def test_standard_input() -> None:

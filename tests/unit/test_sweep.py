@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -539,6 +540,40 @@ def test_unpacking_what_is_small(document: bytes) -> None:
 def test_the_deadline_grows_with_the_number_of_machines() -> None:
     assert operation.deadline_for(1) < 61
     assert operation.deadline_for(1000) > 300
+
+
+@needs_sshd
+def test_it_asks_again_until_it_is_stopped(tmp_path: Path) -> None:
+    """The machine answers once; in the second round it does not."""
+    script = tmp_path / "once.sh"
+    script.write_text(
+        f"mkdir {tmp_path}/asked 2>/dev/null || exit 1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n"
+    )
+    folder = tmp_path / "other"
+    folder.mkdir()
+    port = sshd.free_ports(1)[0]
+    with sshd.serving(folder, [{("127.0.0.1", port): f"sh {script}"}]) as other:
+        said = {"ansible_port": port, "ansible_user": "root", "ansible_ssh_private_key_file": str(other.login)}
+        inventory = write_inventory(tmp_path, **said)
+        words = ["health", "--watch", "2", "--deadline", "60", "-i", str(inventory)]
+        with subprocess.Popen(
+            [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as running:
+            assert running.stdout is not None
+            rounds: list[list[str]] = [[]]
+            for line in running.stdout:
+                rounds[-1].append(line)
+                if re.fullmatch(r"\d of 1 well\.\n", line):
+                    if len(rounds) == 2:
+                        break
+                    rounds.append([])
+            running.send_signal(signal.SIGINT)
+            assert running.wait(timeout=60) == 130
+    assert "unreachable" not in "".join(rounds[0])
+    assert rounds[1][0] == "gpu-1: unreachable\n"
 
 
 # --- the settings and the role ---------------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ class Scanner:
         if not self._is_log:
             self._smi.feed(window[begin:end])
         words = [anchor.word for anchor in (ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS))]
+        if self._is_json:
+            words += _JSON_BYTES
         # A word that begins before the end may reach beyond it.
         block = window[begin : end + _LONGEST]
         found = {word for word in words if holds(block, word)}
@@ -251,7 +253,7 @@ class Scanner:
                 self._new_boot(forms.time_of(header))
             if not self._skip:
                 self._boot_id = boot
-        message = header + str(entry["MESSAGE"]).encode(errors="replace")
+        message = header + _journal_message(entry)
         for anchor in ANCHORS:
             at = message.find(anchor.word)
             if at >= 0 and not self._skip:
@@ -329,10 +331,21 @@ def _journal_entry(line: bytes) -> Mapping[str, object] | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("MESSAGE"), str):
+    if not isinstance(entry, dict) or not _journal_message(entry):
         return None
     transport = entry.get("_TRANSPORT", entry.get("SYSLOG_IDENTIFIER"))
     return entry if transport == "kernel" and entry.get("SYSLOG_FACILITY", "0") == "0" else None
+
+
+def _journal_message(entry: Mapping[str, object]) -> bytes:
+    """The message of an entry; journalctl gives one that is not UTF-8 as a list of its bytes."""
+    message = entry.get("MESSAGE")
+    if isinstance(message, list):
+        try:
+            return bytes(message)
+        except (TypeError, ValueError):
+            return b""
+    return message.encode(errors="replace") if isinstance(message, str) else b""
 
 
 def _journal_times(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -582,4 +595,5 @@ TEXT_ANCHORS = (
     Anchor(b"ERR!", _smi_value),
 )
 _LONGEST = max(len(anchor.word) for anchor in (*ANCHORS, *TEXT_ANCHORS))
+_JSON_BYTES = [b'"MESSAGE":[', b'"MESSAGE" : [']
 _BOOT_WORDS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")
