@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
+CHECKOUT = Path(__file__).parents[2]
 # A lab of their own, beside one that somebody tries things on.
 NAME = "tests"
 # Emulated machines under load are slow; these bounds only end what hangs.
@@ -27,6 +30,8 @@ LONG = 1500.0
 """Seconds that a run of the command may take."""
 SHORT = 240.0
 """Seconds that a single command on a machine may take."""
+TOKEN = r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"
+"""A bootstrap token of kubeadm's."""
 
 
 @dataclass(slots=True)
@@ -105,6 +110,22 @@ class Operator:
             timeout=limit_s,
             check=False,
         )
+
+    def playbook(self, name: str, machine: str) -> None:
+        """Run a playbook of the checkout on a machine by plain Ansible."""
+        program = shutil.which("ansible-playbook")
+        assert program
+        done = subprocess.run(
+            [program, "-i", str(self.folder / "inventory"), str(CHECKOUT / f"playbooks/{name}.yml"), "-l", machine],
+            cwd=CHECKOUT,
+            env={**os.environ, "ANSIBLE_HOST_KEY_CHECKING": "False"},
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        self.said += [done.stdout, done.stderr]
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def kubectl(self, *words: str, code: int | None = 0) -> str:
         """kubectl on the control plane."""
@@ -188,3 +209,24 @@ sysctl -n net.ipv4.ip_forward; cat /proc/swaps; ls /run | grep -e gpunodes -e fl
 def lines(text: str) -> Sequence[str]:
     """The lines of a state, for a readable difference."""
     return [line for line in text.splitlines() if line.strip()]
+
+
+def search_for_secrets(operator: Operator, machines: Sequence[str]) -> None:
+    """Assert that no token, key or kubeconfig lies in what was said, in a log, or in a file that others may read."""
+    state = Path(operator.environment["XDG_STATE_HOME"])
+    said = "\n".join(operator.said)
+    logs = "\n".join(path.read_text(errors="replace") for path in state.rglob("*") if path.is_file())
+    for text in (said, logs):
+        assert re.findall(TOKEN, text) == []
+        assert "PRIVATE KEY" not in text
+        assert "key-data" not in text
+    for path in (state / "gpunodes").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
+    for machine in machines:
+        folders = "/etc /run /tmp /var/tmp /root /home /var/lib/gpunodes /var/lib/kubelet"
+        wide = f"find {folders} -xdev -type f -perm /077 -size -200k"
+        pattern = f"-e '{TOKEN}' -e 'PRIVATE KEY-----' -e 'client-key-data: .'"
+        listed = operator.ssh(machine, f"{wide} ! -path '/run/udev/*' -print0 | xargs -0 grep -lE {pattern}", code=None)
+        # The mounts of pods hold what the kubelet gave them; a token of a service account is no secret of ours.
+        assert [name for name in listed.split() if "/var/lib/kubelet/pods/" not in name] == []
+        assert operator.ssh(machine, f"journalctl -b --no-pager | grep -cE '{TOKEN}'", code=None).strip() == "0"

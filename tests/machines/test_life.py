@@ -1,20 +1,31 @@
-"""A small cluster's whole life on Debian 13 with the default Kubernetes: up, up again, and back to bare machines."""
+"""A small cluster's whole life on Debian 13 with the default Kubernetes, from bare machines to bare machines.
+
+What is most used, and most feared, of all that the other files of this folder go through one by one. The GPUs are the
+lab's stand-ins: no GPU computes anything.
+"""
 
 from __future__ import annotations
 
-from .conftest import BARE, STATE, Kind, Operator, lines
+from . import sick
+from .conftest import BARE, STATE, Kind, Operator, kill, lines, search_for_secrets
 
-LAB = Kind("debian13", workers=1)
-MACHINES = ("control-1", "worker-1")
+LAB = Kind("debian13", workers=1, gpu_workers=1)
+MACHINES = ("control-1", "worker-1", "gpu-1")
 
 _bare: dict[str, list[str]] = {}
 
 
-def test_up_makes_a_cluster_of_bare_machines(operator: Operator) -> None:
+def test_up_makes_a_cluster_of_bare_machines_although_it_was_killed(operator: Operator) -> None:
     for machine in MACHINES:
         _bare[machine] = list(lines(operator.ssh(machine, BARE)))
-    document = operator.document("up")
-    assert {each["name"]: each["outcome"] for each in document["machines"]} == dict.fromkeys(MACHINES, "changed")
+    # A single GPU machine is all of its pool.
+    sick.write(operator, "control-1", {**sick.PATIENT, "gpunodes_repair_sick_percent": 100})
+    running = operator.start("up", "--driver", "580")
+    operator.wait_for(running, "control-1: Start the control plane")
+    refused = operator.gpunodes("up", code=1)
+    assert "another command works on this cluster: up of " in refused.stderr
+    kill(running)
+    operator.gpunodes("up", "--driver", "580", limit_s=3000)
     status = operator.document("status")
     assert {node["name"]: node["ready"] for node in status["nodes"]} == dict.fromkeys(MACHINES, True)
     assert operator.tokens() == []
@@ -22,12 +33,43 @@ def test_up_makes_a_cluster_of_bare_machines(operator: Operator) -> None:
 
 def test_up_again_changes_nothing(operator: Operator) -> None:
     before = {machine: operator.ssh(machine, STATE) for machine in MACHINES}
-    document = operator.document("up")
-    assert [machine["outcome"] for machine in document["machines"]] == ["unchanged", "unchanged"]
+    document = operator.document("up", "--driver", "580")
+    assert {each["name"]: each["outcome"] for each in document["machines"]} == dict.fromkeys(MACHINES, "unchanged")
     assert {machine: operator.ssh(machine, STATE) for machine in MACHINES} == before
 
 
+def test_pods_get_the_gpus(operator: Operator) -> None:
+    document = operator.document("gpu", "verify", "gpu-1")
+    levels = {level["level"]: level["state"] for level in document["machines"][0]["levels"]}
+    assert levels == dict.fromkeys(("host", "container", "kubelet", "pod"), "ok")
+    assert "nvidia.com/gpu" not in sick.node(operator, "worker-1")["status"]["allocatable"]
+
+
+def test_a_hung_machine_is_found_and_repaired(operator: Operator) -> None:
+    before = sick.boot(operator, "gpu-1")
+    sick.fault(operator, "gpu-1", "reboot-hang")
+    sick.hang(operator)
+    assert sick.wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
+    found = sick.repaired(operator.document("health", "--reboot-hung", "--yes"))
+    assert found["rung"] == "sysrq"
+    assert sick.boot(operator, "gpu-1") != before
+    sick.clean(operator, ["gpu-1"])
+
+
+def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
+    operator.gpunodes("remove", "worker-1")
+    assert operator.document("status")["missing"] == ["worker-1"]
+    assert lines(operator.ssh("worker-1", BARE)) == _bare["worker-1"]
+    operator.playbook("join", "worker-1")
+    assert operator.document("status")["missing"] == []
+    assert operator.tokens() == []
+
+
+def test_no_secret_lies_about(operator: Operator) -> None:
+    search_for_secrets(operator, MACHINES)
+
+
 def test_reset_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("reset", "worker-1", "control-1", "--yes")
+    operator.gpunodes("reset", "gpu-1", "worker-1", "control-1", "--yes")
     for machine in MACHINES:
         assert lines(operator.ssh(machine, BARE)) == _bare[machine]
