@@ -74,7 +74,7 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: check test-package test-repair test-molecule test-life test-hang ## What CI runs: checks, the package, roles and a cluster on virtual machines
+test: check test-package test-repair test-molecule test-life ## What CI runs: checks, the package, roles and a cluster on virtual machines
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
@@ -102,7 +102,7 @@ test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes on a real AP
 	$(MACHINES) tests/repair
 
 .PHONY: test-life
-test-life: $(INSTALLED)/.installed ## A small cluster's life on virtual machines: up, up again, and back to bare machines
+test-life: $(INSTALLED)/.installed ## A cluster's life on virtual machines: killed, up, up again, a hang repaired, and back to bare machines
 	$(MACHINES) tests/machines/test_life.py
 
 .PHONY: test-hang
@@ -110,7 +110,7 @@ test-hang: $(INSTALLED)/.installed ## GPU machines that hang and refuse to reboo
 	$(MACHINES) tests/machines/test_repair.py
 
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## All that can happen to a cluster, on virtual machines; an hour without KVM
+test-machines: $(INSTALLED)/.installed ## All that can happen to machines, one after another; hours without KVM
 	$(MACHINES) tests/machines
 
 .PHONY: test-molecule
