@@ -43,6 +43,18 @@ def installed(found: dict[str, Any], **wishes: Any) -> dict[str, Any]:
     return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **wishes}, "1.36.3"))
 
 
+def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:
+    none = {"nvidia": NONE, "nvidia_toolkit": NONE}
+    asked = filters.gpu_asked(none, {}, "nvcr.io/nvidia/k8s-device-plugin:v0.19.0")
+    assert all(source["gpus"] for source in asked)
+    assert {source["name"] for source in asked} == {"images of nvcr.io", "nvidia", "nvidia-container-toolkit"}
+    debian = next(source for source in asked if "debian 13" in source.get("systems", ()))
+    assert debian["key"].endswith("{cuda_arch}/8793F200.pub")
+    mine = {"nvidia": {"url": "http://m/", "key": "KEY", "fingerprint": ""}, "nvidia_toolkit": NONE}
+    mirrored = filters.gpu_asked(mine, {"nvcr.io": "http://m"}, "nvcr.io/x:1")
+    assert (mirrored[0]["url"], mirrored[1]["url"], mirrored[1]["key"]) == ("http://m/v2/", "http://m/", "KEY")
+
+
 def test_a_machine_without_gpus_gets_nothing() -> None:
     made = installed(machine())
     assert made["gpus"] == 0

@@ -296,6 +296,10 @@ class TestFacts:
         assert facts.concerns(docker, debian)
         assert not facts.concerns(docker, rocky)
         assert facts.concerns(flat, rocky)
+        ubuntu = {"id": "ubuntu", "version": "22.04", "codename": "jammy", "name": "Ubuntu 22.04"}
+        assert facts.concerns({"systems": ["ubuntu 22.04"]}, ubuntu)
+        assert not facts.concerns({"systems": ["ubuntu 24.04"]}, ubuntu)
+        assert [facts.concerns({"gpus": True}, ubuntu, gpus) for gpus in (True, False)] == [True, False]
 
 
 class TestKubeadm:

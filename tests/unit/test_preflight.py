@@ -109,6 +109,18 @@ def test_a_feature_gate_that_the_kubelet_does_not_know_is_refused() -> None:
     assert "1.11" in found[0].fact
 
 
+def test_nvidia_s_sources_matter_where_packages_come_from_them() -> None:
+    away = [{"name": "nvidia", "url": "http://m", "ok": False, "error": "no route"}]
+    functions = [{"address": "3b:00.0", "vendor": "10de", "device": "2330", "class": "030200"}]
+    gpu = {"functions": functions, "headers": {"running": True, "package": None}}
+    assert [found.check for found in check({"gpu": gpu, "sources": away})] == ["sources"]
+    assert check({"sources": away}) == []
+    elsewhere = Candidate(
+        "worker-1", Role.WORKER, facts(gpu=gpu, sources=away), wishes=Wishes("", source="distribution")
+    )
+    assert judge([elsewhere], WANTS) == []
+
+
 def test_a_node_keeps_the_runtime_that_it_has_joined_with() -> None:
     mine = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
     wants = Wants(kubernetes="1.36", nodes=[mine])

@@ -221,9 +221,13 @@ def _modules(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
             )
 
 
-def _sources(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _sources(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, wants)
+    packages = planned.packages if isinstance(planned, gpu.Plan) else ()
+    idle = {source.value for source in gpu.Source} - {package.source.value for package in packages}
     for source in facts["sources"]:
-        if not source["ok"]:
+        # A driver that is there, or comes from elsewhere, needs nothing of NVIDIA's.
+        if not source["ok"] and source["name"] not in idle:
             yield Problem(
                 f"{source['name']} at {source['url']}: {source['error']}",
                 "it answers, signed by the key we know",
@@ -283,9 +287,14 @@ def _gates(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
     yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in found)
 
 
-def _gpu(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+def _planned(candidate: Candidate, facts: Facts, wants: Wants) -> gpu.Plan | Sequence[gates.Conflict]:
+    """What the machine gets for its GPUs; feature gates are judged elsewhere."""
     wishes = replace(candidate.wishes, kubernetes_version=wants.kubernetes, gates={})
-    planned = gpu.plan(candidate.name, facts, wishes)
+    return gpu.plan(candidate.name, facts, wishes)
+
+
+def _gpu(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, wants)
     if not isinstance(planned, gpu.Plan):
         yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in planned)
         return

@@ -140,6 +140,36 @@ def gpu_sources(
     return made
 
 
+def gpu_asked(
+    settings: Mapping[str, Mapping[str, str]], mirrors: Mapping[str, str], image: str
+) -> list[dict[str, Any]]:
+    """What host_facts is to ask on machines with GPUs: NVIDIA's package sources, and where the device plugin is from.
+
+    They have the plan's names for sources: preflight minds those that a machine's plan takes packages from.
+    """
+    from gpunodes.planner import tables
+
+    table = tables.read("sources")
+    registry = image.partition("/")[0]
+    address = mirrors.get(registry, f"https://{registry}").rstrip("/") + "/v2/"
+    made: list[dict[str, Any]] = [{"name": f"images of {registry}", "url": address, "kind": "registry", "gpus": True}]
+    for name, called in (("nvidia", "nvidia"), ("nvidia_toolkit", "nvidia-container-toolkit")):
+        row, own = table[name], settings[name]
+        url = own["url"] or row["url"]
+        if own["key"]:
+            keys = [{"key": own["key"], "fingerprint": own["fingerprint"]}]
+        elif "fingerprint" in row:
+            keys = [{"key": row["key"], "fingerprint": own["fingerprint"] or row["fingerprint"]}]
+        else:
+            keys = [
+                {"key": url + known["file"], "fingerprint": own["fingerprint"] or known["fingerprint"],
+                 "systems": known["systems"]}
+                for known in row["key"]
+            ]  # fmt: skip
+        made += [{"name": called, "url": url, "gpus": True, **key} for key in keys]
+    return made
+
+
 def _key_of(rows: Sequence[Mapping[str, Any]], system: Mapping[str, str]) -> Mapping[str, Any]:
     """The key of a system; raises AnsibleFilterError for one that has none."""
     for row in rows:
@@ -196,6 +226,7 @@ class FilterModule:
         return {
             "gpunodes_gpu_plan": gpu_plan,
             "gpunodes_cuda_proofs": cuda_proofs,
+            "gpunodes_gpu_asked": gpu_asked,
             "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,
             "gpunodes_gpu_machines": gpu_machines,

@@ -26,7 +26,8 @@ options:
         required: true
       url:
         description: >-
-          Where it is. C({system}) (debian, ubuntu, rhel), C({format}) (deb, rpm) and C({codename}) are filled in.
+          Where it is. C({system}) (debian, ubuntu, rhel), C({format}) (deb, rpm), C({codename}), C({release}) and the
+          architecture's names are filled in.
         type: str
         required: true
       kind:
@@ -44,6 +45,10 @@ options:
         description: The suite of a Debian source; C(/) for a flat one.
         type: str
         default: /
+      gpus:
+        description: Ask it only on machines with NVIDIA's GPUs.
+        type: bool
+        default: false
       systems:
         description: Ask it only on these systems (C(debian 12)); empty for all.
         type: list
@@ -89,6 +94,7 @@ SOURCE = {
     "key": {"type": "str", "no_log": False},
     "fingerprint": {"type": "str"},
     "suite": {"type": "str", "default": "/"},
+    "gpus": {"type": "bool", "default": False},
     "systems": {"type": "list", "elements": "str", "default": []},
 }
 

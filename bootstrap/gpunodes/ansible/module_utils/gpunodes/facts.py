@@ -28,7 +28,8 @@ _UNAUTHORIZED = 401
 def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The facts; ``sources`` are asked meanwhile."""
     system = parse_os_release(disk.read("/etc/os-release") or "")
-    checks = [SourceCheck(filled(source, system)) for source in sources if concerns(source, system)]
+    gpus = gpu_facts.present()
+    checks = [SourceCheck(filled(source, system)) for source in sources if concerns(source, system, gpus)]
     for check in checks:
         check.start()
     facts = _machine()
@@ -170,10 +171,11 @@ def _default_address() -> str | None:
         return address
 
 
-def concerns(source: Mapping[str, Any], system: Mapping[str, str | None]) -> bool:
-    """Whether a machine of this system takes anything from the source."""
-    major = (system["version"] or "").partition(".")[0]
-    return not source.get("systems") or f"{system['id']} {major}" in source["systems"]
+def concerns(source: Mapping[str, Any], system: Mapping[str, str | None], gpus: bool = False) -> bool:
+    """Whether a machine of this system, with GPUs or without, takes anything from the source."""
+    version = system["version"] or ""
+    names = {f"{system['id']} {version}", f"{system['id']} {version.partition('.')[0]}"}
+    return (gpus or not source.get("gpus")) and (not source.get("systems") or not names.isdisjoint(source["systems"]))
 
 
 def placeholders(system: Mapping[str, str | None], architecture: str) -> dict[str, str]:

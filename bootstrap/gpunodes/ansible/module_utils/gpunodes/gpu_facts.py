@@ -77,6 +77,11 @@ def read(root: str = "/") -> dict[str, Any]:
     }
 
 
+def present() -> bool:
+    """Whether the machine has anything of NVIDIA's on its PCI bus: a quick look."""
+    return any(True for _ in _functions("/"))
+
+
 def _functions(root: str) -> Iterator[dict[str, Any]]:
     """NVIDIA's GPUs and NVSwitches on the PCI bus, in the order of their addresses."""
     base = _at(root, "/sys/bus/pci/devices")
