@@ -231,6 +231,25 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
     for address in addresses:
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
         group[address] = {"ansible_host": address, **connection}
+    _write(path, document)
+
+
+def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:
+    """Give machines of the inventory at ``path`` other connection variables; raises WrongInput unless it is ours."""
+    document = yaml.safe_load(text) if path.is_file() and (text := path.read_text("utf-8")).startswith(OURS) else {}
+    groups = {machine.name: document.get(GROUPS[machine.role], {}).get("hosts", {}) for machine in machines}
+    if not all(name in hosts for name, hosts in groups.items()):
+        raise WrongInput(
+            f"{path} is an inventory of yours and says itself how its machines are reached",
+            "--user, --key and --port only for machines that it does not know",
+            f"leave them out, or change {path}",
+        )
+    for name, hosts in groups.items():
+        hosts[name] = {**(hosts[name] or {}), **connection}
+    _write(path, document)
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = yaml.safe_dump(document, sort_keys=False)
     partial = path.with_name(f".{path.name}.{os.getpid()}")

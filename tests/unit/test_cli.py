@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from gpunodes import cli
+from gpunodes import inventory as inventories
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role, RunResult, Severity
 from gpunodes.operations import phases
 from gpunodes.views import document, text
@@ -44,6 +45,7 @@ def test_the_help_of_a_run_lists_its_phases(tmp_path: Path) -> None:
         ("init-master", "10.0.0.1", "--key", "none"),
         ("init-master", "10.0.0.1", "--user", "a;b"),
         ("init-master", "10.0.0.1", "--port", "99999"),
+        ("init-master", "10.0.0.1", "--kubernetes-version", "1.99"),
         ("join", "a;b"),
         ("up", "extra"),
         ("frobnicate",),
@@ -54,8 +56,23 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
     done = gpunodes(tmp_path, *words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("gpunodes: ")
+    assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_that_no_command_takes_are_a_document_too(tmp_path: Path) -> None:
+    said = json.loads(gpunodes(tmp_path, "join", "--json").stdout)
+    assert (said["schema"], said["exit_code"]) == ("gpunodes.error/1", 2)
+
+
+def test_an_inventory_grows_by_nothing_while_a_word_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "inventory/hosts.yml"
+    inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
+    before = path.read_text()
+    for wrong in (["typo"], ["--kubernetes-version", "1.99"]):
+        assert gpunodes(tmp_path, "join", "10.0.0.2", *wrong).returncode == 2
+    assert path.read_text() == before
 
 
 def test_an_error_is_a_document_too(tmp_path: Path) -> None:

@@ -150,3 +150,18 @@ def test_templates_of_a_connection_are_rendered(path: Path) -> None:
     connection = Inventory(path).connection("worker-1")
     assert connection["ansible_become_password"] == "s"
     assert connection["other"] == "{{ secret }}"
+
+
+def test_a_connection_that_was_wrong_is_given_anew(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "wrong", "ansible_port": 22})
+    inventories.reconnect(path, Inventory(path).machines(), {"ansible_user": "right"})
+    variables = Inventory(path).variables("10.0.0.1")
+    assert (variables["ansible_user"], variables["ansible_port"]) == ("right", 22)
+
+
+def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
+    machines = Inventory(path).select(["worker-1"])
+    with pytest.raises(WrongInput, match="is an inventory of yours"):
+        inventories.reconnect(path, machines, {"ansible_user": "x"})
+    assert path.read_text() == PLAIN

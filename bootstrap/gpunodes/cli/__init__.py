@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpunodes import __version__
+
+if TYPE_CHECKING:
+    from gpunodes.errors import GpunodesError
 
 # Name -> one line of help. Each command is the object `command` of the module of its name; a test holds these lines
 # against the commands' own help.
@@ -71,9 +74,19 @@ def root() -> None:
     """
 
 
+def _fail(error: GpunodesError) -> int:
+    """Say an error, as a document too where one is wanted; returns its exit code."""
+    click.echo(f"gpunodes: {error}", err=True)
+    if "--json" in sys.argv:
+        from gpunodes.views import document
+
+        click.echo(document.error(error))
+    return error.exit_code
+
+
 def main() -> None:
     """The entry point: the only place that turns errors into exit codes."""
-    from gpunodes.errors import ExitCode, GpunodesError
+    from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 
     try:
         code = root.main(standalone_mode=False)
@@ -81,15 +94,11 @@ def main() -> None:
         click.echo("gpunodes: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        error.show()
-        sys.exit(ExitCode.WRONG_INPUT)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        path = context.command_path if context else "gpunodes"
+        sys.exit(_fail(WrongInput(error.format_message().rstrip("."), "", f"see `{path} --help`")))
     except GpunodesError as error:
-        click.echo(f"gpunodes: {error}", err=True)
-        if "--json" in sys.argv:
-            from gpunodes.views import document
-
-            click.echo(document.error(error))
-        sys.exit(error.exit_code)
+        sys.exit(_fail(error))
     except BrokenPipeError:
         # The reader of a pipe (`gpunodes status | head`) went away: nothing is wrong with us.
         sys.stderr.close()

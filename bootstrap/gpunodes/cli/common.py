@@ -15,7 +15,9 @@ from gpunodes import inventory as inventories
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, RunResult
+from gpunodes.operations.phases import skipped
 from gpunodes.operations.run import Operation, Options, carry_out
+from gpunodes.planner import versions
 from gpunodes.views import document, text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -156,6 +158,14 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
 def wishing(flags: Flags, wishes: Mapping[str, Any]) -> Flags:
     """``flags`` with settings for this run."""
     return replace(flags, options=replace(flags.options, variables={**flags.options.variables, **wishes}))
+
+
+def check(operation: Operation, flags: Flags) -> None:
+    """Raise WrongInput for options that cannot be used, before an inventory is written for them."""
+    options = flags.options
+    skipped(operation.phases, options.skip_phases, options.from_phase)
+    if options.kubernetes:
+        versions.check(options.kubernetes)
 
 
 def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: Flags) -> int:

@@ -32,7 +32,12 @@ def command(
         inventories.check_pattern(pattern)
     inventory = Inventory(flags.inventory)
     new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
+    others = [pattern for pattern in machines if pattern not in new]
+    known = inventory.select(others, Role.WORKER) if others else []
     if new:
+        common.check(OPERATION, flags)
         inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
-        inventory = Inventory(flags.inventory)
+    elif connection.variables:
+        inventories.reconnect(flags.inventory, known, connection.variables)
+    inventory = Inventory(flags.inventory)
     return common.execute(OPERATION, inventory, inventory.select(machines, Role.WORKER), common.wishing(flags, wishes))

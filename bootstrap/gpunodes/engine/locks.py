@@ -55,12 +55,16 @@ os.unlink(path)
 """
 
 
+class NoLock(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+    """The machine does not give its lock, held or not."""
+
+
 @contextlib.contextmanager
 def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[None]:
     """Hold the cluster's lock while inside.
 
     ``address`` and ``variables`` are those of the first control-plane machine. Raises GpunodesError when another
-    command holds it, saying who and since when, or when the machine does not answer.
+    command holds it, saying who and since when, and NoLock when the machine does not answer.
     """
     who = json.dumps(
         {
@@ -70,7 +74,7 @@ def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[N
         }
     )
     process = subprocess.Popen(
-        [*shell.command(address, variables), _remote(variables, who)],
+        [*shell.command(address, variables, "-o", "ConnectTimeout=30"), _remote(variables, who)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -108,7 +112,7 @@ def _take(process: subprocess.Popen[str], address: str, first: str) -> None:
         timer.cancel()
     if not line:
         said = ssh_reason(process.stderr.read() if process.stderr else "")
-        raise GpunodesError(
+        raise NoLock(
             f"the control-plane machine {address} does not give the cluster's lock: "
             f"{said or f'no answer in {ANSWER:.0f} s'}",
             "",

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
+from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity
 from gpunodes.operations import phases as phase_list
@@ -66,9 +67,15 @@ def carry_out(
         for machine in machines
         if settings.of({**inventory.variables(machine.name), **options.variables})["gpunodes_runtime"] == "docker"
     }
-    # A look changes nothing and needs no lock; all that follows does.
-    lock = locks.hold(control.address, inventory.connection(control.name), operation.name)
-    with contextlib.nullcontext() if options.dry_run else lock:
+    unlocked: GpunodesError | None = None
+    with contextlib.ExitStack() as held:
+        # A look changes nothing and needs no lock; all that follows does.
+        if not options.dry_run:
+            lock = locks.hold(control.address, inventory.connection(control.name), operation.name)
+            try:
+                held.enter_context(lock)
+            except locks.NoLock as error:
+                unlocked = error
         if phase_list.PREFLIGHT in phases:
             seen = preflight.look(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version)
@@ -82,6 +89,9 @@ def carry_out(
                 )
             known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
             bare = {name for name, facts in seen.facts.items() if not gpu.gpus_of(facts)}
+        if unlocked:
+            # The look has not told why.
+            raise unlocked
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         spared = {
             phase.name: {
