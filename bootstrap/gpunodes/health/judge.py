@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpunodes.health import rules, scan, smi
+from gpunodes.health import rules, scan
 from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time, Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ MANY_FINDINGS = 200
 
 def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verdict:
     """The verdict on a live machine by the probe's facts. What the log says of before a GPU reset does not count."""
+    from gpunodes.health import smi
     from gpunodes.health.facts import read
 
     found = read(facts)

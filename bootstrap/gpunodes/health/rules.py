@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from gpunodes.health import catalog, forms, scan
 from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time
-from gpunodes.health.smi import Gpu
 
 if TYPE_CHECKING:
     from gpunodes.health.facts import Facts
+    from gpunodes.health.smi import Gpu
 
 CATALOG = "NVIDIA Xid catalog, docs.nvidia.com/deploy/xid-errors"
 FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, appendix D"

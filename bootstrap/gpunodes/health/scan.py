@@ -11,11 +11,15 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from gpunodes.health import catalog, forms, smi
+from gpunodes.health import catalog, forms
 from gpunodes.health.find import holds
 from gpunodes.health.model import MANY_PROCESSES, Kind, Record, Time
 from gpunodes.model import printable
+
+if TYPE_CHECKING:
+    from gpunodes.health import smi
 
 AHEAD = 64 << 10
 """Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
@@ -80,7 +84,7 @@ class Scanner:
         self._recognised = False
         self._begun = False
         self._is_log = False
-        self._smi = smi.Reader()
+        self._smi: smi.Reader | None = None
         self._is_json = False
         self._boot_words: tuple[bytes, ...] = _BOOT_WORDS
         self._storms: dict[bytes, _Tally] = {}
@@ -103,7 +107,7 @@ class Scanner:
         if not self._begun:
             self._begin()
         self._scan(self._next, len(self._window))
-        gpus = self._smi.finish()
+        gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, tally) for key, tally in self._tallies.items())
         recognised = self._recognised or bool(records) or gpus is not None
         return Log(records, self._booted, self._boot_id, recognised, gpus)
@@ -127,7 +131,7 @@ class Scanner:
         if not self._recognised:
             self._recognised = forms.KERNEL_LINE.search(window, begin, end) is not None
         if not self._is_log:
-            self._smi.feed(window[begin:end])
+            self._feed_smi(window[begin:end])
         words = [anchor.word for anchor in (ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS))]
         if self._is_json:
             words += _JSON_BYTES
@@ -150,6 +154,14 @@ class Scanner:
             self._new_boot(booted)
             begin = position
         self._visit_all(found, begin, end)
+
+    def _feed_smi(self, data: bytes) -> None:
+        if self._smi is None:
+            # A log needs none of it, and for a small one the import is a twentieth of the time.
+            from gpunodes.health.smi import Reader
+
+            self._smi = Reader()
+        self._smi.feed(data)
 
     def _visit_all(self, words: Collection[bytes], begin: int, end: int) -> None:
         """Look at every line that has one of the words, from ``begin`` to before ``end``; all of one boot."""
