@@ -73,6 +73,13 @@ def look(
             )
         )
     cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)
+    asked = str(variables.get("gpunodes_kubernetes_version", ""))
+    own = str((cluster or {}).get("version") or asked).removeprefix("v")
+    if asked and versions.minor_of(own) != versions.minor_of(asked):
+        # The machines asked the package source of a minor that is not the cluster's, which nobody knew yet.
+        again = folder / "again"
+        again.mkdir(mode=0o700)
+        return look(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
     return Look(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
 
 
