@@ -76,7 +76,7 @@ class FileMachine:
             return Boot(Reached.SILENT)
         return Boot(Reached.ENDED, self.boot_id(state), 1.0)
 
-    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         return []
 
     def ask(
@@ -147,7 +147,8 @@ class World(repair.World):
         return self._files[machine.name]
 
     def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:
-        return {machine.name: repair.Seen(self._files[machine.name].verdict()) for machine in machines}
+        facts = {"smi": {"status": "ok"}}
+        return {machine.name: repair.Seen(self._files[machine.name].verdict(), facts) for machine in machines}
 
     def close(self) -> None:
         self._side.close()

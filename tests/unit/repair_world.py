@@ -26,6 +26,7 @@ from gpunodes.model import Role
 from gpunodes.operations import repair
 from gpunodes.repair.ladder import Rung
 
+SMI = {"smi": {"status": "ok"}}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
 
@@ -224,7 +225,7 @@ class Hands:
             return Boot(Reached.SILENT)
         return Boot(Reached.ENDED, machine.boot_id, 1.0) if machine.sshd else Boot(Reached.REFUSED)
 
-    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         return []
 
     def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
@@ -308,7 +309,7 @@ class World(repair.World):
 
     def look(self, machines: Sequence[Entry]) -> dict[str, repair.Seen]:
         self.looks += len(machines)
-        return {machine.name: repair.Seen(self.machines[machine.name].verdict()) for machine in machines}
+        return {machine.name: repair.Seen(self.machines[machine.name].verdict(), SMI) for machine in machines}
 
 
 def world(number: int, sick: Sequence[str] = (), **special: Any) -> World:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import climb, session
-from gpunodes.engine import shell
+from gpunodes.engine import hands, shell
 from gpunodes.engine.shell import Reached
 from gpunodes.repair import ladder
 from gpunodes.views import repair as views
@@ -157,3 +157,28 @@ def test_the_timer_is_one_that_systemd_takes(tmp_path: Path) -> None:
             check=False,
         )
         assert str(tmp_path) not in done.stderr, done.stderr
+
+
+def test_a_bug_report_is_kept_only_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "nvidia-bug-report.sh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$1 $2" = "--safe-mode --output-file" ] && echo the report >"$3.gz"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(hands, "_BUG_REPORT", hands._BUG_REPORT.replace("/run/", f"{tmp_path}/"))
+    asked: list[str] = []
+
+    def run(_address: str, _variables: object, words: str, **bounds: Any) -> shell.Said:
+        asked.append(words)
+        if "bug-report" not in words:
+            return shell.Said(Reached.ENDED, 0, b"something")
+        program = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", words]
+        return shell.local(program, deadline_s=bounds["deadline_s"], most=bounds["most"])
+
+    monkeypatch.setattr(shell, "run", run)
+    monkeypatch.setattr(shell, "as_root", lambda words, variables: words)
+    machine = hands.Hands("gpu-1", "addr", {}, 0.0)
+    assert machine.collect(tmp_path, None, bug_report=False) == ["gpu-1.kernel.log", "gpu-1.processes.txt"]
+    assert not any("bug-report" in words for words in asked)
+    assert "gpu-1.nvidia-bug-report.log.gz" in machine.collect(tmp_path, {"a": 1}, bug_report=True)
+    assert (tmp_path / "gpu-1.nvidia-bug-report.log.gz").read_text() == "the report\n"
+    assert not list(tmp_path.glob("gpunodes-bug-report*")), "nothing is left on the machine"

@@ -186,6 +186,13 @@ def test_a_disruption_budget_is_respected(hung: bool) -> None:
     assert "default/database" in drained.detail, "what is deleted by force is named too"
 
 
+def test_a_machine_whose_nvidia_smi_fails_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world(5, ["w1"])
+    monkeypatch.setattr(repair_world, "SMI", {"smi": {"status": "failed", "said": "Unknown\nError"}})
+    assert of(run(place))["w1"] is Outcome.NEEDS_REPAIR
+    assert "nvidia-smi does not end with 0: Unknown Error" in place.api.events[-1]["message"]
+
+
 def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
     place = world(5, ["w1"])
     place.api.add_pod("stuck", "w1")
@@ -268,6 +275,11 @@ def test_three_of_four_sick_stops() -> None:
     assert {each.ruling for each in result.machines if each.machine != "w3"} == {Ruling.REFUSE}
     assert result.exit_code == 3
     clean(place)
+    run(place)
+    (told,) = history.read("w1")
+    assert (told.kind, told.what, told.outcome) == (history.Kind.VERDICT, "reboot", "hung"), "once"
+    assert told.detail.startswith("refuse: 3 of 4")
+    assert history.read("w3") == []
 
 
 def test_the_loop_guard_stops_the_third() -> None:

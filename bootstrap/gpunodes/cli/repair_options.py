@@ -5,6 +5,7 @@ Nothing heavy is imported here: `gpunodes health --from` must stay quick.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -32,15 +33,16 @@ class Flags:
     yes: bool
     max_unavailable: str | None
     force_drain: bool
+    bug_report: bool
     without_cluster: bool
 
     def given(self) -> bool:
         """Whether anything was said."""
-        return any((self.dry_run, self.yes, self.max_unavailable, self.force_drain, self.without_cluster))
+        return any(dataclasses.astuple(self))
 
 
 def options(command: _Command) -> _Command:
-    """--dry-run, --yes, --max-unavailable, --force-drain and --without-cluster, handed on as ``repair_flags``."""
+    """The options of every repair, handed on as ``repair_flags``."""
 
     @click.option("--dry-run", is_flag=True, help="Say what would be repaired, how and why; change nothing.")
     @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -50,6 +52,7 @@ def options(command: _Command) -> _Command:
         help="How many of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
     )
     @click.option("--force-drain", is_flag=True, help="Delete what does not leave a node whose driver hangs.")
+    @click.option("--bug-report", is_flag=True, help="Keep what nvidia-bug-report.sh says, too; it takes minutes.")
     @click.option("--without-cluster", is_flag=True, help="Repair machines without their nodes: no lock, no drain.")
     @functools.wraps(command)
     def wrapped(
@@ -58,10 +61,11 @@ def options(command: _Command) -> _Command:
         yes: bool,
         max_unavailable: str | None,
         force_drain: bool,
+        bug_report: bool,
         without_cluster: bool,
         **kwargs: Any,
     ) -> Any:
-        flags = Flags(dry_run, yes, max_unavailable, force_drain, without_cluster)
+        flags = Flags(dry_run, yes, max_unavailable, force_drain, bug_report, without_cluster)
         return command(*args, repair_flags=flags, **kwargs)
 
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
@@ -89,6 +93,7 @@ def wish(
         first=first,
         reason=reason,
         force_drain=flags.force_drain,
+        bug_report=flags.bug_report,
         without_cluster=flags.without_cluster,
         dry_run=flags.dry_run,
     )
@@ -96,8 +101,6 @@ def wish(
 
 def carry_out(world: World, machines: Sequence[Machine], wish: Wish, *, yes: bool, as_json: bool) -> int:
     """Repair machines, after the plan and a question where somebody can be asked; returns the exit code."""
-    import dataclasses
-
     from gpunodes.operations import repair
     from gpunodes.views import repair as views
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ _KERNEL_LOG = (
     f"| tail -c {_COLLECT_BYTES - 1}"
 )
 _PROCESSES = "timeout 10 ps -eo pid,ppid,stat,wchan:32,etimes,comm,args 2>/dev/null | head -c 2000000"
+_BUG_REPORT_S = 240.0
+_BUG_REPORT_BYTES = 64 << 20
+# It asks the driver much, and hangs where the driver does; --safe-mode leaves out what is known to hang a machine.
+_BUG_REPORT = (
+    'f=$(mktemp -d /run/gpunodes-bug-report.XXXXXX) && cd "$f" && '
+    "{ timeout -k 5 210 nvidia-bug-report.sh --safe-mode --output-file report >/dev/null 2>&1; "
+    f'cat report* | head -c {_BUG_REPORT_BYTES - 1}; cd /; rm -rf "$f"; }}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +81,31 @@ class Hands:
             return Boot(said.reached, lines[0], float(lines[1]))
         return Boot(said.reached)
 
-    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Keep the evidence in ``folder`` (0600 each); the names of the files that were written."""
-        written = []
-        if facts:
-            written.append(_keep(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
-        for name, words in (("kernel.log", _KERNEL_LOG), ("processes.txt", _PROCESSES)):
+        wanted = [
+            ("kernel.log", _KERNEL_LOG, _COLLECT_S, _COLLECT_BYTES),
+            ("processes.txt", _PROCESSES, _COLLECT_S, _COLLECT_BYTES),
+        ]
+        if bug_report:
+            wanted.append(("nvidia-bug-report.log.gz", _BUG_REPORT, _BUG_REPORT_S, _BUG_REPORT_BYTES))
+
+        def take(name: str, words: str, deadline_s: float, most: int) -> str:
             said = shell.run(
                 self._address,
                 self._variables,
                 shell.as_root(f"sh -c {shlex.quote(words)}", self._variables),
-                deadline_s=_COLLECT_S,
-                most=_COLLECT_BYTES,
+                deadline_s=deadline_s,
+                most=most,
                 stdin=shell.for_sudo(self._variables).encode(),
             )
-            if said.out:
-                written.append(_keep(folder / f"{self.name}.{name}", said.out))
+            return _keep(folder / f"{self.name}.{name}", said.out) if said.out else ""
+
+        written = []
+        if facts:
+            written.append(_keep(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            written += [name for name in pool.map(lambda each: take(*each), wanted) if name]
         return written
 
     def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:

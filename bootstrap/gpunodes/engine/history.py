@@ -19,7 +19,7 @@ class Kind(StrEnum):
     """What an entry tells."""
 
     VERDICT = "verdict"
-    """Why a repair began."""
+    """Why a repair began, or, where it belongs to none, why none did."""
     STEP = "step"
     RUNG = "rung"
     """A rung of the ladder, with its outcome."""
@@ -98,6 +98,8 @@ class Past:
     """When repairs began that climbed the ladder, since somebody last cleared the machine."""
     needs_repair: str = ""
     """Why it was given up, "" when it was not."""
+    left: str = ""
+    """Why it was left as it is the last time, "" when something was done since."""
 
 
 def pasts(cluster: str) -> Mapping[str, Past]:
@@ -116,7 +118,8 @@ def pasts(cluster: str) -> Mapping[str, Past]:
             past = dataclasses.replace(past, repairs=(*past.repairs, begun.get(entry.repair, entry.time)))
         elif entry.kind is Kind.END:
             past = dataclasses.replace(past, needs_repair=entry.detail if entry.outcome == "needs-repair" else "")
-        found[entry.machine] = past
+        left = entry.detail if entry.kind is Kind.VERDICT and not entry.repair else ""
+        found[entry.machine] = dataclasses.replace(past, left=left)
     return found
 
 

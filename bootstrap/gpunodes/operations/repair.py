@@ -51,6 +51,7 @@ class Wish:
     """The rung to start at."""
     reason: str = ""
     force_drain: bool = False
+    bug_report: bool = False
     without_cluster: bool = False
     dry_run: bool = False
 
@@ -204,6 +205,7 @@ class _Repairs:
         self._results: dict[str, Repaired] = {}
         self._running: dict[Future[Record], Record] = {}
         self._node: dict[str, Node | None] = {}
+        self._pasts: Mapping[str, history.Past] = {}
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> _Repairs:
@@ -298,14 +300,14 @@ class _Repairs:
                     if (decision.ruling is Ruling.REPAIR or decision.give_up) and not self._wish.dry_run:
                         self._begin(pool, decision)
                     elif decision.ruling is not Ruling.WAIT or self._wish.dry_run:
-                        self._done(self._plain(decision))
+                        self._leave(decision)
             waiting = [name for name in waiting if name not in self._results and name not in self._busy()]
             if not self._running:
                 break
             self._reap()
         for decision in decisions:
             if decision.machine in waiting:
-                self._done(self._plain(decision))
+                self._leave(decision)
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
@@ -317,7 +319,7 @@ class _Repairs:
             yield
 
     def _decide(self, names: Sequence[str]) -> list[Decision]:
-        pasts = history.pasts(self._world.cluster_name)
+        pasts = self._pasts = history.pasts(self._world.cluster_name)
         nodes, busy = self._nodes()
         candidates = []
         for name in names:
@@ -347,6 +349,14 @@ class _Repairs:
         nodes = [_taken(node) if node.name in live else node for node in self._cluster.nodes()]
         return nodes, {node: who for node, who in live.items() if node not in ours}
 
+    def _leave(self, decision: Decision) -> None:
+        """Nothing is done to a machine; what asked for it is remembered, once for as long as it stays the same."""
+        self._done(self._plain(decision))
+        why = f"{decision.ruling.value}: {decision.why}"
+        known = self._pasts.get(decision.machine, history.Past()).left
+        if not self._wish.dry_run and decision.ruling is not Ruling.NOTHING and why != known:
+            self._note_verdict(decision.machine, time.time(), why)
+
     def _plain(self, decision: Decision) -> Repaired:
         """The result of a machine that nothing is done to."""
         verdict = self._seen[decision.machine].verdict
@@ -366,7 +376,7 @@ class _Repairs:
     def _begin(self, pool: ThreadPoolExecutor, decision: Decision) -> None:
         machine = self._machines[decision.machine]
         record = self._record(machine)
-        self._note_verdict(record)
+        self._note_verdict(record.machine, record.started, record.reason, record.id)
         if decision.give_up:
             record = record.to(Step.GIVE_UP, outcome=Outcome.NEEDS_REPAIR, why=decision.why)
             self._submit(pool, machine, record)
@@ -398,6 +408,7 @@ class _Repairs:
             node=node.name if node else "",
             first=self._start(machine.name).rung.name,
             force_drain=self._wish.force_drain,
+            bug_report=self._wish.bug_report,
             boot_id=verdict.boot_id or (node.boot_id if node else ""),
             gpus=verdict.gpus_expected,
             capacity=node.capacity if node else None,
@@ -484,8 +495,9 @@ class _Repairs:
     def _tools(self, machine: Machine) -> Tools:
         given = self._settings
 
-        def look(_: str) -> Verdict:
-            return self._world.look([machine])[machine.name].verdict
+        def look(_: str) -> tuple[Verdict, Mapping[str, Any] | None]:
+            seen = self._world.look([machine])[machine.name]
+            return seen.verdict, seen.facts
 
         return Tools(
             look=look,
@@ -547,18 +559,18 @@ class _Repairs:
     def _done(self, result: Repaired) -> None:
         self._results[result.machine] = result
 
-    def _note_verdict(self, record: Record) -> None:
-        verdict = self._seen[record.machine].verdict
+    def _note_verdict(self, machine: str, moment: float, why: str, repair: str = "") -> None:
+        verdict = self._seen[machine].verdict
         history.append(
             history.Entry(
-                time=record.started,
-                machine=record.machine,
+                time=moment,
+                machine=machine,
                 kind=history.Kind.VERDICT,
                 what=verdict.action.value,
                 outcome=verdict.state.value,
-                detail=record.reason,
-                repair=record.id,
-                cluster=record.cluster,
+                detail=why,
+                repair=repair,
+                cluster=self._world.cluster_name,
                 by=f"{getpass.getuser()}@{socket.gethostname()}",
                 evidence=repair_one.evidence(verdict),
             )

@@ -46,7 +46,7 @@ class Hands(Protocol):
     def boot(self) -> Boot:
         """Which boot it is in."""
 
-    def collect(self, folder: Path, facts: Mapping[str, Any] | None) -> list[str]:
+    def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Keep the evidence."""
 
     def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
@@ -62,8 +62,8 @@ class Hands(Protocol):
         """Take its power away and give it back."""
 
 
-Look = Callable[[str], Verdict]
-"""Look at a machine now."""
+Look = Callable[[str], tuple[Verdict, Mapping[str, Any] | None]]
+"""Look at a machine now: the verdict, and the probe's facts where they came."""
 Say = Callable[[str, str], None]
 """Tell of a machine."""
 
@@ -128,7 +128,7 @@ class OneRepair:
         self._say("collecting the evidence")
         folder = Path(record.folder)
         if folder.is_dir():
-            written = self._hands.collect(folder, self._facts)
+            written = self._hands.collect(folder, self._facts, bug_report=record.bug_report)
             self._note(record, history.Kind.STEP, "collect", detail=f"{folder}: {', '.join(written) or 'nothing came'}")
         return record.to(Step.CORDON)
 
@@ -284,29 +284,26 @@ class OneRepair:
         why, bad, well_since = "", 0, 0.0
         while True:
             self._alive()
-            verdict = self._tools.look(record.machine)
-            why, final = self._unproven(record, verdict)
+            verdict, facts = self._tools.look(record.machine)
+            why, final = self._unproven(record, verdict, facts)
             now = time.monotonic()
-            if not why:
-                well_since = well_since or now
-                if now - well_since >= self._tools.limits.settle:
-                    break
-            else:
-                well_since = 0.0
-                bad = bad + 1 if final else 0
+            bad = bad + 1 if final else 0
+            well_since = 0.0 if why else well_since or now
+            # A kubelet and its device plugins need a while to come back: the machine settles meanwhile.
+            why = why or self._unready(record, verdict)
             # What a boot found twice it will find again; all else may yet come.
-            if bad > 1 or now > deadline:
-                break
             rest = self._tools.limits.settle - (now - well_since) if well_since else self._tools.limits.poll
-            time.sleep(max(0.05, min(rest, self._tools.limits.settle or self._tools.limits.poll)))
+            if (not why and rest <= 0) or bad > 1 or now > deadline:
+                break
+            time.sleep(self._tools.limits.poll if why else min(rest, self._tools.limits.poll))
         proof = why or _proof(verdict)
         self._say(f"not well: {why}" if why else f"well: {proof}")
         outcome = "failed" if why else "passed"
         self._note(record, history.Kind.PROOF, record.rung, outcome, proof, time.monotonic() - began)
         return way.verified(record, why, verdict.boot_id or "")
 
-    def _unproven(self, record: Record, verdict: Verdict) -> tuple[str, bool]:
-        """What is missing yet, "" for nothing; and whether waiting longer is no use."""
+    def _unproven(self, record: Record, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
+        """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""
         if verdict.state in (State.UNREACHABLE, State.UNKNOWN):
             return f"it is {verdict.state.value}", False
         booted = ladder.rung(record.rung).proof is Proof.BOOT
@@ -318,26 +315,32 @@ class OneRepair:
             return f"the {'new boot' if booted else 'GPU'} has findings: {describe(verdict)}", (
                 logged or verdict.hung_in_driver
             )
-        if record.gpus and (verdict.gpus_seen or 0) < record.gpus:
-            return f"{verdict.gpus_seen or 0} of {record.gpus} GPUs are seen", False
-        return (self._unready(record, verdict) if self._tools.cluster and record.node else ""), False
+        gpus = max(record.gpus or 0, verdict.gpus_expected or 0)
+        if gpus and (verdict.gpus_seen or 0) < gpus:
+            return f"{verdict.gpus_seen or 0} of {gpus} GPUs are seen", False
+        smi = (facts or {}).get("smi", {})
+        if gpus and smi.get("status") != "ok":
+            said = " ".join(str(smi.get("said") or smi.get("status")).split())
+            return f"nvidia-smi does not end with 0: {said[:200]}", False
+        return "", False
 
     def _unready(self, record: Record, verdict: Verdict) -> str:
-        """What its node lacks."""
-        assert self._tools.cluster  # noqa: S101 - for the type checker
+        """What its node lacks yet, "" for nothing, and where no cluster is asked."""
+        if not self._tools.cluster or not record.node:
+            return ""
         try:
             node = self._tools.cluster.node(record.node)
         except NoAnswer as problem:
             return str(problem)
         if node is None:
             return "it is no node of the cluster any more"
-        if not node.ready:
-            return "its kubelet is not ready"
-        if verdict.boot_id and node.boot_id != verdict.boot_id:
-            return "its kubelet has not reported the new boot yet"
-        if record.capacity and (node.allocatable or 0) < record.capacity:
-            return f"{node.allocatable or 0} of {record.capacity} nvidia.com/gpu can be allocated"
-        return ""
+        offered = node.allocatable or 0
+        lacks = (
+            (not node.ready, "its kubelet is not ready"),
+            (verdict.boot_id and node.boot_id != verdict.boot_id, "its kubelet has not reported the new boot yet"),
+            (offered < (record.capacity or 0), f"{offered} of {record.capacity} nvidia.com/gpu can be allocated"),
+        )
+        return next((why for lacking, why in lacks if lacking), "")
 
     def _give_back(self, record: Record) -> Record:
         good = record.outcome is not None and record.outcome.good

@@ -69,6 +69,8 @@ class Record:
     first: str = ""
     """The rung that it starts at."""
     force_drain: bool = False
+    bug_report: bool = False
+    """nvidia-bug-report.sh is to be run too."""
     boot_id: str = ""
     """The boot that is to end."""
     gpus: int | None = None

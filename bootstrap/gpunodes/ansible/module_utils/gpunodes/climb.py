@@ -26,7 +26,7 @@ BOOT = "import sys; SOURCE = sys.stdin.read(); exec(SOURCE)"
 """What ``python3 -c`` gets: no machine logs a command line of pages."""
 SURVIVOR = "@gpunodes-ladder"
 """systemd's last killing spree spares processes whose name begins with @ (systemd.io, ROOT_STORAGE_DAEMONS)."""
-_SYSRQ = (("s", 3.0), ("u", 2.0), ("b", 0.0))
+_SYSRQ = (("s", 2.0), ("u", 1.0), ("b", 0.0))
 """The keys and the pauses after them: s and u only start work in the kernel (Linux, admin-guide/sysrq)."""
 _SERVICES = ("nvidia-persistenced",)
 """Services of the driver's own that hold the GPUs; started again after a reset."""

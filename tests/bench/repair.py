@@ -1,0 +1,88 @@
+"""What a repair costs beside the machine's own boot: from a hang that the kernel has reported to proven well.
+
+`python -m tests.bench.repair` measures this part alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.table import Row, show
+
+REPORT = "Workqueue: events os_execute_work_item [nvidia]"
+BOOT_S = 900.0
+"""Seconds in which a machine must serve its GPUs again after a reset."""
+RESET = "systemd-run --on-active=1 sh -c 'echo b >/proc/sysrq-trigger'"
+
+
+def measure(folder: Path) -> Iterator[Row]:
+    """The row; ``folder`` is empty."""
+    # The bench of all parts names this one.
+    from tests.bench.__main__ import KUBECTL, Bench
+
+    bench = Bench(folder)
+
+    def boot_id() -> str:
+        return bench.on("gpu-1", "cat /proc/sys/kernel/random/boot_id").strip()
+
+    def serves(before: str) -> bool:
+        """Whether the machine is well in another boot than ``before``, and its node offers its GPUs in that."""
+        try:
+            status = json.loads(bench.on("control-1", f"{KUBECTL} get node gpu-1 -o json"))["status"]
+            ready = [each["status"] for each in status["conditions"] if each["type"] == "Ready"]
+            offers = status["allocatable"].get("nvidia.com/gpu", "0") != "0"
+            if status["nodeInfo"]["bootID"] in (before, "") or ready != ["True"] or not offers:
+                return False
+            bench.gpunodes("health", "gpu-1")
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def boot() -> None:
+        """A reset of the machine while it is well: nobody does anything else about it."""
+        before = boot_id()
+        bench.on("gpu-1", RESET)
+        deadline = time.monotonic() + BOOT_S
+        while not serves(before):
+            if time.monotonic() > deadline:
+                raise RuntimeError("gpu-1 does not come back from a reset")
+            time.sleep(2)
+
+    try:
+        bench.down()
+        bench.lab("up", "--workers", "0", "--gpu-workers", "1")
+        bench.gpunodes("up")
+        # How long it may take, not how long it takes: an emulated machine is slow to come back.
+        variables = folder / "inventory" / "host_vars" / "control-1.yml"
+        variables.parent.mkdir()
+        variables.write_text("gpunodes_repair_verify_timeout: 900\n")
+        boot_s = bench.seconds(boot)
+        bench.on("gpu-1", "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5")
+        for fault in ("reboot-hang", "hang"):
+            bench.lab("fault", "gpu-1", fault)
+        bench.on("gpu-1", f"timeout 200 sh -c {shlex.quote(f'until dmesg | grep -qF {REPORT!r}; do sleep 1; done')}")
+        repair_s = bench.seconds(lambda: bench.gpunodes("health", "gpu-1", "--reboot-hung", "--yes"))
+        yield Row(
+            "repair of a hang, without the machine's own boot",
+            f"{repair_s - boot_s:.0f} s",
+            "60 s",
+            f"{repair_s:.0f} s, its orderly reboot hangs; {boot_s:.0f} s from a reset to serving its GPUs",
+        )
+    finally:
+        bench.down()
+
+
+if __name__ == "__main__":
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as scratch:
+        for row in measure(Path(scratch)):
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    show(rows)
