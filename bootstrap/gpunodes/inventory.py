@@ -141,7 +141,7 @@ class Inventory:
                 raise WrongInput(
                     f"{key} of {name} cannot be rendered",
                     "a value, or a template of values that are there",
-                    "correct it",
+                    "correct it; for a vault, name the file of its password in ANSIBLE_VAULT_PASSWORD_FILE",
                 ) from error
         return found
 
@@ -295,14 +295,17 @@ def _unlock(loader: Any) -> None:
     from ansible import constants
     from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
 
-    if not constants.DEFAULT_VAULT_PASSWORD_FILE:
-        return
-    secret = get_file_vault_secret(filename=constants.DEFAULT_VAULT_PASSWORD_FILE, vault_id="default", loader=loader)
-    secret.load()
-    loader.set_vault_secrets([("default", secret)])
+    secrets = []
+    if constants.DEFAULT_VAULT_PASSWORD_FILE:
+        secret = get_file_vault_secret(
+            filename=constants.DEFAULT_VAULT_PASSWORD_FILE, vault_id="default", loader=loader
+        )
+        secret.load()
+        secrets = [("default", secret)]
+        loader.set_vault_secrets(secrets)
     # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
     if VaultSecretsContext.current(optional=True) is None:
-        VaultSecretsContext.initialize(VaultSecretsContext(secrets=[("default", secret)]))
+        VaultSecretsContext.initialize(VaultSecretsContext(secrets=secrets))
 
 
 def _compose(path: Path) -> yaml.Node | None:

@@ -5,6 +5,8 @@ The defaults stand in ``roles/settings/defaults/main.yml`` and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
 import os
 from collections.abc import Mapping
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from gpunodes.errors import WrongInput
 
 
 def content() -> Path:
@@ -50,3 +54,49 @@ def defaults() -> Mapping[str, Any]:
 def of(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a machine with these inventory variables."""
     return {name: variables.get(name, default) for name, default in defaults().items()}
+
+
+def check(name: str, variables: Mapping[str, Any]) -> None:
+    """Raise WrongInput for a `gpunodes_*` variable of the machine ``name`` that is no setting, or none of its values.
+
+    What the role `settings` says of each is the rule. Templates are left to Ansible, which alone can render them all.
+    """
+    from ansible.errors import AnsibleError
+
+    known = _options()
+    for key, value in variables.items():
+        if not key.startswith("gpunodes_"):
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise WrongInput(
+                f"{key} of {name} is not a setting",
+                f"one of those in docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
+                "correct its name, or take it out of the inventory",
+            )
+        # A vault that nobody opened is Ansible's to judge too.
+        with contextlib.suppress(AnsibleError):
+            _check(f"{key} of {name}", key, value, known[key])
+
+
+def _check(title: str, key: str, value: Any, option: Mapping[str, Any]) -> None:
+    from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+    if "{{" in str(value):
+        return
+    # Ansible makes a text of everything, and YAML a number of an unquoted 1.30: 1.3.
+    odd = option["type"] == "str" and isinstance(value, (float, list, dict))
+    if odd or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+        choices = option.get("choices")
+        raise WrongInput(
+            f"{title} cannot be used" if "password" in key else f"{title} is {value!r}",
+            f"one of {', '.join(map(str, choices))}" if choices else f"type {option['type']}",
+            "put it in quotes" if isinstance(value, float) else "correct it in the inventory",
+        )
+
+
+@functools.cache
+def _options() -> Mapping[str, Any]:
+    path = content() / "roles/settings/meta/argument_specs.yml"
+    options: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
+    return options

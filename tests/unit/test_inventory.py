@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from gpunodes import inventory as inventories
+from gpunodes import settings
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
@@ -165,3 +166,23 @@ def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
     with pytest.raises(WrongInput, match="is an inventory of yours"):
         inventories.reconnect(path, machines, {"ansible_user": "x"})
     assert path.read_text() == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("gpunodes_containerd_sorce", "docker", "is not a setting.*the nearest: gpunodes_containerd_source"),
+        ("gpunodes_runtime", "nope", "'nope'; wanted: one of containerd, docker"),
+        ("gpunodes_image_mirrors", ["a"], "wanted: type dict"),
+        ("gpunodes_kubernetes_version", 1.36, "put it in quotes"),
+        ("gpunodes_kubernetes_version", ["1.36"], "wanted: type str"),
+        ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
+    ],
+)
+def test_settings_that_cannot_be_used(key: str, value: object, said: str) -> None:
+    with pytest.raises(WrongInput, match=said):
+        settings.check("worker-1", {key: value})
+
+
+def test_settings_that_can_be_used() -> None:
+    settings.check("worker-1", {**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})

@@ -88,6 +88,12 @@ def judge(seen: Look, kubernetes: str) -> list[Finding]:
     return preflight.judge(seen.candidates, preflight.wants_of(seen.cluster, kubernetes))
 
 
+def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
+    """Raise WrongInput for a setting of ``machines`` or of their control plane that cannot be used."""
+    for machine in (inventory.control_plane(), *machines):
+        settings.check(machine.name, inventory.variables(machine.name))
+
+
 def wished_version(inventory: Inventory, given: str | None) -> str:
     """The Kubernetes version that the user or the settings ask for; raises WrongInput for an unknown one."""
     wished = given or settings.of(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
@@ -96,6 +102,7 @@ def wished_version(inventory: Inventory, given: str | None) -> str:
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: View, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines, nothing touched."""
+    check_settings(inventory, machines)
     version = wished_version(inventory, kubernetes)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
