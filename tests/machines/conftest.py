@@ -21,6 +21,9 @@ from typing import Any
 
 import pytest
 
+# What helpers assert is told in full, too.
+pytest.register_assert_rewrite(f"{__package__}.sick")
+
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 CHECKOUT = Path(__file__).parents[2]
 # A lab of their own, beside one that somebody tries things on.
