@@ -113,6 +113,10 @@ test-hang: $(INSTALLED)/.installed ## GPU machines that hang and refuse to reboo
 test-machines: $(INSTALLED)/.installed ## All that can happen to machines, one after another; hours without KVM
 	$(MACHINES) tests/machines
 
+.PHONY: test-slow
+test-slow: $(INSTALLED)/.installed ## NVIDIA's real driver, built on a virtual machine; more than an hour without KVM
+	$(MACHINES) tests/slow
+
 .PHONY: test-molecule
 test-molecule: $(VENV)/.installed ## Single roles on a virtual machine: check mode, converge, second run, verification, reset
 	$(AS_ROOT) rm -rf $(CURDIR)/build/molecule

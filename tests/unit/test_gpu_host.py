@@ -256,3 +256,10 @@ def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
         (folder / "cgroup").write_text(f"0::/system.slice/{group}\n")
     assert gpu_host.holders(["nvidia-persistenced"]) == ["python3 (8)"]
     assert sorted(gpu_host.holders([])) == ["python3 (7)", "python3 (8)"]
+
+
+def test_debian_calls_its_module_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/lib/modules/6.12/updates/dkms/nvidia-current.ko.xz"
+    monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.gpu_facts.module_file", lambda _: path)
+    monkeypatch.setattr(gpu_host, "run", lambda argv, *_: Done(argv, 0, "550.163.01\n" if argv[-1] == path else "", ""))
+    assert gpu_host._version("nvidia", "6.12") == "550.163.01"

@@ -169,7 +169,7 @@ def _driver(root: str, kernel: str, packages: Mapping[str, Installed], *, loaded
     if loaded:
         said = _text(root, "/proc/driver/nvidia/version") or ""
         flavour = "open" if "Open Kernel Module" in said else "proprietary" if said else None
-    elif root == "/" and (file := _module_file(kernel)):
+    elif root == "/" and (file := module_file(kernel)):
         said = run(["modinfo", file], 10).out
         found = re.search(r"^version:\s*(\S+)", said, re.MULTILINE)
         version = found.group(1) if found else None
@@ -186,7 +186,7 @@ def _driver(root: str, kernel: str, packages: Mapping[str, Installed], *, loaded
     }
 
 
-def _module_file(kernel: str) -> str | None:
+def module_file(kernel: str) -> str | None:
     """The driver's module of a kernel; Debian calls it nvidia-current, or after its branch."""
     listing = _text("/", f"/lib/modules/{kernel}/modules.dep") or ""
     found = re.search(r"^(\S*/nvidia(?:-current|-tesla-\d+)?\.ko\S*):", listing, re.MULTILINE)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import disk, ledger
+from . import disk, gpu_facts, ledger
 from .problem import MachineProblem
 from .process import Done, last_line, run
 
@@ -76,7 +76,10 @@ def _loaded(module: str) -> bool:
 
 def _version(module: str, kernel: str) -> str:
     """The version of the module that is installed for the kernel, "" where there is none."""
-    return run(["modinfo", "--set-version", kernel, "--field", "version", module]).out.strip()
+    # modprobe finds Debian's file, nvidia-current.ko, by a rule of /etc/modprobe.d that modinfo does not read.
+    names = [module, *(path for path in [gpu_facts.module_file(kernel)] if path)]
+    versions = (run(["modinfo", "--set-version", kernel, "--field", "version", name]).out.strip() for name in names)
+    return next(filter(None, versions), "")
 
 
 def _build(module: str, kernel: str) -> None:

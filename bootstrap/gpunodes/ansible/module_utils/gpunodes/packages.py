@@ -12,7 +12,8 @@ from typing import Protocol
 from .problem import MachineProblem
 from .process import Done, run
 
-INSTALL_LIMIT_S = 1800
+INSTALL_LIMIT_S = 3600
+"""A package may build a kernel module, on an emulated machine for half an hour."""
 LOCK_LIMIT_S = 300
 
 
