@@ -159,3 +159,18 @@ def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
         pass
     with lock.held(0, path):
         pass
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "nvidia-driver.module"
+    monkeypatch.setattr(packages, "stream_file", lambda _: str(file))
+    chosen = "[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n"
+    monkeypatch.setattr(host, "must", lambda *_: file.write_text(chosen))
+    wanted = host.Spec(module_stream="nvidia-driver:580-open")
+    assert host.Converger(wanted).run().actions == ["enable the module stream nvidia-driver:580-open"]
+    assert host.Converger(wanted).run().actions == []
+    with pytest.raises(MachineProblem, match="580-open is enabled"):
+        host.Converger(host.Spec(module_stream="nvidia-driver:590-open")).run()
+    undo.Undoer().run()
+    assert not file.exists()

@@ -47,6 +47,7 @@ def gpu_install(plan: Mapping[str, Any]) -> dict[str, Any]:
     """
     made: dict[str, Any] = {
         "gpus": len(plan["gpus"]),
+        "module_stream": plan["module_stream"],
         "holds": list(plan["hold"]),
         "rival": "nouveau" if plan["blacklist_nouveau"] else "",
         "services": (["nvidia-persistenced"] if plan["persistence"] else [])

@@ -182,6 +182,9 @@ options:
     type: list
     elements: path
     default: []
+  module_stream:
+    description: dnf's stream of a module that the packages come from, such as C(nvidia-driver:580-open).
+    type: str
   driver:
     description: >-
       A GPU driver that is loaded without a reboot where that is possible, and never replaced under its users.
@@ -330,6 +333,7 @@ ARGUMENTS = {
         },
     },
     "absent": {"type": "list", "elements": "path", "default": []},
+    "module_stream": {"type": "str"},
     "driver": {
         "type": "dict",
         "options": {

@@ -118,6 +118,8 @@ class Spec:
     proofs: Sequence[Proof] = ()
     absent: Sequence[str] = ()
     """Files of ours that an earlier wish has left."""
+    module_stream: str = ""
+    """dnf's stream of a module that the packages come from, such as ``nvidia-driver:580-open``; "" for none."""
     driver: Driver | None = None
     devices: bool = False
     """Whether containers are to find the GPUs: a CDI specification, and links by which systemd knows the devices."""
@@ -162,6 +164,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         generated=each(Generated, "generated"),
         proofs=each(Proof, "proofs"),
         absent=tuple(parameters.get("absent") or ()),
+        module_stream=parameters.get("module_stream") or "",
         driver=Driver(tuple(driver["modules"]), driver.get("rival") or "") if driver else None,
         devices=bool(parameters.get("devices")),
         part=parameters.get("part") or "",
@@ -208,6 +211,8 @@ class Converger:
             self._swap()
         for repository in self.spec.repositories:
             self._repository(repository)
+        if self.spec.module_stream:
+            self._module_stream(self.spec.module_stream)
         began = time.time()
         try:
             self._packages_and_files()
@@ -300,6 +305,24 @@ class Converger:
         else:
             self._file(File(key_path, self._key(repository, key_path)))
         self._file(File(source_path, render_repository(repository, key_path, apt)))
+
+    def _module_stream(self, wanted: str) -> None:
+        """Enable a stream; one that somebody has chosen before us is an error."""
+        module, _, stream = wanted.partition(":")
+        path = packages.stream_file(module)
+        text = disk.read(path)
+        enabled = packages.enabled_stream(text or "")
+        if enabled == stream:
+            return
+        if enabled:
+            raise MachineProblem(
+                f"dnf's module stream {module}:{enabled} is enabled",
+                f"{wanted}: nothing is switched here",
+                f"`dnf module reset {module}` where its packages are not installed, or wish for its branch",
+            )
+        self.ledger.note_file(path, ledger.OldFile(text, 0o644))
+        if self.step(f"enable the module stream {wanted}"):
+            must(["dnf", "--quiet", "--assumeyes", "module", "enable", wanted], packages.INSTALL_LIMIT_S)
 
     def _key(self, repository: Repository, path: str) -> str:
         """The repository's key, checked against its fingerprint; what is on the machine is good if it fits."""

@@ -298,6 +298,17 @@ class Dnf:
             raise MachineProblem(f"{what} failed: {(errors or done.text.splitlines()[-1:] or [''])[0]}")
 
 
+def stream_file(module: str) -> str:
+    """Where dnf keeps which stream of a module is enabled."""
+    return f"/etc/dnf/modules.d/{module}.module"
+
+
+def enabled_stream(text: str) -> str:
+    """The enabled stream in such a file, an ini section with ``stream=`` and ``state=``; "" for none."""
+    values = dict(line.split("=", 1) for line in text.replace(" ", "").splitlines() if "=" in line)
+    return values.get("stream", "") if values.get("state") == "enabled" else ""
+
+
 def parse_dnf_transaction(listing: str) -> Effects:
     """dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
     found: dict[str, list[str]] = {"install": [], "remove": [], "upgrade": []}
