@@ -229,8 +229,8 @@ def test_a_journal_that_hangs_costs_only_what_it_had(root: Root) -> None:
     root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
     root.program("journalctl", "exec sleep 60")
     began = time.monotonic()
-    facts = root.read(deadline_s=4)
-    assert time.monotonic() - began < 5
+    facts = root.read(deadline_s=8)
+    assert time.monotonic() - began < 9
     assert facts["log"]["source"] == "kmsg"
     assert facts["log"]["cut"] is True
     assert "newest" in facts["log"]["text"]
