@@ -122,7 +122,7 @@ def _mortal(folder: Path) -> Path:
 
     After `kill -9` of the command its Ansible would go on beside the next run, and delete that one's token.
     """
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     setpriv = shutil.which("setpriv")  # Linux only
     ansible = shutil.which("ansible-playbook", path=str(Path(sys.executable).parent))
     if ansible:
