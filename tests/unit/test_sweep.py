@@ -557,7 +557,8 @@ def test_it_asks_again_until_it_is_stopped(tmp_path: Path) -> None:
         inventory = write_inventory(tmp_path, **said)
         words = ["health", "--watch", "2", "--deadline", "60", "-i", str(inventory)]
         with subprocess.Popen(
-            [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
+            # Where these tests run in the background, an interruption is ignored by all that they start.
+            ["env", "--default-signal=INT", sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
