@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import kube_api, kubeconfig
 from .kube_api import ApiError
+from .problem import MachineProblem
 
 MANAGED = "gpunodes.dev/managed"
 """Node annotation: the names of the labels and taints that are ours."""
 _MERGE = "application/merge-patch+json"
 _CONFLICT = 409
+REGISTERS_S = 180.0
+"""Seconds that a kubelet gets to register its node: `kubeadm join` ends when it may, which can be before it has."""
+_PAUSE_S = 1.0
 
 
 def managed(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,14 +38,27 @@ def managed(node: Mapping[str, Any]) -> dict[str, Any]:
 def settle(
     name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Give a node these labels and taints in place of those that it had from us; what changed, and how."""
+    """Give a node these labels and taints in place of those that it had from us; what changed, and how.
+
+    Raises MachineProblem when there is no such node, and none comes.
+    """
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
         return [], []  # the cluster is yet to be made
     client = kube_api.admin()
+    deadline = time.monotonic() + REGISTERS_S
     while True:
         node = client.find(f"/api/v1/nodes/{name}")
         if node is None:
-            return [], []
+            if check or not (labels or taints):
+                return [], []
+            if time.monotonic() > deadline:
+                raise MachineProblem(
+                    f"the cluster has no node {name}",
+                    f"its kubelet to register it within {REGISTERS_S:.0f} s",
+                    f"see `journalctl -u kubelet` on {name}",
+                )
+            time.sleep(_PAUSE_S)
+            continue
         patch = patch_of(node, labels, taints)
         if patch is None:
             return [], []
