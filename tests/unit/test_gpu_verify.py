@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import cluster, gpu_cluster, gpu_verify, pools
+from gpunodes.ansible.module_utils.gpunodes import cluster, gpu_cluster, gpu_verify, kube_api, pools
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
 SMI = """<?xml version="1.0" ?>
@@ -92,6 +92,39 @@ def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
     assert gone["metadata"]["annotations"] == {pools.MANAGED: None}
     assert gone["spec"]["taints"] == [THEIRS]
     assert pools.patch_of(node({"team": "a"}, []), {}, []) is None
+
+
+class Registering:
+    """A cluster whose node is registered only at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.patches: list[Any] = []
+
+    def find(self, path: str) -> Any:
+        assert path == "/api/v1/nodes/gpu-1"
+        self.looks += 1
+        return node({}, []) if self.looks > 2 else None
+
+    def call(self, method: str, path: str, body: Any, *_: Any) -> None:
+        assert (method, path) == ("PATCH", "/api/v1/nodes/gpu-1")
+        self.patches.append(body)
+
+
+def test_a_node_that_has_just_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Registering()
+    monkeypatch.setattr(kube_api, "admin", lambda: api)
+    monkeypatch.setattr(pools, "_PAUSE_S", 0.0)
+    changed, _ = pools.settle("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
+    assert changed == ["gpu-1"]
+    assert [patch["metadata"]["labels"] for patch in api.patches] == [{"gpunodes.dev/gpu": "true"}]
+    # Nothing is wished for, and nothing is there.
+    api.looks = 0
+    assert pools.settle("gpu-1", {}, [], check=False) == ([], [])
+    # Nobody comes.
+    monkeypatch.setattr(pools, "REGISTERS_S", -1.0)
+    with pytest.raises(MachineProblem, match="has no node gpu-1"):
+        pools.settle("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
 
 
 class Api:
