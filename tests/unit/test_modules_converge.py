@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import host, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils.gpunodes import climb, host, ledger, lock, packages, probe, undo
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import Done
 
@@ -59,6 +59,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     manager = Packages()
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
+    monkeypatch.setattr(undo, "NOTES", ())
     monkeypatch.setattr(packages, "detect", lambda: manager)
     monkeypatch.setattr(undo, "run", lambda argv, *_: Done(argv, 0, "", ""))
     return manager
@@ -174,3 +175,7 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
         host.Converger(host.Spec(module_stream="nvidia-driver:590-open")).run()
     undo.Undoer().run()
     assert not file.exists()
+
+
+def test_an_undo_knows_what_the_single_files_keep() -> None:
+    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", climb.RESET}

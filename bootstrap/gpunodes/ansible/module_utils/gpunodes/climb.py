@@ -32,7 +32,7 @@ _SERVICES = ("nvidia-persistenced",)
 """Services of the driver's own that hold the GPUs; started again after a reset."""
 _RUNNING_ID = "/proc/sys/kernel/random/boot_id"
 _LOG = "/dev/kmsg"
-_RESET = "/run/gpunodes-gpu-reset"
+RESET = "/run/gpunodes-gpu-reset"
 """When the GPUs were last reset in this boot, in seconds since it began: what the log says of before is over."""
 _TRIGGER = "/proc/sysrq-trigger"
 
@@ -137,7 +137,7 @@ def _mark_reset() -> None:
             os.close(log)
     except (OSError, ValueError, IndexError):
         pass
-    with open(_RESET, "w") as file:
+    with open(RESET, "w") as file:
         file.write("%.6f\n" % moment)
 
 

@@ -16,6 +16,8 @@ from . import disk, firewall, gpu_host, host, ledger, lock, packages
 from .problem import MachineProblem
 from .process import run
 
+NOTES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
+"""What the probe and repair's helper keep for the time of a boot; both are files that go to a machine alone."""
 _LETTING_GO_S = 120
 """How long pods that were told to go may take to let go of the GPUs."""
 
@@ -65,7 +67,8 @@ class Undoer:
             return self.actions
         self._do("forget the ledger", ledger.forget)
         if not self.check:
-            disk.remove(lock.PATH)
+            for path in (*NOTES, lock.PATH):
+                disk.remove(path)
         return self.actions
 
     def _do(self, action: str, function: Callable[[], object]) -> None:
