@@ -341,6 +341,23 @@ class TestKubeadm:
             kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]
 
+    def test_patches_are_files_that_kubeadm_finds_while_it_runs(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        private = tmp_path / "private"
+        seen: dict[str, str] = {}
+
+        def run(argv: list[str], _: float) -> Done:
+            seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
+            return Done(argv, 0, "", "")
+
+        monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
+        monkeypatch.setattr(kubeadm, "run_while_heard", run)
+        kubeadm._kubeadm("init", [], 60, {"etcd0+strategic": {"spec": {"priority": 1}}})
+        assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
+        assert not private.exists()
+        assert kubeadm._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
+
     def test_the_kubelet_is_quoted_only_where_it_matters(self) -> None:
         done = Done(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
         assert kubeadm.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"

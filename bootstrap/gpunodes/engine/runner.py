@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORKS = 50
 """How many machines Ansible works on at once."""
+_CONNECT_S = 30
 _PID = "pid"
 _PATIENCE_S = 10.0
 """Seconds that Ansible gets to end its workers, which end their connections, before it is killed."""
@@ -113,6 +114,7 @@ def ssh_options() -> list[str]:
         "-o", "ControlPersist=120s",
         "-o", "ServerAliveInterval=15",
         "-o", "ServerAliveCountMax=4",
+        "-o", f"ConnectTimeout={_CONNECT_S}",
         "-o", "PreferredAuthentications=publickey,password",
     ]  # fmt: skip
 
@@ -147,7 +149,8 @@ def _environment(programs: Path) -> dict[str, str]:
         "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_FORKS": str(FORKS),
-        "ANSIBLE_TIMEOUT": "30",
+        # This bounds the wait for sudo's first word as well: a machine that swaps or compiles may be slow to say it.
+        "ANSIBLE_TIMEOUT": "120",
         "ANSIBLE_SSH_ARGS": quoted,
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_HOST_KEY_CHECKING": "True",

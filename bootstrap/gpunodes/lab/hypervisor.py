@@ -46,18 +46,20 @@ remember_owner = 0
 # CPU features that emulated machines go without. cx16: QEMU 7.2 leaves rubbish in the flags after CMPXCHG16B, and when
 # an interrupt comes right then, the kernel's allocator dies of a double fault (seen on the first day, in one start of
 # three). la57, smap, svm (a fifth level of page tables, a switch around each access to user memory, KVM in KVM) are
-# worth nothing here; without them a start takes about a tenth less.
-_UNEMULATED = ("cx16", "la57", "smap", "svm")
+# worth nothing here; without them a start takes about a tenth less. erms makes the kernel copy byte by byte, and a byte
+# takes as long as a word here.
+_UNEMULATED = ("cx16", "erms", "la57", "smap", "svm")
 # Drivers of disks that are not there, and SSH over vsock, cost a second of each start.
 _KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10 module_blacklist=ahci systemd.ssh_auto=no"
 
-# All wait for the control plane, and an emulated one gets too little of a small host while the workers install. A group
-# of processes that Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
+# All wait for the control plane, and an emulated one gets too little of a small host while the workers install. But it
+# is never idle either: with a niceness of 10 a worker waited half a minute for sudo's first word. A group of processes
+# that Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
 _YIELDING = "yielding-qemu"
 _YIELDING_TEXT = """\
 #!/bin/sh
-echo 10 2>/dev/null >/proc/self/autogroup
-exec nice -n 10 {qemu} "$@"
+echo 5 2>/dev/null >/proc/self/autogroup
+exec nice -n 5 {qemu} "$@"
 """
 
 

@@ -54,8 +54,9 @@ def look(
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
-    names = list(dict.fromkeys([*(machine.name for machine in machines), control.name]))
-    play = runner.Play("facts.yml", inventory.path, names, variables=variables)
+    wanted = [machine.name for machine in machines]
+    names = list(dict.fromkeys([*wanted, control.name]))
+    play = runner.Play("facts.yml", inventory.path, names, variables={**variables, "facts_wanted": wanted})
     ended = runner.run(play, folder, tracker.on_event)
     facts = tracker.answers.get("host_facts", {})
     candidates = []

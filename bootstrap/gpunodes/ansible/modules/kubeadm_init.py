@@ -19,6 +19,10 @@ options:
     type: list
     elements: dict
     required: true
+  patches:
+    description: Patches of what kubeadm writes, by name (C(kube-apiserver0+strategic)); see its flag C(--patches).
+    type: dict
+    default: {}
   timeout:
     description: Seconds for kubeadm, and for a control plane that is just starting to answer.
     type: int
@@ -62,13 +66,15 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "documents": {"type": "list", "elements": "dict", "required": True},
+            "patches": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 900},
         },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        actions = kubeadm.init(module.params["documents"], module.params["timeout"], module.check_mode)
+        wanted = module.params
+        actions = kubeadm.init(wanted["documents"], wanted["patches"], wanted["timeout"], module.check_mode)
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

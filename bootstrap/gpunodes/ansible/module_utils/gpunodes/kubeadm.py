@@ -47,7 +47,9 @@ _KUBELET_SYSCTLS = (
 # init
 
 
-def init(documents: Sequence[Mapping[str, Any]], limit_s: float, check: bool) -> list[str]:
+def init(
+    documents: Sequence[Mapping[str, Any]], patches: Mapping[str, Mapping[str, Any]], limit_s: float, check: bool
+) -> list[str]:
     """Make this machine a control plane, or see that it is one; the actions taken.
 
     A cluster that ever became usable is never touched: one whose API does not answer is waited for, then reported.
@@ -75,7 +77,7 @@ def init(documents: Sequence[Mapping[str, Any]], limit_s: float, check: bool) ->
     if len(actions) > 1 or _leftovers():
         reset()
     token = new_token()
-    _kubeadm("init", [_with_token(document, token) for document in documents], limit_s, ("--skip-token-print",))
+    _kubeadm("init", [_complete(document, token) for document in documents], limit_s, patches)
     # kubeadm needs a token to set up bootstrapping; joins make their own.
     kube_api.admin().delete(f"{_SYSTEM}/secrets/bootstrap-token-{token.partition('.')[0]}")
     book.kubeadm = "init done"
@@ -151,10 +153,11 @@ def _in_use(client: Client) -> bool:
     return len(nodes) > 1 or any(pod["metadata"]["namespace"] != "kube-system" for pod in pods)
 
 
-def _with_token(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
+def _complete(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
     if document["kind"] != "InitConfiguration":
         return document
-    return {**document, "bootstrapTokens": [{"token": token, "ttl": "1h0m0s", "description": "kubeadm init"}]}
+    tokens = [{"token": token, "ttl": "1h0m0s", "description": "kubeadm init"}]
+    return {**document, "bootstrapTokens": tokens, "patches": {"directory": f"{PRIVATE}/patches"}}
 
 
 # join
@@ -229,20 +232,31 @@ def _begin(book: ledger.Ledger, stage: str) -> None:
     book.save()
 
 
-def _kubeadm(verb: str, documents: Sequence[Mapping[str, Any]], limit_s: float, flags: Sequence[str] = ()) -> None:
+def _kubeadm(
+    verb: str,
+    documents: Sequence[Mapping[str, Any]],
+    limit_s: float,
+    patches: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Run kubeadm with a configuration file that only root can read, removed afterwards."""
     shutil.rmtree(PRIVATE, ignore_errors=True)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
+    command = ["kubeadm", verb, f"--config={path}"]
+    if verb == "init":
+        command.append("--skip-token-print")
     began = time.time()
     try:
         # JSON is YAML, and needs no library to write.
         disk.write(path, "\n---\n".join(json.dumps(document, indent=1) for document in documents) + "\n", 0o600)
+        os.mkdir(f"{PRIVATE}/patches", 0o700)
+        for name, patch in (patches or {}).items():
+            disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
-        done = run_while_heard(["kubeadm", verb, f"--config={path}", *flags], limit_s)
+        done = run_while_heard(command, limit_s)
         while _runtime_was_slow(done) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            done = run_while_heard(["kubeadm", verb, f"--config={path}", *flags], deadline - time.monotonic())
+            done = run_while_heard(command, deadline - time.monotonic())
     finally:
         shutil.rmtree(PRIVATE, ignore_errors=True)
     if not done.ok:
