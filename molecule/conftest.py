@@ -13,10 +13,11 @@ from testinfra.host import Host
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def bare() -> list[str]:
+@pytest.fixture
+def bare(host: Host) -> list[str]:
     """The machine's state as it was made: what state.sh printed then."""
-    return (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "bare.txt").read_text().splitlines()
+    name = host.ansible.get_variables()["inventory_hostname"]
+    return (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / f"bare-{name}.txt").read_text().splitlines()
 
 
 @pytest.fixture

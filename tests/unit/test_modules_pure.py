@@ -14,6 +14,7 @@ from gpunodes.ansible.module_utils.gpunodes import (
     facts,
     firewall,
     host,
+    kube_api,
     kubeadm,
     kubeconfig,
     ledger,
@@ -461,6 +462,48 @@ class TestCluster:
         assert cluster.pod_problem(self.pod(phase="Pending")) == "pod p is pending"
         unplaced = [{"type": "PodScheduled", "status": "False", "message": "no nodes"}]
         assert cluster.pod_problem(self.pod(conditions=unplaced)) == "pod p: no nodes"
+
+    def test_a_node_is_proven_step_by_step_and_nothing_else_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ready = [{"type": "Ready", "status": "True"}]
+        up = [*ready, {"type": "NetworkUnavailable", "status": "False"}]
+        parts = ({"k8s-app": "kube-proxy"}, {cluster.NETWORK_LABEL: "flannel"})
+        here = [
+            {"metadata": {"name": f"p{n}", "labels": labels}, "spec": {"nodeName": "worker-1"}, "status": {}}
+            for n, labels in enumerate(parts)
+        ]
+        phases = iter(["Pending", "Succeeded"])
+        asked: list[str] = []
+
+        class Api:
+            def call(self, verb: str, path: str, *_: object) -> None:
+                asked.append(f"{verb} {path}")
+
+            def find(self, path: str) -> object:
+                asked.append(path)
+                if path == "/api/v1/nodes/worker-1":
+                    return {**TestCluster.NODE, "status": {**TestCluster.NODE["status"], "conditions": up}}  # type: ignore[dict-item]  # JSON
+                return {"metadata": {"name": "probe"}, "status": {"phase": next(phases)}}
+
+            def get(self, path: str, **query: str) -> dict[str, object]:
+                asked.append(f"{path} {query}")
+                if "kube-dns" in str(query):
+                    return {"items": [self_.pod(conditions=ready)]}
+                if len([line for line in asked if "fieldSelector" in line]) > 1:
+                    for pod in here:
+                        pod["status"] = {"conditions": ready}
+                return {"items": here}
+
+        self_ = self
+        monkeypatch.setattr(kube_api, "admin", Api)
+        monkeypatch.setattr(cluster, "_clean", lambda *_: None)
+        monkeypatch.setattr(cluster, "_POLL_S", 0)
+        assert cluster.prove(["worker-1"], "image", 60) == {"worker-1": ""}
+        probes = [line for line in asked if "gpunodes-ready-" in line]
+        assert len(probes) == 2
+        assert [line for line in asked if "/nodes" in line] == [
+            *2 * ["/api/v1/nodes/worker-1"],
+            "PATCH /api/v1/nodes/worker-1",
+        ]
 
     def test_probe_tolerates_all_and_needs_no_token(self) -> None:
         spec = cluster.probe_pod("n", "worker-1", "image")["spec"]

@@ -12,7 +12,7 @@ find etc opt usr/local var/lib -xdev \
 echo '# contents'
 find etc opt usr/local -xdev -type f ! -path etc/resolv.conf ! -path etc/ld.so.cache -exec sha256sum {} + | sort -k 2
 echo '# kernel modules and settings'
-for module in overlay br_netfilter; do
+for module in overlay br_netfilter nouveau nvidia nvidia_uvm; do
     if [ -d /sys/module/$module ]; then echo "$module"; fi
 done
 sysctl net.ipv4.ip_forward

@@ -286,41 +286,63 @@ def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
 
 
 def _look(client: Client, watches: Sequence[_Watch], image: str) -> None:
-    nodes = {node["metadata"]["name"]: node for node in client.get("/api/v1/nodes")["items"]}
-    pods = client.get(f"{_SYSTEM}/pods")["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
-    for watch in watches:
-        if not watch.done and watch.name in nodes:
-            _advance(client, watch, nodes[watch.name], pods, image)
+    """Take every node as far as it goes now, and note what it waits for. Asks the API for no more than that takes."""
+    probing = [watch for watch in watches if watch.probe and not watch.done]
+    early = [watch for watch in watches if not watch.probe and not watch.done]
+    nodes, pods = _seen(client, [watch.name for watch in early])
+    come = [w for w in early if w.name in nodes and _networked(w, nodes[w.name], on_node(pods, w.name))]
+    if come and (trouble := _dns_trouble(client)):
+        for watch in come:
+            watch.why = trouble
+        come = []
+    for watch in [*probing, *come]:
+        _probe(client, watch, image)
 
 
-def _advance(
-    client: Client, watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], image: str
-) -> None:
-    """Take one node as far as it goes now, and note what it waits for."""
+_FEW = 10
+"""As many nodes are asked for one by one: the lists of a large cluster are megabytes."""
+
+
+def _seen(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The nodes that are there, by name, and the pods of kube-system and of the network on them, if not more."""
+    if len(names) > _FEW:
+        nodes = client.get("/api/v1/nodes")["items"]
+        pods = client.get(f"{_SYSTEM}/pods")["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    else:
+        nodes = [node for name in names if (node := client.find(f"/api/v1/nodes/{name}"))]
+        pods = [
+            pod
+            for node in nodes
+            for pod in client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node['metadata']['name']}")["items"]
+        ]
+    return {node["metadata"]["name"]: node for node in nodes}, pods
+
+
+def _dns_trouble(client: Client) -> str:
+    """Why the cluster's DNS does not run, "" when one of its pods does, or there are none."""
+    pods = client.get(f"{_SYSTEM}/pods", labelSelector="k8s-app=kube-dns")["items"]
+    troubles = [problem for problem in map(pod_problem, pods) if problem]
+    return f"the cluster's DNS does not run: {troubles[0]}" if pods and len(troubles) == len(pods) else ""
+
+
+def _networked(watch: _Watch, node: Mapping[str, Any], here: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a pod may be tried on the node now; what it waits for is noted."""
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
-    here = on_node(pods, watch.name)
     proxies = [pod for pod in here if _label(pod, "k8s-app") == "kube-proxy"]
     for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in here if _label(p, NETWORK_LABEL)])):
         if not found:
             watch.why = f"no pod of the {title} is on it yet"
-            return
+            return False
         problems = [problem for problem in map(pod_problem, found) if problem]
         if problems:
             watch.why = problems[0]
-            return
+            return False
     if why := not_ready(node):
         watch.why = f"its kubelet says: {why}"
-        return
+        return False
     watch.running_since = watch.running_since or time.monotonic()
-    if why := _network_unavailable(node, time.monotonic() - watch.running_since):
-        watch.why = why
-        return
-    dns = [pod for pod in pods if _label(pod, "k8s-app") == "kube-dns"]
-    troubles = [problem for problem in map(pod_problem, dns) if problem]
-    if dns and len(troubles) == len(dns) and not watch.probe:
-        watch.why = f"the cluster's DNS does not run: {troubles[0]}"
-        return
-    _probe(client, watch, image)
+    watch.why = _network_unavailable(node, time.monotonic() - watch.running_since)
+    return not watch.why
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:
