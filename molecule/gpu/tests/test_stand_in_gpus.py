@@ -23,7 +23,6 @@ def test_the_driver_is_loaded_and_will_be(host: Host) -> None:
         "nvidia",
         "nvidia-uvm",
     ]
-    assert "blacklist nouveau" in host.file("/etc/modprobe.d/gpunodes-gpu.conf").content_string.splitlines()
 
 
 def test_driver_and_toolkit_are_of_one_version_each_and_held(host: Host) -> None:
