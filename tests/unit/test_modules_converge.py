@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pwd
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,20 @@ def test_check_mode_changes_nothing(machine: Packages, tmp_path: Path) -> None:
     assert machine.calls == []
     assert not (tmp_path / "root").exists()
     assert not Path(ledger.PATH).exists()
+
+
+def test_images_come_in_the_background_once_and_never_in_check_mode(
+    machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(host, "fetch_images", lambda names: started.append(tuple(names)))
+    wanted = dataclasses.replace(spec(tmp_path), images=("registry.k8s.io/pause:3.10",))
+    host.Converger(wanted, check=True).run()
+    assert started == []
+    host.Converger(wanted).run()
+    host.Converger(wanted).run()
+    assert started == [("registry.k8s.io/pause:3.10",)]
+    assert machine
 
 
 def test_an_interrupted_installation_is_in_the_ledger(machine: Packages, tmp_path: Path) -> None:

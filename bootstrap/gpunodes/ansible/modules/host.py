@@ -112,6 +112,11 @@ options:
     description: Turn swap off, and out of /etc/fstab.
     type: bool
     default: false
+  images:
+    description: Images that containerd fetches in the background when anything had to be changed.
+    type: list
+    elements: str
+    default: []
   services:
     description: Services, enabled; restarted when a file of this task changed.
     type: list
@@ -309,6 +314,7 @@ ARGUMENTS = {
             "when_exists": {"type": "path"},
         },
     },
+    "images": {"type": "list", "elements": "str", "default": []},
     "groups": {"type": "list", "elements": "str", "default": []},
     "holds": {"type": "list", "elements": "str", "default": []},
     "generated": {

@@ -123,6 +123,8 @@ class Spec:
     driver: Driver | None = None
     devices: bool = False
     """Whether containers are to find the GPUs: a CDI specification, and links by which systemd knows the devices."""
+    images: Sequence[str] = ()
+    """What containerd fetches in the background when anything had to be changed: nobody waits for it."""
     part: str = ""
     """The book in which the changes are noted: one of ``ledger.PARTS``, or "" for the ledger itself."""
 
@@ -167,6 +169,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         module_stream=parameters.get("module_stream") or "",
         driver=Driver(tuple(driver["modules"]), driver.get("rival") or "") if driver else None,
         devices=bool(parameters.get("devices")),
+        images=tuple(parameters.get("images") or ()),
         part=parameters.get("part") or "",
     )
 
@@ -234,8 +237,13 @@ class Converger:
         if self.spec.services:
             self._services()
         if not self.check:
-            self.save()
+            self._end()
         return self.outcome
+
+    def _end(self) -> None:
+        self.save()
+        if self.outcome.actions:
+            fetch_images(self.spec.images)
 
     def save(self) -> None:
         """Put the ledger on the disk."""
@@ -551,6 +559,14 @@ class Converger:
             elif wanted and restart and self.step(f"restart {service.name}"):
                 start(service.name, "restart")
             self.ledger.restarted(service.name)
+
+
+def fetch_images(names: Sequence[str]) -> None:
+    """Have containerd fetch images while other things are done; the kubelet fetches what is not there by then."""
+    if names:
+        each = 'for name; do ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name"; done'
+        unit = ["--unit=gpunodes-images", "--property=BindsTo=containerd.service", "--property=Nice=10"]
+        run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {each}; }} >/dev/null", "sh", *names])
 
 
 def has_group(name: str) -> bool:
