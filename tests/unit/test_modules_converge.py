@@ -106,6 +106,13 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
     assert undo.Undoer().run() == []
 
 
+@pytest.mark.usefixtures("machine")
+def test_an_undo_of_nothing_leaves_no_lock_behind() -> None:
+    with lock.held(path=lock.PATH):
+        assert undo.Undoer().run() == []
+    assert not Path(lock.PATH).exists()
+
+
 def test_check_mode_changes_nothing(machine: Packages, tmp_path: Path) -> None:
     outcome = host.Converger(spec(tmp_path / "root"), check=True).run()
     assert outcome.actions

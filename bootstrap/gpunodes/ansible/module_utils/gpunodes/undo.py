@@ -39,8 +39,14 @@ class Undoer:
         """
         for part in () if self.part else ledger.PARTS:
             self.actions += Undoer(self.check, part).run()
-        if not os.path.exists(ledger.path_of(self.part)):
-            return self.actions
+        if os.path.exists(ledger.path_of(self.part)):
+            self._undo()
+        if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
+            for path in (*NOTES, lock.PATH):
+                disk.remove(path)
+        return self.actions
+
+    def _undo(self) -> None:
         self._drivers()
         self._services()
         self._docker()
@@ -60,16 +66,8 @@ class Undoer:
                 os.unlink(path)
         self._rivals()
         self._restarts()
-        if self.part:
-            self._do(f"forget what was changed for {self.part}", lambda: ledger.forget(self.part))
-            if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
-                disk.remove(lock.PATH)
-            return self.actions
-        self._do("forget the ledger", ledger.forget)
-        if not self.check:
-            for path in (*NOTES, lock.PATH):
-                disk.remove(path)
-        return self.actions
+        what = f"what was changed for {self.part}" if self.part else "the ledger"
+        self._do(f"forget {what}", lambda: ledger.forget(self.part))
 
     def _do(self, action: str, function: Callable[[], object]) -> None:
         self.actions.append(action)
