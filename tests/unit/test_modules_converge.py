@@ -126,12 +126,12 @@ def test_images_come_in_the_background_once_and_never_in_check_mode(
 ) -> None:
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr(host, "fetch_images", lambda names: started.append(tuple(names)))
-    wanted = dataclasses.replace(spec(tmp_path), images=("registry.k8s.io/pause:3.10",))
+    wanted = dataclasses.replace(spec(tmp_path), images=("registry.k8s.io/pause:3.10", "example/tool:v{containerd}"))
     host.Converger(wanted, check=True).run()
     assert started == []
     host.Converger(wanted).run()
     host.Converger(wanted).run()
-    assert started == [("registry.k8s.io/pause:3.10",)]
+    assert started == [("registry.k8s.io/pause:3.10", "example/tool:v1.7.24")]
     assert machine
 
 

@@ -113,7 +113,9 @@ options:
     type: bool
     default: false
   images:
-    description: Images that containerd fetches in the background when anything had to be changed.
+    description: >-
+      Images that containerd fetches in the background when anything had to be changed. C({NAME}) stands for the version
+      of one of the packages.
     type: list
     elements: str
     default: []

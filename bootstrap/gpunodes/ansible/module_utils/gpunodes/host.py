@@ -124,7 +124,10 @@ class Spec:
     devices: bool = False
     """Whether containers are to find the GPUs: a CDI specification, and links by which systemd knows the devices."""
     images: Sequence[str] = ()
-    """What containerd fetches in the background when anything had to be changed: nobody waits for it."""
+    """What containerd fetches in the background when anything had to be changed: nobody waits for it.
+
+    ``{NAME}`` stands for the version of one of the packages.
+    """
     part: str = ""
     """The book in which the changes are noted: one of ``ledger.PARTS``, or "" for the ledger itself."""
 
@@ -243,7 +246,8 @@ class Converger:
     def _end(self) -> None:
         self.save()
         if self.outcome.actions:
-            fetch_images(self.spec.images)
+            versions = {f"{{{name}}}": packages.upstream(version) for name, version in self.outcome.versions.items()}
+            fetch_images([_filled(name, versions) for name in self.spec.images])
 
     def save(self) -> None:
         """Put the ledger on the disk."""
@@ -565,7 +569,7 @@ def fetch_images(names: Sequence[str]) -> None:
     """Have containerd fetch images while other things are done; the kubelet fetches what is not there by then."""
     if names:
         each = 'for name; do ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name"; done'
-        unit = ["--unit=gpunodes-images", "--property=BindsTo=containerd.service", "--property=Nice=10"]
+        unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
         run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {each}; }} >/dev/null", "sh", *names])
 
 
