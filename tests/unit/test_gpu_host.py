@@ -227,7 +227,7 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
         def available(self, names: Sequence[str]) -> dict[str, list[str]]:
             return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
 
-        def refresh(self) -> None:
+        def refresh(self, _: object = ()) -> None:
             pass
 
         def mend(self) -> bool:

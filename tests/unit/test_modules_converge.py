@@ -30,8 +30,8 @@ class Packages:
     def mend(self) -> bool:
         return False
 
-    def refresh(self) -> None:
-        self.calls.append("refresh")
+    def refresh(self, files: Sequence[str] = ()) -> None:
+        self.calls.append(f"refresh {' '.join(files)}".strip())
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {name: ["1.7.24-1"] for name in names}
@@ -119,6 +119,24 @@ def test_check_mode_changes_nothing(machine: Packages, tmp_path: Path) -> None:
     assert machine.calls == []
     assert not (tmp_path / "root").exists()
     assert not Path(ledger.PATH).exists()
+
+
+def test_only_a_new_source_is_read_where_that_suffices(
+    machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[str] = []
+    monkeypatch.setattr(machine, "available", lambda names: dict.fromkeys(names, there))
+    monkeypatch.setattr(host, "repository_paths", lambda *_: (str(tmp_path / "key"), str(tmp_path / "kube.sources")))
+    monkeypatch.setattr(host.Converger, "_key", lambda *_: "key")
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.getpwuid(os.getuid()))
+    wanted = dataclasses.replace(spec(tmp_path), repositories=(host.Repository("kube", "http://x/", "key"),))
+    with pytest.raises(MachineProblem, match="have none"):
+        host.Converger(wanted).run()
+    assert machine.calls == [f"refresh {tmp_path}/kube.sources", "refresh"]
+    there.append("1.7.24-1")
+    (tmp_path / "kube.sources").write_text("another")
+    host.Converger(wanted).run()
+    assert machine.calls[2:] == [f"refresh {tmp_path}/kube.sources", "install"]
 
 
 def test_images_come_in_the_background_once_and_never_in_check_mode(

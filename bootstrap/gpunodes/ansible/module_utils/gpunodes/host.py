@@ -403,13 +403,13 @@ class Converger:
         if manager.mend():
             self.outcome.actions.append("finish what an interrupted package installation left")
         names = [package.name for package in missing]
-        available = manager.available(names)
-        stale = any(action.startswith(("write /etc/apt", "write /etc/yum")) for action in self.outcome.actions)
-        if (stale and not self._refreshed) or not all(
-            any(packages.fits(package, v) for v in available.get(package.name, ())) for package in missing
-        ):
-            manager.refresh()
+        new = [] if self._refreshed else self._new_sources()
+        if new:
+            manager.refresh(new)
             self._refreshed = True
+        available = manager.available(names)
+        if not all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in missing):
+            manager.refresh()
             available = manager.available(names)
         chosen: dict[str, str] = {}
         for package in missing:
@@ -418,13 +418,24 @@ class Converger:
             chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
         return chosen
 
+    def _new_sources(self) -> list[str]:
+        """The files of the sources that this run has written."""
+        apt = isinstance(self._packages(), packages.Apt)
+        pairs = [repository_paths(repository.name, apt) for repository in self.spec.repositories]
+        return [source for key, source in pairs if {f"write {key}", f"write {source}"} & {*self.outcome.actions}]
+
     def _install(self, chosen: Mapping[str, str]) -> None:
         said = ", ".join(f"{name} {version}" for name, version in chosen.items())
         if self.check:
             self.step(f"install {said}")
             return
         manager = self._packages()
-        effects = manager.effects(chosen)
+        try:
+            effects = manager.effects(chosen)
+        except MachineProblem:
+            # What the packages need from other sources is unknown where those were never read.
+            manager.refresh()
+            effects = manager.effects(chosen)
         if effects.removes:
             raise MachineProblem(
                 f"installing {', '.join(chosen)} would remove {', '.join(effects.removes)}",

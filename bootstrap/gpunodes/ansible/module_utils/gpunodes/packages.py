@@ -59,8 +59,8 @@ class Manager(Protocol):
     def mend(self) -> bool:
         """Finish what an interrupted run left half done; True when there was something."""
 
-    def refresh(self) -> None:
-        """Read the sources anew."""
+    def refresh(self, files: Sequence[str] = ()) -> None:
+        """Read the sources anew; where it can be done, those of ``files`` alone."""
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         """The versions that the sources have, best first."""
@@ -157,8 +157,13 @@ class Apt:
         self._checked(self._apt("install", "--fix-broken"), "apt-get install --fix-broken")
         return True
 
-    def refresh(self) -> None:
-        self._checked(self._apt("update"), "apt-get update")
+    def refresh(self, files: Sequence[str] = ()) -> None:
+        alone: list[tuple[str, ...]] = [
+            (f"-oDir::Etc::SourceList={file}", "-oDir::Etc::SourceParts=-", "-oAPT::Get::List-Cleanup=false")
+            for file in files
+        ]
+        for options in alone or [()]:
+            self._checked(self._apt("update", *options), "apt-get update")
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return parse_madison(run(["apt-cache", "madison", *names]).out)
@@ -256,7 +261,7 @@ class Dnf:
     def mend(self) -> bool:
         return False  # rpm's own transactions are whole or not there
 
-    def refresh(self) -> None:
+    def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - its sources are cached one by one
         self._checked(self._dnf("makecache"), "dnf makecache")
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
