@@ -19,12 +19,14 @@ workers: {hosts: {worker-1: {ansible_host: 10.0.0.2}}}
 """
 
 
-def versions_asked(monkeypatch: pytest.MonkeyPatch, folder: Path, cluster: Mapping[str, Any] | None) -> list[str]:
-    """The versions that machines are asked about, look by look, where ``cluster`` is found."""
+def versions_asked(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, cluster: Mapping[str, Any] | None, wished: str = "1.36"
+) -> list[str]:
+    """The versions that machines are asked about, look by look, where ``cluster`` is found; "" is the settings'."""
     asked = []
 
     def run(play: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.Ended:
-        asked.append((play.variables or {})["gpunodes_kubernetes_version"])
+        asked.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
         if cluster:
             answer = {"cluster": cluster}
             on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, answer))
@@ -35,7 +37,8 @@ def versions_asked(monkeypatch: pytest.MonkeyPatch, folder: Path, cluster: Mappi
     (folder / "hosts.yml").write_text(INVENTORY)
     inventory = Inventory(folder / "hosts.yml")
     workers = [machine for machine in inventory.machines() if machine.name == "worker-1"]
-    seen = preflight.look(inventory, workers, folder, Silent(), {"gpunodes_kubernetes_version": "1.36"})
+    variables = {"gpunodes_kubernetes_version": wished} if wished else {}
+    seen = preflight.look(inventory, workers, folder, Silent(), variables)
     assert seen.cluster == cluster
     assert list(seen.facts) == ["worker-1"]
     return asked
@@ -51,3 +54,9 @@ def test_so_it_is_where_the_cluster_has_that_minor(monkeypatch: pytest.MonkeyPat
 
 def test_a_cluster_of_another_minor_needs_that_ones_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}) == ["1.36", "1.35.4"]
+
+
+def test_so_it_does_where_nobody_named_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}, wished="") == ["", "1.35.4"]
+    (tmp_path / "again").rmdir()
+    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.36.2"}, wished="") == [""]

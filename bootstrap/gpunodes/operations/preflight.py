@@ -74,9 +74,9 @@ def look(
             )
         )
     cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)
-    asked = str(variables.get("gpunodes_kubernetes_version", ""))
+    asked = str(settings.of({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or asked).removeprefix("v")
-    if asked and versions.minor_of(own) != versions.minor_of(asked):
+    if versions.minor_of(own) != versions.minor_of(asked):
         # The machines asked the package source of a minor that is not the cluster's, which nobody knew yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
