@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -354,7 +355,7 @@ class TestKubeadm:
 
         monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
         monkeypatch.setattr(kubeadm, "run_while_heard", run)
-        kubeadm._kubeadm("init", [], 60, {"etcd0+strategic": {"spec": {"priority": 1}}})
+        kubeadm._kubeadm("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
         assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
         assert not private.exists()
         assert kubeadm._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
@@ -423,7 +424,7 @@ class TestFirewall:
 
 
 class TestCluster:
-    NODE = {  # noqa: RUF012 - read only
+    NODE: ClassVar[dict[str, Any]] = {
         "metadata": {
             "name": "worker-1",
             "annotations": {cluster.READY_BOOT: "boot"},
@@ -446,8 +447,8 @@ class TestCluster:
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
 
     def test_a_reboot_ends_the_proof(self) -> None:
-        info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}  # type: ignore[index]  # JSON
-        node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}  # type: ignore[dict-item]  # JSON
+        info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}
+        node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}
         assert not cluster.describe(node, [])["proven"]
 
     def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:
@@ -481,19 +482,18 @@ class TestCluster:
             def find(self, path: str) -> object:
                 asked.append(path)
                 if path == "/api/v1/nodes/worker-1":
-                    return {**TestCluster.NODE, "status": {**TestCluster.NODE["status"], "conditions": up}}  # type: ignore[dict-item]  # JSON
+                    return {**TestCluster.NODE, "status": {**TestCluster.NODE["status"], "conditions": up}}
                 return {"metadata": {"name": "probe"}, "status": {"phase": next(phases)}}
 
             def get(self, path: str, **query: str) -> dict[str, object]:
                 asked.append(f"{path} {query}")
                 if "kube-dns" in str(query):
-                    return {"items": [self_.pod(conditions=ready)]}
+                    return {"items": [TestCluster().pod(conditions=ready)]}
                 if len([line for line in asked if "fieldSelector" in line]) > 1:
                     for pod in here:
                         pod["status"] = {"conditions": ready}
                 return {"items": here}
 
-        self_ = self
         monkeypatch.setattr(kube_api, "admin", Api)
         monkeypatch.setattr(cluster, "_clean", lambda *_: None)
         monkeypatch.setattr(cluster, "_POLL_S", 0)

@@ -77,7 +77,7 @@ def init(
     if len(actions) > 1 or _leftovers():
         reset()
     token = new_token()
-    _kubeadm("init", [_complete(document, token) for document in documents], limit_s, patches)
+    _kubeadm("init", [_complete(document, token) for document in documents], limit_s, ("--skip-token-print",), patches)
     # kubeadm needs a token to set up bootstrapping; joins make their own.
     kube_api.admin().delete(f"{_SYSTEM}/secrets/bootstrap-token-{token.partition('.')[0]}")
     book.kubeadm = "init done"
@@ -236,15 +236,14 @@ def _kubeadm(
     verb: str,
     documents: Sequence[Mapping[str, Any]],
     limit_s: float,
+    flags: Sequence[str] = (),
     patches: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Run kubeadm with a configuration file that only root can read, removed afterwards."""
     shutil.rmtree(PRIVATE, ignore_errors=True)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
-    command = ["kubeadm", verb, f"--config={path}"]
-    if verb == "init":
-        command.append("--skip-token-print")
+    command = ["kubeadm", verb, f"--config={path}", *flags]
     began = time.time()
     try:
         # JSON is YAML, and needs no library to write.

@@ -261,7 +261,7 @@ class Dnf:
     def mend(self) -> bool:
         return False  # rpm's own transactions are whole or not there
 
-    def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - its sources are cached one by one
+    def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - dnf fetches only what is new
         self._checked(self._dnf("makecache"), "dnf makecache")
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
