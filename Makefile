@@ -64,7 +64,7 @@ types: $(VENV)/.installed
 	mypy docs molecule tests
 
 unit: $(VENV)/.installed
-	pytest tests/unit
+	pytest --numprocesses auto tests/unit
 
 .PHONY: format
 format: $(VENV)/.installed ## Let ruff put the Python files into their form

@@ -162,6 +162,7 @@ def nested() -> bytes:
         (b'<!DOCTYPE x [<!ENTITY a "b">]>\n<nvidia_smi_log>&a;</nvidia_smi_log>', "entities"),
         (b"<nvidia_smi_log>" + b"<a>" * 1000, "nested"),
     ],
+    ids=("climbs", "absolute", "nested", "gzip", "xz", "zstd", "entities", "deep"),
 )
 def test_hostile_files_are_refused_in_a_sentence(content: bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -30,7 +31,6 @@ def signing_key(cache: Path) -> SigningKey:
     def make(folder: Path) -> None:
         folder.chmod(0o700)
         _gpg(folder, "--quick-generate-key", KEY_OWNER, "ed25519", "sign", "never")
-        _stop_agent(folder)
 
     home = store.keep(cache / "gnupg", make)
     home.chmod(0o700)
@@ -39,15 +39,18 @@ def signing_key(cache: Path) -> SigningKey:
     return SigningKey(home, fingerprint, _gpg(home, "--armor", "--export", fingerprint))
 
 
-def _stop_agent(home: Path) -> None:
-    """End the agent that gpg leaves running in ``home``."""
-    run(["gpgconf", "--homedir", home, "--kill", "all"])
-
-
 def _gpg(home: Path, *words: str | Path) -> str:
+    """Run gpg with the keys in ``home``; no agent of it is left."""
     # No passphrase: the key's folder is readable by its owner only, and nothing outside this lab trusts the key.
     unattended = ("--batch", "--no-tty", "--pinentry-mode", "loopback", "--passphrase", "")
-    return run(["gpg", "--homedir", home, *unattended, *words])
+    # The agent's socket, which lies in its home, may have a name of 107 characters; a cache folder's may be longer.
+    with tempfile.TemporaryDirectory(prefix="gpg-") as folder:
+        name = Path(folder, "home")
+        name.symlink_to(home.absolute())
+        try:
+            return run(["gpg", "--homedir", name, *unattended, *words])
+        finally:
+            run(["gpgconf", "--homedir", name, "--kill", "all"])
 
 
 def stanza(control: str, filename: str, data_size: int, sha256: str) -> str:
@@ -84,4 +87,3 @@ def publish(folder: Path, fields: Mapping[str, str], indexes: Mapping[str, bytes
     signer = ("--yes", "--local-user", key.fingerprint, "--digest-algo", "SHA512")
     _gpg(key.home, *signer, "--output", folder / "InRelease", "--clearsign", text)
     _gpg(key.home, *signer, "--armor", "--output", folder / "Release.gpg", "--detach-sign", text)
-    _stop_agent(key.home)
