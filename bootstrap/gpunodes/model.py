@@ -42,6 +42,8 @@ class Phase:
     """Whether it concerns machines with GPUs only."""
     docker: bool = False
     """Whether it concerns machines whose runtime is Docker only."""
+    control_plane: bool = False
+    """Whether it concerns the control plane only."""
 
 
 class Severity(StrEnum):

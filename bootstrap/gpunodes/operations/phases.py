@@ -47,8 +47,12 @@ GPU_REMOVE = Phase(
     "Remove the GPU software",
     "Driver, CUDA and toolkit go, as far as they came with us; nouveau is back.",
 )
-CONTROL_PLANE = Phase("control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.")
-NETWORK = Phase("network", "Set up the network", "The network add-on, so that pods reach each other.")
+CONTROL_PLANE = Phase(
+    "control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.", control_plane=True
+)
+NETWORK = Phase(
+    "network", "Set up the network", "The network add-on, so that pods reach each other.", control_plane=True
+)
 WORKER = Phase(
     "worker", "Join the cluster", "kubeadm join with a token that lives minutes; nothing when joined already."
 )

@@ -98,7 +98,9 @@ def carry_out(
             phase.name: {
                 machine.name
                 for machine in machines
-                if (phase.gpus and machine.name in bare) or (phase.docker and machine.name not in docker)
+                if (phase.gpus and machine.name in bare)
+                or (phase.docker and machine.name not in docker)
+                or (phase.control_plane and machine.name != control.name)
             }
             for phase in work
         }
