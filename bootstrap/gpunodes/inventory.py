@@ -9,7 +9,7 @@ import io
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,6 +247,23 @@ def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, 
     for name, hosts in groups.items():
         hosts[name] = {**(hosts[name] or {}), **connection}
     _write(path, document)
+
+
+@contextlib.contextmanager
+def as_it_was(path: Path, *, when: bool) -> Iterator[None]:
+    """Give the inventory at ``path`` back its content afterwards, ``when`` it is for a dry run."""
+    folders = [folder for folder in path.absolute().parents if not folder.exists()]
+    before = path.read_bytes() if path.is_file() else None
+    try:
+        yield
+    finally:
+        if when and before is not None:
+            path.write_bytes(before)
+        elif when:
+            path.unlink(missing_ok=True)
+            for folder in folders:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -186,3 +186,17 @@ def test_settings_that_cannot_be_used(key: str, value: object, said: str) -> Non
 
 def test_settings_that_can_be_used() -> None:
     settings.check("worker-1", {**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})
+
+
+def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+    with inventories.as_it_was(file, when=True):
+        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+        assert Inventory(file).knows("10.0.0.1")
+    assert list(tmp_path.iterdir()) == []
+    with inventories.as_it_was(file, when=False):
+        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    before = file.read_bytes()
+    with inventories.as_it_was(file, when=True):
+        inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+    assert file.read_bytes() == before

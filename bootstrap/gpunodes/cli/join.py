@@ -34,10 +34,12 @@ def command(
     new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
     others = [pattern for pattern in machines if pattern not in new]
     known = inventory.select(others, Role.WORKER) if others else []
-    if new:
-        common.check(OPERATION, flags)
-        inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
-    elif connection.variables:
-        inventories.reconnect(flags.inventory, known, connection.variables)
-    inventory = Inventory(flags.inventory)
-    return common.execute(OPERATION, inventory, inventory.select(machines, Role.WORKER), common.wishing(flags, wishes))
+    with inventories.as_it_was(flags.inventory, when=flags.options.dry_run):
+        if new:
+            common.check(OPERATION, flags)
+            inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
+        elif connection.variables:
+            inventories.reconnect(flags.inventory, known, connection.variables)
+        inventory = Inventory(flags.inventory)
+        chosen = inventory.select(machines, Role.WORKER)
+        return common.execute(OPERATION, inventory, chosen, common.wishing(flags, wishes))
