@@ -84,6 +84,16 @@ def test_a_hung_machine_is_repaired_and_given_back() -> None:
     assert [event["reason"] for event in place.api.events] == ["RepairStarted", "RepairEnded"]
 
 
+def test_gpus_that_the_device_plugin_let_go_before_the_repair_are_missed_after_it() -> None:
+    place = world(5, ["w1"])
+    node = place.api.nodes["w1"]
+    node["metadata"]["labels"]["gpunodes.dev/gpu-count"] = "8"
+    node["status"] |= {"capacity": {"nvidia.com/gpu": "7"}, "allocatable": {"nvidia.com/gpu": "7"}}
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert found.outcome is Outcome.NEEDS_REPAIR
+    assert "7 of 8 nvidia.com/gpu can be allocated" in found.why
+
+
 def test_it_climbs_until_something_helps() -> None:
     place = world(5, ["w1"], deaf=frozenset({"reboot", "force"}))
     result = run(place)

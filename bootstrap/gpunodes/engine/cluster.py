@@ -38,6 +38,8 @@ NEEDS_REPAIR = f"{_PREFIX}needs-repair"
 ASIDE = f"{_PREFIX}repair"
 """Taint NoExecute while GPUs are reset: what does not tolerate everything leaves them, device plugins among it."""
 GPU = "nvidia.com/gpu"
+_GPU_COUNT = f"{_PREFIX}gpu-count"
+"""Node label: how many GPUs it came into the cluster with."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 _CALL_S = 45.0
@@ -370,6 +372,7 @@ class Cluster:
             repairs=tuple(_moments(annotations)),
             capacity=_number((status.get("capacity") or {}).get(GPU)),
             allocatable=_number((status.get("allocatable") or {}).get(GPU)),
+            labelled=_number(labels.get(_GPU_COUNT)),
         )
 
     # Pods

@@ -411,7 +411,7 @@ class _Repairs:
             bug_report=self._wish.bug_report,
             boot_id=verdict.boot_id or (node.boot_id if node else ""),
             gpus=verdict.gpus_expected,
-            capacity=node.capacity if node else None,
+            capacity=node.expected if node else None,
             folder=self._folder,
         )
 
@@ -450,7 +450,7 @@ class _Repairs:
             node=node.name,
             rung="reboot",
             tried=tuple(rung.name for rung in ladder.rungs()),
-            capacity=node.capacity,
+            capacity=node.expected,
         )
 
     def _go_on(self, pool: ThreadPoolExecutor, name: str, record: Record) -> None:

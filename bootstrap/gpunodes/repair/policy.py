@@ -38,10 +38,17 @@ class Node:
     capacity: int | None = None
     """nvidia.com/gpu that it has; None where nothing offers it."""
     allocatable: int | None = None
+    labelled: int | None = None
+    """How many GPUs it came into the cluster with, by our label; None where it has none."""
 
     @property
     def available(self) -> bool:
         return self.ready and not self.cordoned
+
+    @property
+    def expected(self) -> int | None:
+        """nvidia.com/gpu that it is to offer when it is well: a device plugin that finds a GPU ill may have let go."""
+        return max((count for count in (self.capacity, self.labelled) if count is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
