@@ -335,6 +335,7 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
 NUMBER(nvmlDeviceGetIndex, unsigned int, gpu - gpus)
 NUMBER(nvmlDeviceGetMinorNumber, unsigned int, gpu->minor)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned int, 0)
+NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
 NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
 NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, NVML_PSTATE_0)
