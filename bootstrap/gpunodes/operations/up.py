@@ -1,4 +1,4 @@
-"""Bring the whole inventory up: all machines prepared side by side, then the control plane, then the workers."""
+"""Bring the whole inventory up: all prepared side by side, the control plane made meanwhile, then the workers."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation
