@@ -91,7 +91,18 @@ def test_gpus_that_the_device_plugin_let_go_before_the_repair_are_missed_after_i
     node["status"] |= {"capacity": {"nvidia.com/gpu": "7"}, "allocatable": {"nvidia.com/gpu": "7"}}
     (found,) = [each for each in run(place).machines if each.machine == "w1"]
     assert found.outcome is Outcome.NEEDS_REPAIR
-    assert "7 of 8 nvidia.com/gpu can be allocated" in found.why
+    assert "7 of 8 GPUs can be allocated" in found.why
+
+
+def test_gpus_that_were_cut_into_slices_since_the_node_came_are_expected_as_slices() -> None:
+    slices = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "28", "nvidia.com/mig-3g.40gb": "8"}
+    for allocatable, outcome in ((slices, Outcome.REPAIRED), ({"nvidia.com/gpu": "8"}, Outcome.NEEDS_REPAIR)):
+        place = world(5, ["w1"])
+        node = place.api.nodes["w1"]
+        node["metadata"]["labels"]["gpunodes.dev/gpu-count"] = "8"
+        node["status"] |= {"capacity": slices, "allocatable": allocatable}
+        (found,) = [each for each in run(place).machines if each.machine == "w1"]
+        assert found.outcome is outcome, found.why
 
 
 def test_it_climbs_until_something_helps() -> None:

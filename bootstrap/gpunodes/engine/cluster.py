@@ -37,7 +37,8 @@ NEEDS_REPAIR = f"{_PREFIX}needs-repair"
 """Node annotation (the reason in full), label and taint (the reason in short): nothing of ours helps it."""
 ASIDE = f"{_PREFIX}repair"
 """Taint NoExecute while GPUs are reset: what does not tolerate everything leaves them, device plugins among it."""
-GPU = "nvidia.com/gpu"
+_DEVICES = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""How the resources begin that NVIDIA's device plugin offers: whole GPUs, shared ones, slices by their profile."""
 _GPU_COUNT = f"{_PREFIX}gpu-count"
 """Node label: how many GPUs it came into the cluster with."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
@@ -370,8 +371,8 @@ class Cluster:
             cordoned_by_us=annotations.get(CORDONED_BY, ""),
             needs_repair=annotations.get(NEEDS_REPAIR, ""),
             repairs=tuple(_moments(annotations)),
-            capacity=_number((status.get("capacity") or {}).get(GPU)),
-            allocatable=_number((status.get("allocatable") or {}).get(GPU)),
+            capacity=_devices(status.get("capacity") or {}),
+            allocatable=_devices(status.get("allocatable") or {}),
             labelled=_number(labels.get(_GPU_COUNT)),
         )
 
@@ -511,6 +512,12 @@ def _pod(item: Mapping[str, Any]) -> Pod:
         ending="deletionTimestamp" in metadata,
         grace_s=float(grace),
     )
+
+
+def _devices(resources: Mapping[str, object]) -> int | None:
+    """How many GPUs a node offers, or slices of GPUs, whatever its device plugin calls them; None for none at all."""
+    counts = [_number(count) for name, count in resources.items() if name.startswith(_DEVICES)]
+    return sum(count for count in counts if count is not None) if counts else None
 
 
 def _number(text: object) -> int | None:

@@ -338,7 +338,7 @@ class OneRepair:
         lacks = (
             (not node.ready, "its kubelet is not ready"),
             (verdict.boot_id and node.boot_id != verdict.boot_id, "its kubelet has not reported the new boot yet"),
-            (offered < (record.capacity or 0), f"{offered} of {record.capacity} nvidia.com/gpu can be allocated"),
+            (offered < (record.capacity or 0), f"{offered} of {record.capacity} GPUs can be allocated"),
         )
         return next((why for lacking, why in lacks if lacking), "")
 

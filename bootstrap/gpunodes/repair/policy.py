@@ -36,7 +36,7 @@ class Node:
     repairs: tuple[float, ...] = ()
     """When it was repaired lately, as the node itself remembers; seconds since 1970."""
     capacity: int | None = None
-    """nvidia.com/gpu that it has; None where nothing offers it."""
+    """GPUs, or slices of them, that its device plugins told of; None where none did."""
     allocatable: int | None = None
     labelled: int | None = None
     """How many GPUs it came into the cluster with, by our label; None where it has none."""
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def expected(self) -> int | None:
-        """nvidia.com/gpu that it is to offer when it is well: a device plugin that finds a GPU ill may have let go."""
+        """GPUs that it is to offer when it is well: a device plugin that finds one ill may have let go of it."""
         return max((count for count in (self.capacity, self.labelled) if count is not None), default=None)
 
 

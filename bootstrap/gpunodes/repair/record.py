@@ -76,7 +76,7 @@ class Record:
     gpus: int | None = None
     """How many GPUs it should have."""
     capacity: int | None = None
-    """nvidia.com/gpu that the node is to offer; None where nothing offers it."""
+    """GPUs, or slices of them, that the node is to offer; None where nothing offers any."""
     rung: str = ""
     asked: float = 0.0
     """When the present rung was asked for; 0 when it was not yet."""
