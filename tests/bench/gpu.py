@@ -1,4 +1,4 @@
-"""What a GPU join costs: against a shell script that installs the same packages, and in tasks. By stand-in GPUs.
+"""What a GPU node costs: its join against a shell script that installs the same packages, and its repair. By stand-ins.
 
 `python -m tests.bench.gpu` measures this part alone.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.bench import repair
 from tests.bench.table import Row, show
 
 HERE = Path(__file__).parent
@@ -60,6 +61,7 @@ def measure(folder: Path) -> Iterator[Row]:
             "0.10",
             f"{again_s:.0f} s against {join_s:.0f} s",
         )
+        yield repair.measure(bench)
     finally:
         bench.down()
 

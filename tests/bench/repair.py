@@ -1,20 +1,17 @@
-"""What a repair costs beside the machine's own boot: from a hang that the kernel has reported to proven well.
-
-`python -m tests.bench.repair` measures this part alone.
-"""
+"""What a repair costs beside the machine's own boot: from a hang that the kernel has reported to proven well."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.bench.table import Row, show
+from tests.bench.table import Row
+
+if TYPE_CHECKING:
+    from tests.bench.__main__ import Bench
 
 REPORT = "Workqueue: events os_execute_work_item [nvidia]"
 BOOT_S = 900.0
@@ -22,12 +19,10 @@ BOOT_S = 900.0
 RESET = "systemd-run --on-active=1 sh -c 'echo b >/proc/sysrq-trigger'"
 
 
-def measure(folder: Path) -> Iterator[Row]:
-    """The row; ``folder`` is empty."""
-    # The bench of all parts names this one.
-    from tests.bench.__main__ import KUBECTL, Bench
-
-    bench = Bench(folder)
+def measure(bench: Bench) -> Row:
+    """The row; gpu-1 is a node of the bench's cluster that serves its GPUs."""
+    # The bench of all parts names the one that names this.
+    from tests.bench.__main__ import KUBECTL
 
     def boot_id() -> str:
         return bench.on("gpu-1", "cat /proc/sys/kernel/random/boot_id").strip()
@@ -55,34 +50,19 @@ def measure(folder: Path) -> Iterator[Row]:
                 raise RuntimeError("gpu-1 does not come back from a reset")
             time.sleep(2)
 
-    try:
-        bench.down()
-        bench.lab("up", "--workers", "0", "--gpu-workers", "1")
-        bench.gpunodes("up")
-        # How long it may take, not how long it takes: an emulated machine is slow to come back.
-        variables = folder / "inventory" / "host_vars" / "control-1.yml"
-        variables.parent.mkdir()
-        variables.write_text("gpunodes_repair_verify_timeout: 900\n")
-        boot_s = bench.seconds(boot)
-        bench.on("gpu-1", "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5")
-        for fault in ("reboot-hang", "hang"):
-            bench.lab("fault", "gpu-1", fault)
-        bench.on("gpu-1", f"timeout 200 sh -c {shlex.quote(f'until dmesg | grep -qF {REPORT!r}; do sleep 1; done')}")
-        repair_s = bench.seconds(lambda: bench.gpunodes("health", "gpu-1", "--reboot-hung", "--yes"))
-        yield Row(
-            "repair of a hang, without the machine's own boot",
-            f"{repair_s - boot_s:.0f} s",
-            "60 s",
-            f"{repair_s:.0f} s, its orderly reboot hangs; {boot_s:.0f} s from a reset to serving its GPUs",
-        )
-    finally:
-        bench.down()
-
-
-if __name__ == "__main__":
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as scratch:
-        for row in measure(Path(scratch)):
-            rows.append(row)
-            print(row, file=sys.stderr, flush=True)
-    show(rows)
+    # How long it may take, not how long it takes: an emulated machine is slow to come back.
+    variables = bench.folder / "inventory" / "host_vars" / "control-1.yml"
+    variables.parent.mkdir()
+    variables.write_text("gpunodes_repair_verify_timeout: 900\n")
+    boot_s = bench.seconds(boot)
+    bench.on("gpu-1", "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5")
+    for fault in ("reboot-hang", "hang"):
+        bench.lab("fault", "gpu-1", fault)
+    bench.on("gpu-1", f"timeout 200 sh -c {shlex.quote(f'until dmesg | grep -qF {REPORT!r}; do sleep 1; done')}")
+    repair_s = bench.seconds(lambda: bench.gpunodes("health", "gpu-1", "--reboot-hung", "--yes"))
+    return Row(
+        "repair of a hang, without the machine's own boot",
+        f"{repair_s - boot_s:.0f} s",
+        "60 s",
+        f"{repair_s:.0f} s, its orderly reboot hangs; {boot_s:.0f} s from a reset to serving its GPUs",
+    )
