@@ -94,6 +94,8 @@ class Transport:
     name: str = "the control plane"
     first: str = field(default="", repr=False)
     """What its standard input begins with."""
+    environment: Mapping[str, str] | None = field(default=None, repr=False)
+    """None for our own."""
 
 
 def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
@@ -102,7 +104,10 @@ def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
     program = shell.as_root(f"{python} -c {shlex.quote(_BOOT)}", variables)
     patient = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
-        [*shell.command(address, variables, *patient), program], name=address, first=shell.for_sudo(variables)
+        [*shell.command(address, variables, *patient), program],
+        name=address,
+        first=shell.for_sudo(variables),
+        environment=shell.environment(variables),
     )
 
 
@@ -170,6 +175,7 @@ class Session:
             return self._process
         self._process = subprocess.Popen(
             self._transport.words,
+            env=self._transport.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -75,6 +75,7 @@ def hold(address: str, variables: Mapping[str, Any], command: str) -> Iterator[N
     )
     process = subprocess.Popen(
         [*shell.command(address, variables, "-o", "ConnectTimeout=30"), _remote(variables, who)],
+        env=shell.environment(variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,7 +117,7 @@ def _take(process: subprocess.Popen[str], address: str, first: str) -> None:
             f"the control-plane machine {address} does not give the cluster's lock: "
             f"{said or f'no answer in {ANSWER:.0f} s'}",
             "",
-            "see that `ssh` to it and sudo there work; a password of sudo's is taken from ansible_become_password",
+            "see that `ssh` to it and sudo there work; ansible_password and ansible_become_password are used",
         )
     held_by = json.loads(line)["held_by"]
     if held_by is not None:

@@ -11,13 +11,17 @@ import selectors
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from gpunodes import settings
 from gpunodes.engine.runner import ssh_options
+from gpunodes.engine.targets import PASSWORDS
 
 _CONNECT_S = 10
 
@@ -52,8 +56,12 @@ class Said:
 
 
 def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]:
-    """The ssh command that reaches a machine with these inventory variables; the words to run there follow it."""
-    words = ["ssh", "-T", "-o", "BatchMode=yes", *more, *ssh_options(), "-o", "ControlMaster=no"]
+    """The ssh command that reaches a machine with these inventory variables; the words to run there follow it.
+
+    It is to be started with their ``environment``.
+    """
+    asks = "NumberOfPasswordPrompts=1" if _password(variables) else "BatchMode=yes"
+    words = ["ssh", "-T", "-o", asks, *more, *ssh_options(), "-o", "ControlMaster=no"]
     words += ["-o", "ControlPath=none"]
     if port := variables.get("ansible_port"):
         words += ["-p", str(port)]
@@ -64,6 +72,37 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
     for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
         words += shlex.split(str(variables.get(name, "")))
     return [*words, "--", address]
+
+
+def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
+    """The environment for ``command``: it holds the login's password where the inventory has one; None for our own."""
+    password = _password(variables)
+    if not password:
+        return None
+    return {**os.environ, "SSH_ASKPASS": str(_asked()), "SSH_ASKPASS_REQUIRE": "force", _LOGIN: password}
+
+
+def _password(variables: Mapping[str, Any]) -> str:
+    return str(next((variables[name] for name in PASSWORDS if variables.get(name)), ""))
+
+
+def _asked() -> Path:
+    """What tells ssh a password: it takes one from a terminal or from a program, ssh(1), SSH_ASKPASS."""
+    path = settings.state_home() / "askpass"
+    if not path.exists() or path.read_text(encoding="utf-8") != _ASKPASS:
+        # Whole at once: other threads and commands may be running it.
+        fresh = path.with_suffix(f".{threading.get_native_id()}")
+        fresh.write_text(_ASKPASS, encoding="utf-8")
+        fresh.chmod(0o700)
+        fresh.replace(path)
+    return path
+
+
+_LOGIN = "GPUNODES_LOGIN_PASSWORD"
+# A key's passphrase is not what we have.
+_ASKPASS = f"""#!/bin/sh
+case $1 in *assword*) printf '%s\\n' "${_LOGIN}" ;; *) exit 1 ;; esac
+"""
 
 
 def as_root(words: str, variables: Mapping[str, Any]) -> str:
@@ -104,13 +143,22 @@ def run(
     """
     # The first of two equal options counts: these stand before those of every connection.
     patient = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-    return local([*command(address, variables, *patient), words], deadline_s=deadline_s, most=most, stdin=stdin)
+    words_here = [*command(address, variables, *patient), words]
+    return local(words_here, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables))
 
 
-def local(words: Sequence[str], *, deadline_s: float, most: int = 1 << 20, stdin: bytes = b"") -> Said:
+def local(
+    words: Sequence[str],
+    *,
+    deadline_s: float,
+    most: int = 1 << 20,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+) -> Said:
     """Run a program here within the same bounds; its whole process group is ended with it."""
     process = subprocess.Popen(
         words,
+        env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

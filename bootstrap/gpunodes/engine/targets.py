@@ -20,12 +20,14 @@ DEFAULT_PORT = 22
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 PYTHON = "/usr/bin/python3"
 
+PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
+"""The inventory's names for the password of a login."""
 _ALIASES = {
     "host": ("ansible_ssh_host", "ansible_host"),
     "port": ("ansible_ssh_port", "ansible_port"),
     "user": ("ansible_ssh_user", "ansible_user"),
     "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
-    "password": ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password"),
+    "password": PASSWORDS,
 }
 # ssh(1)'s short options that name what a long one does too.
 _SHORT = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}

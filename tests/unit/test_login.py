@@ -1,0 +1,78 @@
+"""A login by password: OpenSSH's client against a server that takes nothing else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+from gpunodes.engine import shell
+
+PASSWORD = "pa ss\"w$x'"
+
+
+class _Server(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
+    """Lets in who knows the password, and runs what is asked for."""
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "password"
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return int(paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED)
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return int(paramiko.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        def run() -> None:
+            done = subprocess.run(["sh", "-c", command.decode()], capture_output=True, check=False)
+            channel.sendall(done.stdout)
+            channel.send_exit_status(done.returncode)
+            channel.close()
+
+        threading.Thread(target=run, daemon=True).start()
+        return True
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Where the server listens."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    key = paramiko.ECDSAKey.generate()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                transport = paramiko.Transport(connection)
+                transport.add_server_key(key)
+                transport.start_server(server=_Server(), event=threading.Event())
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("name", ["ansible_password", "ansible_ssh_pass"])
+def test_the_password_of_the_inventory_lets_in(port: int, name: str, tmp_path: Path) -> None:
+    variables = {"ansible_port": port, "ansible_user": "admin", name: PASSWORD}
+    said = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    assert (said.ok, said.out) == (True, b"here\n"), said.err
+    assert not [word for word in shell.command("127.0.0.1", variables) if PASSWORD in word]
+    kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert [path.name for path in kept if PASSWORD in path.read_text()] == []
+
+
+@pytest.mark.parametrize("password", [{"ansible_password": "wrong"}, {}])
+def test_who_does_not_know_it_is_not_let_in(port: int, password: dict[str, str]) -> None:
+    variables = {"ansible_port": port, "ansible_user": "admin", **password}
+    said = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    assert not said.ok
+    assert "Permission denied" in said.err
