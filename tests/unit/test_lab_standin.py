@@ -138,14 +138,16 @@ def test_a_code_is_asked_for_where_it_belongs(name: str, code: int | None) -> No
 
 
 def test_a_fault_of_every_start_becomes_an_option_of_the_driver() -> None:
-    assert script("hang", at_boot=True) == ("echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf")
+    kept = "sync -f /etc/modprobe.d"
+    written = "echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf"
+    assert script("hang", at_boot=True) == f"{written} && {kept}"
     with pytest.raises(WrongInput, match="driver alone"):
         script("lost", at_boot=True)
 
 
 def test_cures_remove_what_waits_for_the_next_start() -> None:
     for name in ("clear", "mend"):
-        assert "rm -f /etc/modprobe.d/standin-fault.conf" in script(name)
+        assert "rm -f /etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
 
 
 def test_a_machine_without_gpus_gets_no_fault() -> None:

@@ -21,6 +21,8 @@ _ANSWER_LIMIT = 60
 _DRIVER, _BOARD = "/sys/kernel/debug/standin_nvidia/fault", "/sys/kernel/debug/standin_board/fault"
 _AT_BOOT = "/etc/modprobe.d/standin-fault.conf"
 """Makes the driver ill whenever it is loaded; ``clear`` and ``mend`` remove it."""
+# A loss of power may follow at once: the machine would start with what was there before.
+_KEEP = "sync -f /etc/modprobe.d"
 _CURES = ("clear", "mend")
 _QUIET = 100
 """So many lines a fault may write before the console is spared: an emulated serial line takes 3 ms for each."""
@@ -96,13 +98,13 @@ def script(wish: Wish) -> str:
         if board or len(driver) != 1:
             raise WrongInput(f"fault {fault.name} cannot wait for the driver", "a fault of the driver alone")
         line = f'options nvidia fault="{driver[0]}"'
-        return f"echo {shlex.quote(line)} > {_AT_BOOT}"
+        return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_KEEP}"
     lines = ["set -e", *(_write(_BOARD, command) for command in board)]
     if wish.times > _QUIET:
         lines.append("dmesg --console-level alert")
     if fault.name in _CURES:
         # The driver may be away, or not there yet.
-        lines.append(f"rm -f {_AT_BOOT}")
+        lines.append(f"rm -f {_AT_BOOT}; {_KEEP}")
         lines += [f"if [ -e {_DRIVER} ]; then {_write(_DRIVER, command)}; fi" for command in driver]
     else:
         lines += [_write(_DRIVER, command) for command in driver]
