@@ -60,7 +60,7 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 
     It is to be started with their ``environment``.
     """
-    asks = "NumberOfPasswordPrompts=1" if _password(variables) else "BatchMode=yes"
+    asks = "NumberOfPasswordPrompts=1" if _first(variables, PASSWORDS) else "BatchMode=yes"
     words = ["ssh", "-T", "-o", asks, *more, *ssh_options(), "-o", "ControlMaster=no"]
     words += ["-o", "ControlPath=none"]
     if port := variables.get("ansible_port"):
@@ -76,17 +76,18 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 
 def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
     """The environment for ``command``: it holds the login's password where the inventory has one; None for our own."""
-    password = _password(variables)
+    password = _first(variables, PASSWORDS)
     if not password:
         return None
-    return {**os.environ, "SSH_ASKPASS": str(_asked()), "SSH_ASKPASS_REQUIRE": "force", _LOGIN: password}
+    return {**os.environ, "SSH_ASKPASS": str(_askpass()), "SSH_ASKPASS_REQUIRE": "force", _LOGIN: password}
 
 
-def _password(variables: Mapping[str, Any]) -> str:
-    return str(next((variables[name] for name in PASSWORDS if variables.get(name)), ""))
+def _first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of several names that the inventory gives a value; "" where it gives none."""
+    return str(next((variables[name] for name in names if variables.get(name)), ""))
 
 
-def _asked() -> Path:
+def _askpass() -> Path:
     """What tells ssh a password: it takes one from a terminal or from a program, ssh(1), SSH_ASKPASS."""
     path = settings.state_home() / "askpass"
     if not path.exists() or path.read_text(encoding="utf-8") != _ASKPASS:
@@ -119,12 +120,12 @@ def as_root(words: str, variables: Mapping[str, Any]) -> str:
 
 def for_sudo(variables: Mapping[str, Any]) -> str:
     """The first lines for a command ``as_root``: sudo's password, where the inventory has one, on no command line."""
-    found = next((variables[name] for name in _PASSWORDS if variables.get(name)), "")
+    found = _first(variables, _SUDO_PASSWORDS)
     return f"{found}\n{_AFTER}\n" if found else ""
 
 
 # The names that Ansible's become plugin sudo knows.
-_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 _AFTER = "gpunodes-begins-here"
 
 
