@@ -130,13 +130,15 @@ def test_a_node_that_has_just_joined_is_waited_for(monkeypatch: pytest.MonkeyPat
 class Api:
     """A cluster with one node and its pods; a job's pod ends at once."""
 
-    def __init__(self, offered: int, *pods: dict[str, Any]) -> None:
+    def __init__(self, offered: int, *pods: dict[str, Any], **more: str) -> None:
+        allocatable = {"cpu": "8", "nvidia.com/gpu": str(offered), **more}
         self.node = {
             "metadata": {"name": "gpu-1"},
-            "status": {"nodeInfo": {"bootID": "b"}, "allocatable": {"nvidia.com/gpu": str(offered)}},
+            "status": {"nodeInfo": {"bootID": "b"}, "allocatable": allocatable},
         }
         self.pods = list(pods)
         self.calls: list[tuple[str, str]] = []
+        self.jobs: list[Any] = []
         self.log = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n"
 
     def find(self, path: str) -> Any:
@@ -149,8 +151,10 @@ class Api:
             return {"items": [{"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}}]}
         return {"items": [] if path.endswith("/events") else self.pods}
 
-    def call(self, method: str, path: str, *_: object) -> Any:
+    def call(self, method: str, path: str, body: Any, *_: object) -> Any:
         self.calls.append((method, path))
+        if path.endswith("/jobs"):
+            self.jobs.append(body)
         return {}
 
     def delete(self, path: str, **_: str) -> bool:
@@ -177,7 +181,24 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
 def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
     busy = {"metadata": {"name": "x"}, "spec": {"containers": [limits]}, "status": {"phase": "Running"}}
-    assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all 2 GPUs")
+    assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
+
+
+def test_slices_and_shares_of_gpus_are_asked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    mig = "nvidia.com/mig-1g.10gb"
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    busy = {"metadata": {"name": "x"}, "spec": {"containers": [limits]}, "status": {"phase": "Running"}}
+    api = Api(1, busy, **{mig: "7"})
+    api.log += "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
+    assert levels(monkeypatch, api) == [
+        ("kubelet", "ok", f"allocatable nvidia.com/gpu: 1, {mig}: 7"),
+        ("pod", "ok", "a job that asked for one GPU got GPU-1"),
+    ]
+    [job] = api.jobs
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {mig: "1"}
+    shared = Api(0, **{"nvidia.com/gpu.shared": "8"})
+    assert levels(monkeypatch, shared)[0][:2] == ("kubelet", "ok")
 
 
 def test_a_node_that_offers_too_few_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +228,11 @@ def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     gpu = {"nvidia.com/gpu": "1"}
-    api = Api(2, pod("idle", "Running", **gpu), pod("ended", "Succeeded", **gpu), pod("cpu", "Running", cpu="1"))
+    slices = {"nvidia.com/mig-3g.40gb": "1"}
+    pods = (pod("idle", "Running", **gpu), pod("slice", "Pending", **slices), pod("ended", "Succeeded", **gpu))
+    api = Api(2, *pods, pod("cpu", "Running", cpu="1"))
     monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
-    assert gpu_cluster.users("gpu-1") == ["lab/idle"]
+    assert gpu_cluster.users("gpu-1") == ["lab/idle", "lab/slice"]
 
 
 def test_the_cluster_tells_what_is_ours() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes import devices
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError
@@ -37,8 +38,6 @@ NEEDS_REPAIR = f"{_PREFIX}needs-repair"
 """Node annotation (the reason in full), label and taint (the reason in short): nothing of ours helps it."""
 ASIDE = f"{_PREFIX}repair"
 """Taint NoExecute while GPUs are reset: what does not tolerate everything leaves them, device plugins among it."""
-_DEVICES = ("nvidia.com/gpu", "nvidia.com/mig-")
-"""How the resources begin that NVIDIA's device plugin offers: whole GPUs, shared ones, slices by their profile."""
 _GPU_COUNT = f"{_PREFIX}gpu-count"
 """Node label: how many GPUs it came into the cluster with."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
@@ -522,8 +521,8 @@ def _pod(item: Mapping[str, Any]) -> Pod:
 
 def _devices(resources: Mapping[str, object]) -> int | None:
     """How many GPUs a node offers, or slices of GPUs, whatever its device plugin calls them; None for none at all."""
-    counts = [_number(count) for name, count in resources.items() if name.startswith(_DEVICES)]
-    return sum(count for count in counts if count is not None) if counts else None
+    found = devices.counts(resources)
+    return sum(found.values()) if found else None
 
 
 def _number(text: object) -> int | None:

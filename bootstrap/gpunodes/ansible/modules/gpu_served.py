@@ -10,7 +10,8 @@ module: gpu_served
 short_description: Prove that the cluster serves the GPUs of nodes
 version_added: "0.1.0"
 description:
-  - Level kubelet is that the node's allocatable C(nvidia.com/gpu) is the number of its GPUs.
+  - Level kubelet is that the node's allocatable C(nvidia.com/gpu) is the number of its GPUs, or that there are more,
+    since its device plugin shares them or offers slices of them.
   - Level pod is that a job which asks for one of them runs nvidia-smi there and ends.
   - Runs on the control-plane machine. In check mode nothing is looked at.
 options:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kube_api, kubeadm, kubeconfig, pools
+from . import devices, kube_api, kubeadm, kubeconfig, pools
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
 from .process import run
@@ -71,7 +71,7 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
         "proven": not why and not waiting and annotations.get(READY_BOOT) == about["bootID"],
-        "gpus": int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)),
+        "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
         "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
     }

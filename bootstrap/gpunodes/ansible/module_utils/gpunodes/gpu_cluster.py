@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import cluster, kube_api
+from . import cluster, devices, kube_api
 from .gpu_verify import Level
 from .kube_api import ApiError, Client
 
-RESOURCE = "nvidia.com/gpu"
 PLUGIN = "name=nvidia-device-plugin-ds"
 _MERGE = "application/merge-patch+json"
 _JOBS = "/apis/batch/v1/namespaces/kube-system/jobs"
@@ -28,6 +28,7 @@ class _Watch:
     node: str
     gpus: int
     levels: list[Level]
+    offered: dict[str, int] = field(default_factory=dict)
     boot_id: str = ""
     why: str = ""
     job: str = ""
@@ -63,7 +64,7 @@ def prove(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, lis
 def users(node: str) -> list[str]:
     """The pods of a node that have GPUs of it, as NAMESPACE/NAME; whether they use them now nobody knows."""
     pods = kube_api.admin().get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
-    return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _gpus_of(pod))
+    return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _taken(pod))
 
 
 def _advance(client: Client, watch: _Watch, image: str) -> None:
@@ -82,36 +83,45 @@ def _kubelet(client: Client, watch: _Watch) -> None:
         watch.why = "it is no node of the cluster"
         return
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
-    offered = int(node["status"].get("allocatable", {}).get(RESOURCE, 0))
-    if offered == watch.gpus:
-        watch.levels.append(Level("kubelet", "ok", f"allocatable {RESOURCE}: {offered}"))
+    # Shared or cut into slices there are more of them than GPUs; each is looked at from the machine's side as well.
+    watch.offered = devices.counts(node["status"].get("allocatable", {}))
+    said = f"allocatable {_told(watch.offered)}"
+    if sum(watch.offered.values()) >= watch.gpus:
+        watch.levels.append(Level("kubelet", "ok", said))
         return
     pods = cluster.on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
     problems = [problem for problem in map(cluster.pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin is on it"
-    watch.why = f"allocatable {RESOURCE}: {offered}" + (f"; {plugin}" if plugin else "")
+    watch.why = said + (f"; {plugin}" if plugin else "")
+
+
+def _told(offered: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in (offered or {devices.GPU: 0}).items())
 
 
 def _ask(client: Client, watch: _Watch, image: str) -> None:
     """Start a job that asks for one GPU of the node, unless all are in use: then pods have them already."""
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={watch.node}")["items"]
-    taken = sum(map(_gpus_of, pods))
-    if taken >= watch.gpus:
-        watch.levels.append(Level("pod", "skipped", f"pods use all {watch.gpus} GPUs"))
+    taken = Counter[str]()
+    for pod in pods:
+        taken.update(_taken(pod))
+    free = [name for name, count in watch.offered.items() if taken[name] < count]
+    if not free:
+        watch.levels.append(Level("pod", "skipped", f"pods use all of {_told(watch.offered)}"))
         _note(client, watch)
         return
     watch.job = f"gpunodes-verify-{secrets.token_hex(3)}"
-    client.call("POST", _JOBS, job(watch.job, watch.node, image))
+    client.call("POST", _JOBS, job(watch.job, watch.node, image, free[0]))
     watch.why = "the job's pod was not started yet"
 
 
-def _gpus_of(pod: Mapping[str, Any]) -> int:
-    if pod["status"].get("phase") in {"Succeeded", "Failed"}:
-        return 0
-    return sum(
-        int((container.get("resources") or {}).get("limits", {}).get(RESOURCE, 0))
-        for container in pod["spec"]["containers"]
-    )
+def _taken(pod: Mapping[str, Any]) -> Counter[str]:
+    """By resource, what of a node's GPUs a pod has; nothing once it has ended."""
+    taken = Counter[str]()
+    if pod["status"].get("phase") not in {"Succeeded", "Failed"}:
+        for container in pod["spec"]["containers"]:
+            taken.update(devices.counts((container.get("resources") or {}).get("limits") or {}))
+    return taken
 
 
 def _hear(client: Client, watch: _Watch) -> None:
@@ -124,7 +134,8 @@ def _hear(client: Client, watch: _Watch) -> None:
         watch.why = cluster.pod_problem(pod) or f"pod {name} has not ended"
         return
     said = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
-    seen = re.findall(r"UUID: (\S+?)\)", said)
+    # Its slices, or the one that was given, are listed below a GPU with identities of their own: MIG-...
+    seen = re.findall(r"UUID: (GPU-\S+?)\)", said)
     if phase == "Succeeded" and len(seen) == 1:
         watch.levels.append(Level("pod", "ok", f"a job that asked for one GPU got {seen[0]}"))
         _note(client, watch)
@@ -146,7 +157,7 @@ def _give_up(client: Client, watch: _Watch, limit_s: float) -> None:
     logs = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
     if not watch.levels:
         watch.levels.append(
-            Level("kubelet", "failed", f"{watch.why}, after {limit_s:.0f} s", f"{RESOURCE}: {watch.gpus}", logs)
+            Level("kubelet", "failed", f"{watch.why}, after {limit_s:.0f} s", f"{devices.GPU}: {watch.gpus}", logs)
         )
         return
     for event in _events(client, watch.job):
@@ -175,8 +186,8 @@ def _delete(client: Client, name: str) -> None:
         return  # it is deleted some minutes after its end
 
 
-def job(name: str, node: str, image: str) -> dict[str, Any]:
-    """A job that asks for one GPU of a node and lists what it got."""
+def job(name: str, node: str, image: str, resource: str) -> dict[str, Any]:
+    """A job that asks for one GPU of a node (or a share or slice of one: ``resource``) and lists what it got."""
     here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     return {
         "apiVersion": "batch/v1",
@@ -205,7 +216,7 @@ def job(name: str, node: str, image: str) -> dict[str, Any]:
                             "imagePullPolicy": "IfNotPresent",
                             "command": ["nvidia-smi", "-L"],
                             "terminationMessagePolicy": "FallbackToLogsOnError",
-                            "resources": {"limits": {RESOURCE: "1"}},
+                            "resources": {"limits": {resource: "1"}},
                         }
                     ],
                 }
