@@ -22,6 +22,9 @@ def command(layout: Layout, machine: Machine, words: Sequence[str] = ()) -> list
         "StrictHostKeyChecking": "yes",
         "IdentitiesOnly": "yes",
         "ConnectTimeout": "10",
+        # A machine that loses its power says nothing: without this its session would be waited for without end.
+        "ServerAliveInterval": "10",
+        "ServerAliveCountMax": "6",
         "LogLevel": "ERROR",
     }
     flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
