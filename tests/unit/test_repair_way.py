@@ -207,6 +207,26 @@ def test_a_disruption_budget_is_respected(hung: bool) -> None:
     assert "default/database" in drained.detail, "what is deleted by force is named too"
 
 
+def test_a_machine_is_not_looked_at_while_its_node_comes_back() -> None:
+    def looks(late: int) -> int:
+        """How often machines are looked at when a node is ready at the question after the first ``late``."""
+        place = world(5, ["w1"])
+        asked = 0
+
+        def before(method: str, path: str) -> None:
+            nonlocal asked
+            if place.machines["w1"].done and (method, path) == ("GET", "/api/v1/nodes/w1"):
+                asked += 1
+                place.api.nodes["w1"]["status"]["conditions"][0]["status"] = str(asked > late)
+
+        place.api.before = before
+        assert of(run(place))["w1"] is Outcome.REPAIRED
+        assert asked > late
+        return place.looks
+
+    assert looks(late=30) <= looks(late=0) + 1
+
+
 def test_a_machine_whose_nvidia_smi_fails_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
     place = world(5, ["w1"])
     monkeypatch.setattr(repair_world, "SMI", {"smi": {"status": "failed", "said": "Unknown\nError"}})

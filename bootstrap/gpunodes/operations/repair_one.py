@@ -27,6 +27,9 @@ from gpunodes.repair.ladder import Over, Proof, Rung
 from gpunodes.repair.record import Outcome, Record, Step
 from gpunodes.repair.way import Climbed
 
+_LEFT_ALONE_S = 20.0
+"""Seconds in which a machine that is well itself is not looked at again while its node comes back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -284,23 +287,37 @@ class OneRepair:
         why, bad, well_since = "", 0, 0.0
         while True:
             self._alive()
+            asked = time.monotonic()
             verdict, facts = self._tools.look(record.machine)
             why, final = self._unproven(record, verdict, facts)
             now = time.monotonic()
             bad = bad + 1 if final else 0
             well_since = 0.0 if why else well_since or now
-            # A kubelet and its device plugins need a while to come back: the machine settles meanwhile.
-            why = why or self._unready(record, verdict)
+            # A machine that starts has better to do than to be looked at: half of its time at least is its own.
+            rest = max(self._tools.limits.poll, now - asked)
+            if not why:
+                # A kubelet and its device plugins need a while to come back: the machine settles meanwhile.
+                why = self._unready(record, verdict)
+                rest = self._tools.limits.settle - (now - well_since)
+                if why and now <= deadline:
+                    why = self._await_node(record, verdict, min(deadline, now + _LEFT_ALONE_S))
+                    rest = 0.0 if why else max(rest - (time.monotonic() - now), self._tools.limits.poll)
             # What a boot found twice it will find again; all else may yet come.
-            rest = self._tools.limits.settle - (now - well_since) if well_since else self._tools.limits.poll
             if (not why and rest <= 0) or bad > 1 or now > deadline:
                 break
-            time.sleep(self._tools.limits.poll if why else min(rest, self._tools.limits.poll))
+            self._tools.stop.wait(rest)
         proof = why or _proof(verdict)
         self._say(f"not well: {why}" if why else f"well: {proof}")
         outcome = "failed" if why else "passed"
         self._note(record, history.Kind.PROOF, record.rung, outcome, proof, time.monotonic() - began)
         return way.verified(record, why, verdict.boot_id or "")
+
+    def _await_node(self, record: Record, verdict: Verdict, until: float) -> str:
+        """What its node lacks yet at ``until`` (by the monotonic clock), "" as soon as it lacks nothing."""
+        while (why := self._unready(record, verdict)) and time.monotonic() < until:
+            self._alive()
+            self._tools.stop.wait(self._tools.limits.poll)
+        return why
 
     def _unproven(self, record: Record, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
         """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""
