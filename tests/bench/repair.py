@@ -24,19 +24,22 @@ def measure(bench: Bench) -> Row:
     # The bench of all parts names the one that names this.
     from tests.bench.__main__ import KUBECTL
 
-    def until(action: Callable[[], bool]) -> None:
+    def until(action: Callable[[], str | bool]) -> str | bool:
+        """What ``action`` returns, as soon as that is something."""
         deadline = time.monotonic() + BOOT_S
-        while not action():
+        while not (found := action()):
             if time.monotonic() > deadline:
                 raise RuntimeError("gpu-1 does not come back from a reset")
             time.sleep(2)
+        return found
 
-    def boot_id() -> str:
-        """The boot that the machine is in; empty while it does not answer."""
+    def boot_id(before: str = "") -> str:
+        """The boot that the machine is in; empty while that is ``before``, and while it does not answer."""
         try:
-            return bench.on("gpu-1", "cat /proc/sys/kernel/random/boot_id").strip()
+            found = bench.on("gpu-1", "cat /proc/sys/kernel/random/boot_id").strip()
         except subprocess.CalledProcessError:
             return ""
+        return "" if found == before else found
 
     def well() -> bool:
         try:
@@ -53,9 +56,8 @@ def measure(bench: Bench) -> Row:
         """
         before = boot_id()
         bench.on("gpu-1", RESET)
-        until(lambda: boot_id() not in (before, ""))
+        booted = f"--for=jsonpath='{{.status.nodeInfo.bootID}}'={until(lambda: boot_id(before))}"
         wait = f"{KUBECTL} wait node/gpu-1 --timeout={BOOT_S:.0f}s"
-        booted = f"--for=jsonpath='{{.status.nodeInfo.bootID}}'={boot_id()}"
         gpus = r"--for=jsonpath='{.status.allocatable.nvidia\.com/gpu}'=2"
         bench.on("control-1", f"{wait} {booted} && {wait} {gpus} && {wait} --for=condition=Ready")
         until(well)

@@ -162,6 +162,15 @@ class Api:
         return True
 
 
+def pod(name: str, phase: str, **limits: str) -> dict[str, Any]:
+    container = {"resources": {"limits": limits}}
+    return {
+        "metadata": {"namespace": "lab", "name": name},
+        "spec": {"containers": [container]},
+        "status": {"phase": phase},
+    }
+
+
 def levels(monkeypatch: pytest.MonkeyPatch, api: Api, limit_s: float = 5.0) -> list[tuple[str, str, str]]:
     monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
     monkeypatch.setattr(gpu_cluster, "_POLL_S", 0.01)
@@ -179,15 +188,13 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-    busy = {"metadata": {"name": "x"}, "spec": {"containers": [limits]}, "status": {"phase": "Running"}}
+    busy = pod("x", "Running", **{"nvidia.com/gpu": "2"})
     assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
 
 
 def test_slices_and_shares_of_gpus_are_asked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mig = "nvidia.com/mig-1g.10gb"
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    busy = {"metadata": {"name": "x"}, "spec": {"containers": [limits]}, "status": {"phase": "Running"}}
+    busy = pod("x", "Running", **{"nvidia.com/gpu": "1"})
     api = Api(1, busy, **{mig: "7"})
     api.log += "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
     assert levels(monkeypatch, api) == [
@@ -219,14 +226,6 @@ def test_a_job_that_sees_more_than_it_asked_for_fails(monkeypatch: pytest.Monkey
 
 
 def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pod(name: str, phase: str, **limits: str) -> dict[str, Any]:
-        container = {"resources": {"limits": limits}}
-        return {
-            "metadata": {"namespace": "lab", "name": name},
-            "spec": {"containers": [container]},
-            "status": {"phase": phase},
-        }
-
     gpu = {"nvidia.com/gpu": "1"}
     slices = {"nvidia.com/mig-3g.40gb": "1"}
     pods = (pod("idle", "Running", **gpu), pod("slice", "Pending", **slices), pod("ended", "Succeeded", **gpu))

@@ -313,11 +313,13 @@ class OneRepair:
         return way.verified(record, why, verdict.boot_id or "")
 
     def _await_node(self, record: Record, verdict: Verdict, until: float) -> str:
-        """What its node lacks yet at ``until`` (by the monotonic clock), "" as soon as it lacks nothing."""
-        while (why := self._unready(record, verdict)) and time.monotonic() < until:
+        """What its node, which is not ready, lacks yet at ``until`` (monotonic); "" as soon as it lacks nothing."""
+        while True:
             self._alive()
             self._tools.stop.wait(self._tools.limits.poll)
-        return why
+            why = self._unready(record, verdict)
+            if not why or time.monotonic() >= until:
+                return why
 
     def _unproven(self, record: Record, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
         """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""

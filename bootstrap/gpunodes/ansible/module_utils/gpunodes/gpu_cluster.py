@@ -102,9 +102,7 @@ def _told(offered: Mapping[str, int]) -> str:
 def _ask(client: Client, watch: _Watch, image: str) -> None:
     """Start a job that asks for one GPU of the node, unless all are in use: then pods have them already."""
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={watch.node}")["items"]
-    taken = Counter[str]()
-    for pod in pods:
-        taken.update(_taken(pod))
+    taken = sum(map(_taken, pods), Counter[str]())
     free = [name for name, count in watch.offered.items() if taken[name] < count]
     if not free:
         watch.levels.append(Level("pod", "skipped", f"pods use all of {_told(watch.offered)}"))
