@@ -33,6 +33,15 @@ def test_output_is_bounded() -> None:
     assert len(shell.local(["sh", "-c", "yes >&2 | head -c 1"], deadline_s=1).err) <= 1 << 16
 
 
+def test_what_is_enough_ends_the_waiting() -> None:
+    began = time.monotonic()
+    said = shell.local(
+        ["sh", "-c", "echo one; echo two; sleep 60"], deadline_s=30, enough=lambda out: out.endswith(b"two\n")
+    )
+    assert (said.reached, said.out) == (Reached.ENDED, b"one\ntwo\n")
+    assert time.monotonic() - began < 10
+
+
 def test_input_comes_through_and_may_be_ignored() -> None:
     data = b"x" * 300_000
     assert shell.local(["wc", "-c"], deadline_s=20, stdin=data).out.strip() == b"300000"

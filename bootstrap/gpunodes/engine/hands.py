@@ -127,15 +127,14 @@ class Hands:
             shell.as_root(words, self._variables),
             deadline_s=_ASK_S + (rung.gone if rung.name == "gpu-reset" else 0),
             stdin=shell.for_sudo(self._variables).encode() + Path(climb.__file__).read_bytes(),
+            enough=lambda out: _answer(out) is not None,
         )
-        try:
-            answer = json.loads(said.out.decode("utf-8", "replace").strip().splitlines()[-1])
-            return Asked(bool(answer["asked"]), str(answer.get("said", "")), tuple(answer.get("armed", ())))
-        except (ValueError, IndexError, KeyError, TypeError):
-            if said.reached is Reached.LATE and rung.proof is Proof.BOOT:
-                return Asked(True, "it was asked, and the shell did not come back", tuple(name for _, name in later))
-            how = "the program there failed" if said.reached is Reached.ENDED else "it does not answer on SSH"
-            return Asked(False, ": ".join(part for part in (how, ssh_reason(said.err)) if part))
+        if answer := _answer(said.out):
+            return answer
+        if said.reached is Reached.LATE and rung.proof is Proof.BOOT:
+            return Asked(True, "it was asked, and the shell did not come back", tuple(name for _, name in later))
+        how = "the program there failed" if said.reached is Reached.ENDED else "it does not answer on SSH"
+        return Asked(False, ": ".join(part for part in (how, ssh_reason(said.err)) if part))
 
     def has_power(self) -> bool:
         """Whether it has a BMC."""
@@ -166,6 +165,15 @@ class Hands:
         if bmc is None:
             raise powers.PowerProblem(powers.Trouble.REFUSED, "no BMC is configured", "set gpunodes_bmc_type")
         return bmc
+
+
+def _answer(out: bytes | bytearray) -> Asked | None:
+    """What the program on the machine answered; None as long as it has not."""
+    try:
+        answer = json.loads(out.decode("utf-8", "replace").strip().splitlines()[-1])
+        return Asked(bool(answer["asked"]), str(answer.get("said", "")), tuple(answer.get("armed", ())))
+    except (ValueError, IndexError, KeyError, TypeError):
+        return None
 
 
 def _keep(path: Path, data: bytes) -> str:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -137,15 +137,17 @@ def run(
     deadline_s: float,
     most: int = 1 << 20,
     stdin: bytes = b"",
+    enough: Callable[[bytes | bytearray], bool] = lambda _: False,
 ) -> Said:
     """Run the shell command ``words`` on a machine; never raises for what happens there.
 
-    ``most`` bounds standard output in bytes; the connection is cut when more comes.
+    ``most`` bounds standard output in bytes; the connection is cut when more comes. It is cut as well when ``enough``
+    says so of what has come: a machine that goes down may leave a connection open.
     """
     # The first of two equal options counts: these stand before those of every connection.
     patient = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
     words_here = [*command(address, variables, *patient), words]
-    return local(words_here, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables))
+    return local(words_here, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables), enough=enough)
 
 
 def local(
@@ -155,6 +157,7 @@ def local(
     most: int = 1 << 20,
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
+    enough: Callable[[bytes | bytearray], bool] = lambda _: False,
 ) -> Said:
     """Run a program here within the same bounds; its whole process group is ended with it."""
     process = subprocess.Popen(
@@ -166,7 +169,7 @@ def local(
         start_new_session=True,
     )
     try:
-        out, err, late = _exchange(process, stdin, time.monotonic() + deadline_s, most)
+        out, err, late = _exchange(process, stdin, time.monotonic() + deadline_s, most, enough)
     finally:
         with contextlib.suppress(ProcessLookupError):
             if process.poll() is None:
@@ -187,8 +190,14 @@ def _reached(code: int, text: str) -> Reached:
     return Reached.SILENT
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, most: int) -> tuple[bytes, bytes, bool]:
-    """Feed and read a process until it ends its output, says too much, or the deadline passes."""
+def _exchange(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    deadline: float,
+    most: int,
+    enough: Callable[[bytes | bytearray], bool],
+) -> tuple[bytes, bytes, bool]:
+    """Feed and read a process until it ends its output, says enough or too much, or the deadline passes."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101 - as above
     assert process.stderr is not None  # noqa: S101 - as above
@@ -203,7 +212,7 @@ def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, m
             selector.register(process.stdin, selectors.EVENT_WRITE)
         else:
             process.stdin.close()
-        while selector.get_map() and len(pipes[process.stdout]) < most:
+        while selector.get_map() and len(pipes[process.stdout]) < most and not enough(pipes[process.stdout]):
             left = deadline - time.monotonic()
             if left <= 0:
                 late = True

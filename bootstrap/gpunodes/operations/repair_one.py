@@ -28,7 +28,7 @@ from gpunodes.repair.record import Outcome, Record, Step
 from gpunodes.repair.way import Climbed
 
 _LEFT_ALONE_S = 20.0
-"""Seconds in which a machine that is well itself is not looked at again while its node comes back."""
+"""Seconds in which a machine is not looked at while its node comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,22 +286,17 @@ class OneRepair:
         deadline = began + self._tools.limits.verify
         why, bad, well_since = "", 0, 0.0
         while True:
-            self._alive()
+            # A machine that starts has better to do than to be looked at, and its node is up after it.
+            self._await_node(record, min(deadline, time.monotonic() + _LEFT_ALONE_S))
             asked = time.monotonic()
             verdict, facts = self._tools.look(record.machine)
             why, final = self._unproven(record, verdict, facts)
             now = time.monotonic()
             bad = bad + 1 if final else 0
             well_since = 0.0 if why else well_since or now
-            # A machine that starts has better to do than to be looked at: half of its time at least is its own.
-            rest = max(self._tools.limits.poll, now - asked)
-            if not why:
-                # A kubelet and its device plugins need a while to come back: the machine settles meanwhile.
-                why = self._unready(record, verdict)
-                rest = self._tools.limits.settle - (now - well_since)
-                if why and now <= deadline:
-                    why = self._await_node(record, verdict, min(deadline, now + _LEFT_ALONE_S))
-                    rest = 0.0 if why else max(rest - (time.monotonic() - now), self._tools.limits.poll)
+            why = why or self._unready(record, verdict.boot_id or "")
+            # The machine settles while its node comes back; else half of its time at least is its own.
+            rest = max(self._tools.limits.poll, now - asked) if why else self._tools.limits.settle - (now - well_since)
             # What a boot found twice it will find again; all else may yet come.
             if (not why and rest <= 0) or bad > 1 or now > deadline:
                 break
@@ -312,14 +307,12 @@ class OneRepair:
         self._note(record, history.Kind.PROOF, record.rung, outcome, proof, time.monotonic() - began)
         return way.verified(record, why, verdict.boot_id or "")
 
-    def _await_node(self, record: Record, verdict: Verdict, until: float) -> str:
-        """What its node, which is not ready, lacks yet at ``until`` (monotonic); "" as soon as it lacks nothing."""
-        while True:
+    def _await_node(self, record: Record, until: float) -> None:
+        """Wait for its node to be ready; until ``until`` (monotonic) at most."""
+        while self._unready(record) and time.monotonic() < until:
             self._alive()
             self._tools.stop.wait(self._tools.limits.poll)
-            why = self._unready(record, verdict)
-            if not why or time.monotonic() >= until:
-                return why
+        self._alive()
 
     def _unproven(self, record: Record, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
         """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""
@@ -343,8 +336,8 @@ class OneRepair:
             return f"nvidia-smi does not end with 0: {said[:200]}", False
         return "", False
 
-    def _unready(self, record: Record, verdict: Verdict) -> str:
-        """What its node lacks yet, "" for nothing, and where no cluster is asked."""
+    def _unready(self, record: Record, boot_id: str = "") -> str:
+        """What its node lacks yet, "" for nothing, and where no cluster is asked; ``boot_id`` is its boot, if known."""
         if not self._tools.cluster or not record.node:
             return ""
         try:
@@ -354,9 +347,11 @@ class OneRepair:
         if node is None:
             return "it is no node of the cluster any more"
         offered = node.allocatable or 0
+        booted = ladder.rung(record.rung).proof is Proof.BOOT
+        old = node.boot_id != boot_id if boot_id else booted and node.boot_id == record.boot_id
         lacks = (
             (not node.ready, "its kubelet is not ready"),
-            (verdict.boot_id and node.boot_id != verdict.boot_id, "its kubelet has not reported the new boot yet"),
+            (old, "its kubelet has not reported the new boot yet"),
             (offered < (record.capacity or 0), f"{offered} of {record.capacity} GPUs can be allocated"),
         )
         return next((why for lacking, why in lacks if lacking), "")

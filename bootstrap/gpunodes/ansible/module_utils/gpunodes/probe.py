@@ -45,6 +45,10 @@ RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
 """Held, through an inherited descriptor, for as long as a nvidia-smi of ours lives, killed or not."""
 GPUS_RESET = "run/gpunodes-gpu-reset"
 """When a repair last reset the GPUs in this boot, in seconds since it began (``climb.py`` writes it)."""
+STUCK_S = 20.0
+"""Seconds in uninterruptible sleep from which a task is stuck; the driver starts all GPUs of a machine in less."""
+HOPELESS_S = 5.0
+"""What nvidia-smi gets beside such a thread: it would wait for the same lock."""
 SPINNING_S = 30.0
 """Processor time after which a nvidia-smi that did little else is stuck in a loop."""
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -53,6 +57,8 @@ PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 Emit = Callable[[str, Any], None]
 
+# A line of a stack that is inside a module of the driver.
+_DRIVER_FRAME = re.compile(r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[nvidia(_\w+)?[ \]]")
 # The driver's own threads and tools, by comm (15 characters at most).
 _TOOL = re.compile(r"nvidia-|nv-hostengine|nv-fabricmanag|dcgm|nv_queue|nvc:\[driver|irq/\d+-nvidia|UVM |nvlsm")
 
@@ -804,11 +810,16 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
     assert process.stdout is not None  # noqa: S101 - asked for above
     output = b""
     ended = False
+    doubted = begun + HOPELESS_S
     while not ended and time.monotonic() < until and len(output) <= TEXT_BYTES:
-        if select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+        if select.select([process.stdout], [], [], max(0.0, min(until, doubted) - time.monotonic()))[0]:
             chunk = os.read(process.stdout.fileno(), 1 << 16)
             output += chunk
             ended = not chunk
+        if time.monotonic() >= doubted:
+            doubted = until
+            if _driver_hangs(options):
+                break
     while ended and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     # Control signs have no place there, and take six bytes each in JSON.
@@ -828,6 +839,16 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
     else:
         fact.update(status="failed", said=text[:SAID_BYTES])
     emit("smi", fact)
+
+
+def _driver_hangs(options: Options) -> bool:
+    """Whether a thread has slept inside the driver for ``STUCK_S``, as far as the kernel tells."""
+    now = _now_ms(options) or 0.0
+    for thread in _threads(options):
+        asleep = thread.state == "D" and now - (thread.ran_at() or now) >= STUCK_S * 1000
+        if asleep and _DRIVER_FRAME.search(_text(thread.folder + "/stack", 8192)):
+            return True
+    return False
 
 
 def _killed(process: "subprocess.Popen[bytes]", options: Options) -> Optional[str]:
