@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import repair_world
 from gpunodes.engine import history, leases, records
 from gpunodes.engine.cluster import Cluster
 from gpunodes.engine.hands import Boot
@@ -22,7 +21,9 @@ from gpunodes.repair import record as recording
 from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Budget, Limits, Ruling
 from gpunodes.repair.record import Outcome, Record
-from repair_world import World, world
+
+from tests import repair_world
+from tests.repair_world import World, world
 
 Said = list[tuple[str, str]]
 
