@@ -241,7 +241,7 @@ class OneRepair:
                 gone = gone and refused
             if waited > (self._tools.limits.boot if gone else rung.limit(hung=record.hung)):
                 break
-            time.sleep(self._tools.limits.poll)
+            self._tools.stop.wait(self._tools.limits.poll)
         why = "the old boot still answers"
         if refused:
             why = "it hangs in its shutdown: the kernel answers and sshd does not,"
