@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.health import shape
+from gpunodes.health import rules, shape
 
 SOURCE = Path(probe.__file__)
 XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus></nvidia_smi_log>\n'
@@ -390,6 +390,7 @@ def test_beside_a_driver_that_hangs_nvidia_smi_gets_less_time(
     root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
     monkeypatch.setattr(probe, "_now_ms", lambda _: 100000 + slept_s * 1000)
     monkeypatch.setattr(probe, "HOPELESS_S", 0.5)
+    assert probe.STUCK_S == rules.STUCK_S
     root.smi("exec sleep 1000")
     smi = root.read(smi_s=3)["smi"]
     assert smi["status"] == "timeout"

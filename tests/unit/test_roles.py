@@ -78,3 +78,15 @@ def test_every_role_of_a_play_carries_its_name_as_tag(playbook: Path) -> None:
 def test_playbooks_only_wire(playbook: Path) -> None:
     for play in load(playbook):
         assert not {"tasks", "pre_tasks", "post_tasks", "handlers"} & set(play)
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_a_survey_asks_only_for_roles_of_its_play(playbook: Path) -> None:
+    """What a role wishes (``node_wanted``) is known where that role is."""
+    everywhere = load(ROOT / "playbooks/group_vars/all.yml")
+    for play in load(playbook):
+        wired = {**everywhere, **play.get("vars", {})}
+        roles = {entry["role"] for entry in play.get("roles", [])}
+        if "survey" in roles:
+            asked = wired["survey_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
+            assert set(re.findall(r"\b([a-z_]+)_wanted\b", asked)) <= roles

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpunodes.ansible.module_utils.gpunodes.probe import STUCK_S
 from gpunodes.health import catalog, forms, scan
 from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time
 
@@ -26,6 +25,8 @@ MEMORY = "NVIDIA GPU memory error management, docs.nvidia.com/deploy/a100-gpu-me
 HUNG_TASK = "Linux kernel/hung_task.c; NVIDIA's reset needs every client of the GPU gone, and a stuck one cannot go"
 AER = "Linux Documentation/PCI/pcieaer-howto.rst"
 
+STUCK_S = 20.0
+"""Seconds in uninterruptible sleep from which a task is stuck; the driver starts all GPUs of a machine in less."""
 MANY_APPS = 3
 """From so many different processes with the same fault on one GPU, the GPU is suspect and not the applications."""
 CORRECTED_MANY = 1000
