@@ -12,6 +12,7 @@ from gpunodes.lab.images import debian_archive
 from gpunodes.lab.mirror.debian import KEYRING
 
 COMPONENTS = ("main", "contrib", "non-free", "non-free-firmware")
+INDICES = ("binary-amd64/Packages.xz", "i18n/Translation-en.xz")
 
 
 def make(folder: Path, scratch: Path, suite: str, packages: Sequence[str]) -> None:
@@ -25,15 +26,16 @@ def make(folder: Path, scratch: Path, suite: str, packages: Sequence[str]) -> No
         _fetch(uri, home / "pool" / unquote(urlsplit(uri).path).partition("/pool/")[2])
     release = home / "dists" / suite / "InRelease"
     _fetch(f"{archive}/dists/{suite}/InRelease", release)
-    for component in COMPONENTS:
-        name = f"{component}/binary-amd64/Packages.xz"
-        _fetch(f"{archive}/dists/{suite}/{name}", release.parent / name)
+    # apt takes nothing of a component whose descriptions are promised and missing.
+    for name in (f"{component}/{index}" for component in COMPONENTS for index in INDICES):
+        file = release.parent / name
+        _fetch(f"{archive}/dists/{suite}/{name}", file)
         found = re.search(rf"^ ([0-9a-f]{{64}}) +\d+ {re.escape(name)}$", release.read_text(), re.MULTILINE)
         assert found, f"{suite} has no {name}"
         # Where apt asks first.
-        link = release.parent / component / "binary-amd64" / "by-hash" / "SHA256" / found[1]
+        link = file.parent / "by-hash" / "SHA256" / found[1]
         link.parent.mkdir(parents=True)
-        link.symlink_to("../../Packages.xz")
+        link.symlink_to(f"../../{file.name}")
 
 
 def _apt(scratch: Path, source: str) -> list[str]:
