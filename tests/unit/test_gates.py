@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner.gates import Gate, Status, check, needed
 
+LISTINGS = Path(__file__).parent / "fixtures" / "kubelet-help"
 MINORS = [f"1.{number}" for number in range(6, 38)]
 
 
@@ -133,3 +137,25 @@ def test_both_tables_say_the_same(minor: str) -> None:
 def test_a_version_that_the_table_does_not_reach_is_wrong_input(version: str) -> None:
     with pytest.raises(WrongInput):
         gates.gates(version)
+
+
+@pytest.mark.parametrize("listing", sorted(LISTINGS.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_tables_say_what_kubelets_say(listing: Path) -> None:
+    """``kubelet --help`` lists the gates that are alpha or beta; the fixtures' make.sh built the kubelets."""
+    release = listing.stem
+    said = {
+        name: (status.lower(), default == "true")
+        for name, status, default in re.findall(r"(\w+)=true\|false \((\w+) - default=(\w+)\)", listing.read_text())
+    }
+    known = {gate.name: (gate.status.value, gate.default) for gate in gates.gates(release)}
+    listed = {name: gate for name, gate in known.items() if gate[0] in ("alpha", "beta")}
+    assert listed == {name: gate for name, gate in said.items() if name in known}
+    installed = tables.read("kubelet_gates")["first"]
+    if int(release.split(".")[1]) >= int(installed.split(".")[1]):
+        assert [
+            conflict for name, (_, default) in said.items() for conflict in check(release, {name: not default})
+        ] == []
+
+
+def test_kubelets_of_six_minors_were_asked() -> None:
+    assert len({path.stem.rpartition(".")[0] for path in LISTINGS.glob("*.txt")}) >= 6
