@@ -16,7 +16,7 @@ import yaml
 from tests.machines.conftest import BARE, NAME, Kind, Operator, lines
 from tests.slow import archive
 
-LAB = Kind("debian13", workers=0, gpu_workers=1)
+LAB = Kind("debian13", workers=0, gpu_workers=1, more=("--cpus", "2"))
 SUITE = "trixie"
 LIMIT_S = 3 * 3600.0
 # What the packages build with; their own dependencies leave the choice of a kernel's headers open.

@@ -61,6 +61,10 @@ def command(context: click.Context, name: str) -> None:
     help="Stand-in NVSwitches of each GPU worker.",
 )
 @click.option(
+    "--cpus", type=click.IntRange(1, 64), default=1, show_default=True,
+    help="CPUs of each worker.",
+)  # fmt: skip
+@click.option(
     "--os", "system", type=click.Choice(["debian12", "debian13"]), default="debian13", show_default=True,
     help="What the machines run.",
 )  # fmt: skip
@@ -78,6 +82,7 @@ def up(
     gpus: int,
     device: str,
     nvswitches: int,
+    cpus: int,
     system: str,
     minors: tuple[str, ...],
     no_mirror: bool,
@@ -95,6 +100,7 @@ def up(
         () if no_mirror else minors,
         gpu_workers,
         Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
+        cpus,
     )
     state = lab.up(layout, wish, _say)
     _show(_status_data(state), as_json, lambda: _print_status(state))

@@ -26,8 +26,8 @@ from gpunodes.lab.standin import board
 from gpunodes.lab.standin import construct as standin
 
 MIRROR_URL = "http://mirror.lab"
-# A worker with one CPU leaves the control plane, on which all wait, the larger share of a small host.
-_SIZES = {Role.CONTROL_PLANE: Size(memory_mib=4096, cpus=2), Role.WORKER: Size(memory_mib=2048, cpus=1)}
+_CONTROL_PLANE = Size(memory_mib=4096, cpus=2)
+_WORKER_MIB = 2048
 _LIBVIRT_PATIENCE = 60
 """Seconds that libvirtd gets to start; it asks QEMU for all it can do."""
 
@@ -44,6 +44,8 @@ class Wish:
     gpu_workers: int = 0
     boards: Boards | None = None
     """What each GPU worker has."""
+    cpus: int = 1
+    """Of each worker. One leaves the control plane, on which all wait, the larger share of a small host."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ def _plan(layout: Layout, wish: Wish, accelerator: str) -> Record:
     subnet = free_subnet(used_networks())
     wanted = wish.workers + wish.gpu_workers + 1
     identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wanted)]
-    machines = plan_machines(subnet, wish.workers, _SIZES, identities, wish.gpu_workers, wish.boards)
+    sizes = {Role.CONTROL_PLANE: _CONTROL_PLANE, Role.WORKER: Size(_WORKER_MIB, wish.cpus)}
+    machines = plan_machines(subnet, wish.workers, sizes, identities, wish.gpu_workers, wish.boards)
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(
