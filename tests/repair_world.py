@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -264,6 +265,7 @@ class World(repair.World):
         self.machines = machines
         self._control_planes = control_planes
         self.looks = 0
+        self.inventory: Any = SimpleNamespace(machines=lambda *_: self.entries)
 
     @property
     def entries(self) -> list[Entry]:
@@ -271,20 +273,6 @@ class World(repair.World):
             Entry(name, f"addr-{name}", Role.CONTROL_PLANE if name in self._control_planes else Role.WORKER)
             for name in self.machines
         ]
-
-    @property
-    def inventory(self) -> Any:
-        world = self
-
-        class Inventory:
-            def machines(self, *_: Role) -> list[Entry]:
-                return world.entries
-
-        return Inventory()
-
-    @inventory.setter
-    def inventory(self, _: object) -> None:
-        raise AssertionError
 
     @property
     def cluster_name(self) -> str:

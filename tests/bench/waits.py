@@ -16,8 +16,7 @@ from unittest import mock
 
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine.hands import Asked, Boot
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.hands import Asked
 from gpunodes.model import Machine
 from gpunodes.operations import repair
 from gpunodes.repair import policy
@@ -37,10 +36,6 @@ NAME = "w1"
 class _Hands(repair_world.Hands):
     """A machine whose orderly and forced reboots hang without an sshd, until its survivor uses sysrq."""
 
-    def __init__(self, machine: repair_world.Machine) -> None:
-        super().__init__(machine)
-        self._machine = machine
-
     def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
         if rung.name != "reboot":
             return Asked(False, "it does not answer on SSH")
@@ -49,10 +44,6 @@ class _Hands(repair_world.Hands):
         threading.Timer(after, self._down).start()
         threading.Timer(after + BOOT_S, self._up).start()
         return Asked(True, armed=tuple(name for _, name in later))
-
-    def boot(self) -> Boot:
-        seen = super().boot()
-        return Boot(seen.reached, seen.boot_id, 1.0 + BOOT_S) if seen.reached is Reached.ENDED else seen
 
     def _down(self) -> None:
         self._machine.off = True

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gpunodes.engine import cluster
@@ -110,20 +111,7 @@ class World(repair.World):
         self._side = cluster.Session(cluster.here(sys.executable, kubeconfig))
         self._files = {path.stem: FileMachine(path, self._side) for path in sorted(machines.glob("*.json"))}
         self.entries = [Machine(name, name, Role.WORKER) for name in self._files]
-
-    @property
-    def inventory(self) -> Any:
-        world = self
-
-        class Inventory:
-            def machines(self, *_: Role) -> list[Machine]:
-                return world.entries
-
-        return Inventory()
-
-    @inventory.setter
-    def inventory(self, _: object) -> None:
-        raise AssertionError
+        self.inventory: Any = SimpleNamespace(machines=lambda *_: self.entries)
 
     @property
     def cluster_name(self) -> str:
