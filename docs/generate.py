@@ -2,8 +2,8 @@
 """Write the reference pages out of the code that they describe: `make docs`; `--check` only says what is stale.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
-meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, and
-that in health.md from the rules of health.
+meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
+in health.md from the rules of health, and that in mirrors.md from the settings.
 """
 
 from __future__ import annotations
@@ -236,6 +236,18 @@ def gpu_tables() -> str:
     return "\n".join(lines)
 
 
+def images_table() -> str:
+    """The table of mirrors.md."""
+    role = ROOT / "roles" / "settings"
+    wishes = yaml.safe_load((role / "defaults" / "main.yml").read_text(encoding="utf-8"))
+    addons = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))["settings_network_images"]
+    lines = ["| image | for |", "| --- | --- |"]
+    lines += [f"| `{image}` | the network, {addon} |" for addon, images in addons.items() for image in images.values()]
+    lines.append(f"| `{wishes['gpunodes_ready_image']}` | the proof that a node is ready |")
+    lines.append(f"| `{wishes['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the proof |")
+    return "\n".join(lines)
+
+
 def rules_table() -> str:
     """The table of health.md."""
     lines = ["| rule | finds | looks at | action | source |", "| --- | --- | --- | --- | --- |"]
@@ -276,8 +288,7 @@ def cell(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
-    supported, health = DOCS / "supported.md", DOCS / "health.md"
-    gpu = DOCS / "gpu.md"
+    supported, health, gpu, mirrors = (DOCS / f"{name}.md" for name in ("supported", "health", "gpu", "mirrors"))
     return {
         DOCS / "commands.md": commands_page(),
         DOCS / "settings.md": settings_page(),
@@ -285,6 +296,7 @@ def pages() -> dict[Path, str]:
         supported: filled(supported.read_text(encoding="utf-8"), supported_tables()),
         health: filled(health.read_text(encoding="utf-8"), rules_table()),
         gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
+        mirrors: filled(mirrors.read_text(encoding="utf-8"), images_table()),
     }
 
 

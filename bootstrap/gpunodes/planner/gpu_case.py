@@ -92,8 +92,7 @@ def _gpu(function: Row) -> Gpu:
     device = str(function["device"]).lower()
     row = _by_id(int(device, 16))
     generation = _generation(int(device, 16))
-    title = next(row["title"] for row in tables.read("drivers")["generation"] if row["name"] == generation)
-    return Gpu(str(function["address"]), device, str(row.get("name") or f"NVIDIA {title} GPU {device}"), generation)
+    return Gpu(str(function["address"]), device, str(row.get("name") or f"NVIDIA GPU {device}"), generation)
 
 
 def _by_id(device: int) -> Row:
