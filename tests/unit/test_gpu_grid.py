@@ -47,12 +47,17 @@ BOOTS: list[dict[str, Any]] = [
 ]
 MIXED = [("P100", "T4"), ("V100", "B200"), ("K80", "H100"), ("T4", "B200"), ("K80", "P100")]
 RUNTIMES = ["containerd", "docker"]
+# Of each system; Debian's older and newer ones differ in what builds for them.
+KERNELS = {
+    "debian 12": ["6.1.0-40-amd64", "6.1.0-56-amd64", "6.12.95+deb12-amd64", "6.12.107+deb12-amd64"],
+    "debian 13": ["6.12.48+deb13-amd64", "6.12.107+deb13-amd64", "7.3.4+deb13-amd64"],
+}
 GATES: list[dict[str, bool]] = [{}, {"ResourceHealthStatus": False}, {"Accelerators": True}]
 
 Row = Mapping[str, Any]
 
 
-def machine(cards: tuple[str, ...], system: str, arch: str, switches: int, boot: Row) -> dict[str, Any]:
+def machine(cards: tuple[str, ...], system: str, arch: str, switches: int, boot: Row, kernel: str) -> dict[str, Any]:
     """The facts of a machine with these cards and no driver."""
     id_, version = system.split()
     functions = [
@@ -71,7 +76,7 @@ def machine(cards: tuple[str, ...], system: str, arch: str, switches: int, boot:
     return {
         "os": {"id": id_, "version": version},
         "arch": arch,
-        "kernel": "6.8.0-45-generic",
+        "kernel": kernel,
         "time": 1_795_000_000,
         "gpu": gpu,
     }
@@ -107,6 +112,19 @@ def sells_cuda(source: str, system: str, version: str) -> bool:
     )
 
 
+def builds(offer: Row, branch: str, flavour: str, facts: Row) -> bool:
+    """Whether a choice's modules come built, or build for the machine's kernel."""
+    kernel = tuple(int(part) for part in re.findall(r"\d+", facts["kernel"]))
+    return offer["signed"] or not any(
+        f"{facts['os']['id']} {facts['os']['version']}" in row["systems"]
+        and branch in row["branches"]
+        and flavour in row["modules"]
+        and kernel >= tuple(int(part) for part in re.split(r"[.-]", row["from"]))
+        and (not row["before"] or kernel < number(row["before"]))
+        for row in tables.read("drivers")["unbuilt"]
+    )
+
+
 def drives(offer: Row, branch: str, flavour: str, facts: Row, gens: list[Row]) -> bool:
     """Whether a choice drives all the GPUs."""
     gpu = facts["gpu"]
@@ -116,6 +134,7 @@ def drives(offer: Row, branch: str, flavour: str, facts: Row, gens: list[Row]) -
     )
     return (
         bool(offer[flavour])
+        and builds(offer, branch, flavour, facts)
         and all(flavour in gen["modules"] for gen in gens)
         and all(not gen["last"] or int(branch) <= int(gen["last"]) for gen in gens)
         and all(not gen["first"] or int(branch) >= int(gen["first"]) for gen in gens)
@@ -227,7 +246,8 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
         runtime, wished, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
         boot = dice.choice(BOOTS)
         cudnn = dice.choice(CUDNNS_IN_TURN) if cudnn_axis == "9.12" else cudnn_axis
-        facts = machine(cards, system, arch, switches, boot)
+        kernel = dice.choice(KERNELS.get(system, ["6.8.0-45-generic"]))
+        facts = machine(cards, system, arch, switches, boot, kernel)
         wishes = Wishes("1.36", branch, cuda, cudnn, runtime, source, wished)
         result = plan("gpu-1", facts, wishes)
         fits = [

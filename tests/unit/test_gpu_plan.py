@@ -213,6 +213,34 @@ def test_no_headers_for_the_running_kernel_are_refused() -> None:
     assert "headers" in found[0].fact
 
 
+@pytest.mark.parametrize(
+    ("system", "kernel", "flavour"),
+    [
+        ("debian 12", "6.1.0-50-amd64", Flavour.OPEN),
+        ("debian 12", "6.1.0-56-amd64", Flavour.PROPRIETARY),
+        ("debian 13", "6.12.96+deb13-amd64", Flavour.OPEN),
+        ("debian 13", "6.12.107+deb13-cloud-amd64", Flavour.PROPRIETARY),
+    ],
+)
+def test_modules_that_do_not_build_for_the_kernel_are_not_chosen(system: str, kernel: str, flavour: Flavour) -> None:
+    made = planned({**machine("H100", system=system), "kernel": kernel}, source="distribution")
+    assert made.flavour is flavour
+    said = [reason for reason in made.reasons if reason.choice == "no open kernel modules"]
+    assert bool(said) == (flavour is Flavour.PROPRIETARY)
+    assert all(kernel in reason.why and reason.source for reason in said)
+    assert planned({**machine("H100", system=system), "kernel": kernel}).source is Source.NVIDIA
+
+
+def test_where_nothing_builds_for_the_kernel_that_is_said() -> None:
+    facts = {**machine("H100"), "kernel": "7.3.4+deb13-amd64"}
+    (said,) = refused(facts, source="distribution")
+    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in said.fact
+    assert "before 6.19" in said.limit
+    assert "boot an older kernel" in said.remedy
+    facts["gpu"]["driver"] = installed("550.163.01", "distribution")
+    assert planned(facts, source="distribution").branch == "550"  # it was built, by whatever patch
+
+
 def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool = True) -> dict[str, Any]:
     return {"module": version, "loaded": loaded, "origin": origin, "packages": {}, "flavour": flavour}
 

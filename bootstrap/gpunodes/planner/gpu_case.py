@@ -16,6 +16,9 @@ Row = Mapping[str, Any]
 _DISPLAY = "03"
 """The PCI base class of display controllers, which GPUs without a display are too (3D controller, 0302)."""
 
+SOURCES = {"nvidia": "NVIDIA's repository", "distribution": "the distribution"}
+"""Where drivers come from, in words."""
+
 
 class Case:
     """A machine, its facts and what is wished of it; collects conflicts, warnings and reasons."""
@@ -53,8 +56,7 @@ class Case:
 
     def where(self) -> str:
         """The source that is wished, in words."""
-        words = {"nvidia": "NVIDIA's repository", "distribution": "the distribution"}
-        return words.get(self.wishes.source, "any source that is known")
+        return SOURCES.get(self.wishes.source, "any source that is known")
 
     def has(self, generation: str) -> bool:
         """Whether a GPU is of this generation."""
@@ -63,6 +65,10 @@ class Case:
     def switched(self) -> bool:
         """Whether the GPUs hang on NVSwitches."""
         return bool(self.gpu.get("nvswitches")) or any(product(gpu).get("switched") for gpu in self.gpus)
+
+    def kernel(self) -> str:
+        """The running kernel's release, empty where it is not known."""
+        return str(self.facts.get("kernel") or "")
 
     def month(self) -> str:
         """The month that the machine's clock shows, ``2026-11``."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu_case import Case, Row, branches, cite, number, there
+from gpunodes.planner.gpu_case import SOURCES, Case, Row, branches, cite, number, there, version_of
 from gpunodes.planner.gpu_words import Flavour, Source
 
 
@@ -78,11 +79,32 @@ def _fitting(
             for branch in offer["branches"]:
                 if (
                     offer[flavour.value]
+                    and not _unbuilt(case, offer, branch, flavour)
                     and not any(_broken(case, branch, cudas))
                     and all(software.cuda_row(case, offer, version) for version, _ in cudas)
                     and (not case.switched() or offer["fabric_manager"])
                 ):
                     yield offer, branch, flavour
+
+
+def _unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | None:
+    """The row that says why these modules do not build for the machine's kernel; None where they do, or need not."""
+    driver = case.gpu.get("driver") or {}
+    built = str(driver.get("module") or "").partition(".")[0] == branch and driver.get("flavour") in {None, flavour}
+    if offer["signed"] or built:
+        return None
+    kernel = version_of(case.kernel())
+    rows: Sequence[Row] = tables.read("drivers")["unbuilt"]
+    fitting = (
+        row
+        for row in rows
+        if case.system in row["systems"]
+        and branch in row["branches"]
+        and flavour.value in row["modules"]
+        and version_of(row["from"]) <= kernel
+        and (not row["before"] or kernel < version_of(row["before"]))
+    )
+    return next(fitting, None)
 
 
 def _broken(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Conflict]:
@@ -146,6 +168,7 @@ def _no_choice(
             "Fabric Manager of exactly the driver's version",
             "take the driver from NVIDIA (gpunodes_driver_source: nvidia)",
         )
+    kernel_said = _judge_kernel(case, offers, flavours)
     fitting = [choice for choice in _fitting(case, offers, flavours, cudas) if case.wishes.driver in {"", choice[1]}]
     if case.wishes.cudnn and fitting and not any(software.cudnn_row(case, *choice[:2]) for choice in fitting):
         there = [
@@ -161,7 +184,7 @@ def _no_choice(
             "choose one of these, or another gpunodes_driver_source, or take the wish out",
         )
     alone = any(_fitting(case, offers, flavours, ()))
-    if flavours and (not alone or not case.conflicts):
+    if flavours and not kernel_said and (not alone or not case.conflicts):
         needs = " and ".join(
             f"{row['title']} ({' or '.join(row['modules'])} modules, branch {row['first'] or '...'} to"
             f" {row['last'] or '...'})"
@@ -178,12 +201,32 @@ def _no_choice(
         )
 
 
+def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]) -> bool:
+    """Say it of each branch that would drive the GPUs, were it not for the kernel; whether there was one."""
+    said = set()
+    for offer, flavour in itertools.product(offers, flavours):
+        for branch in offer["branches"]:
+            row = _unbuilt(case, offer, branch, flavour)
+            if not row or branch in said or case.wishes.driver not in {"", branch} or any(_broken(case, branch, ())):
+                continue
+            said.add(branch)
+            case.refuse(
+                f"the {flavour} modules of the driver branch {branch} from {SOURCES[offer['source_of']]} do not build"
+                f" for the kernel {case.kernel()}: {row['why']}",
+                f"a kernel before {row['from']}, or a driver that knows this one ({cite('drivers', row)})",
+                "choose another gpunodes_driver_source or gpunodes_driver_branch, or boot an older kernel",
+            )
+    return bool(said)
+
+
 def _elsewhere(case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]) -> list[str]:
     """The systems on which this machine could have what is wished."""
     found = []
     for system in dict.fromkeys(name for offer in tables.read("drivers")["offer"] for name in offer["systems"]):
         other = copy.copy(case)
         other.system = system
+        # It would have another kernel there.
+        other.facts = {**case.facts, "kernel": ""}
         offers = [
             offer
             for offer in tables.read("drivers")["offer"]
@@ -203,7 +246,7 @@ def _best(
         for choice in choices:
             if (choice[0]["source_of"], choice[1]) == (source, branch) and choice[2] in {modules or choice[2]}:
                 case.say(f"driver branch {branch}", f"{branch} from {source} is installed, and does what is wished")
-                _say_modules(case, choice[2])
+                _say_modules(case, *choice)
                 return choice
     better = [choice for choice in choices if choice[2] is choices[0][2]]
     newest = any(row["name"] == "newer" for row in case.generations)
@@ -236,15 +279,18 @@ def _best(
         case.say(f"driver from {case.wishes.source}", "it is wished")
     if best[0]["signed"]:
         case.say("signed modules", "Secure Boot is on, and the distribution signs these", cite("drivers", best[0]))
-    _say_modules(case, best[2])
+    _say_modules(case, *best)
     return best
 
 
-def _say_modules(case: Case, flavour: Flavour) -> None:
+def _say_modules(case: Case, offer: Row, branch: str, flavour: Flavour) -> None:
     for row in case.generations:
         only = len(row["modules"]) == 1
         why = f"{row['title']} takes {'these only' if only else 'either, the open ones are recommended'}"
         case.say(f"{flavour} kernel modules", why, cite("drivers", row))
+    if flavour is not Flavour.OPEN and (row := _unbuilt(case, offer, branch, Flavour.OPEN)):
+        why = f"those of {branch} do not build for the kernel {case.kernel()}: {row['why']}"
+        case.say("no open kernel modules", why, cite("drivers", row))
 
 
 def _boots(case: Case, offer: Row) -> bool:

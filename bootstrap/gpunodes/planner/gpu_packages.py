@@ -14,7 +14,7 @@ def headers(case: Case, *, signed: bool) -> list[Package]:
         return []
     row = next((row for row in tables.read("drivers")["headers"] if case.id in row["systems"]), None)
     headers = case.gpu.get("headers") or {}
-    kernel = case.facts.get("kernel")
+    kernel = case.kernel()
     if row is None:
         return []
     if not headers.get("running") and not headers.get("package"):
