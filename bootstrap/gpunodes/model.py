@@ -31,6 +31,20 @@ class Machine:
     role: Role
 
 
+class Only(StrEnum):
+    """Which machines alone a phase concerns: the others have nothing to do in it."""
+
+    GPUS = "gpus"
+    """Those with GPUs."""
+    CUDA = "cuda"
+    """Those for which CUDA or cuDNN is wished."""
+    DOCKER = "docker"
+    """Those whose runtime is Docker."""
+    CONTROL_PLANE = "control plane"
+    NODES = "nodes"
+    """Those that are in the cluster already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A step of a run. ``name`` is also the Ansible role that does it and its tag."""
@@ -38,12 +52,7 @@ class Phase:
     name: str
     title: str
     purpose: str
-    gpus: bool = False
-    """Whether it concerns machines with GPUs only."""
-    docker: bool = False
-    """Whether it concerns machines whose runtime is Docker only."""
-    control_plane: bool = False
-    """Whether it concerns the control plane only."""
+    only: tuple[Only, ...] = ()
 
 
 class Severity(StrEnum):

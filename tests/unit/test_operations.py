@@ -13,6 +13,7 @@ from gpunodes.model import (
     Finding,
     Machine,
     MachineResult,
+    Only,
     Outcome,
     Phase,
     Role,
@@ -21,7 +22,7 @@ from gpunodes.model import (
     TaskEnded,
     TaskStarted,
 )
-from gpunodes.operations import kubeconfig, phases, status
+from gpunodes.operations import gpu_install, kubeconfig, phases, status
 from gpunodes.operations.tracker import Tracker
 from gpunodes.planner import versions
 
@@ -114,6 +115,21 @@ def test_a_failure_that_was_mended_does_not_count() -> None:
 def test_phases_are_left_out(skip: list[str], start: str | None, left_out: list[str]) -> None:
     every = (phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY)
     assert phases.skipped(every, skip, start) == left_out
+
+
+def test_machines_that_have_nothing_to_do_in_a_phase_are_spared_it() -> None:
+    machines = {"cpu", "gpu"}
+    concerned = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}}
+    work = [phase for phase in gpu_install.OPERATION.phases if phase != phases.PREFLIGHT]
+    assert phases.spared(work, machines, concerned) == {
+        "gpu_driver": {"cpu"},
+        "container_toolkit": {"cpu"},
+        "cuda": machines,
+        "gpu_machine": {"cpu"},
+        "pool": {"gpu"},
+        "device_plugin": machines,
+        "gpu_node": machines,
+    }
 
 
 def test_an_unknown_phase_is_refused() -> None:

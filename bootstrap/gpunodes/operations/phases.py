@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gpunodes.errors import WrongInput
-from gpunodes.model import Phase
+from gpunodes.model import Only, Phase
 
 PREFLIGHT = Phase(
     "preflight", "Preflight", "Look for all that would stop the run, on all machines, before anything is changed."
@@ -13,33 +13,48 @@ PREFLIGHT = Phase(
 NODE = Phase("node", "Prepare the machine", "Kernel modules and settings that pods' networking needs; swap off.")
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
-DOCKER = Phase("docker", "Install Docker", "Docker's engine, where it is the runtime that is wished.", docker=True)
-CRI_DOCKERD = Phase("cri_dockerd", "Install cri-dockerd", "What lets Kubernetes run containers by Docker.", docker=True)
+DOCKER = Phase(
+    "docker", "Install Docker", "Docker's engine, where it is the runtime that is wished.", only=(Only.DOCKER,)
+)
+CRI_DOCKERD = Phase(
+    "cri_dockerd", "Install cri-dockerd", "What lets Kubernetes run containers by Docker.", only=(Only.DOCKER,)
+)
 DOCKER_IMAGES = Phase(
     "docker_images",
     "Load images into Docker",
     "By containerd's mirrors: Docker takes them for docker.io only.",
-    docker=True,
+    only=(Only.DOCKER,),
 )
 GPU_DRIVER = Phase(
-    "gpu_driver", "Install the GPU driver", "NVIDIA's driver, held, its modules built and loaded.", gpus=True
+    "gpu_driver", "Install the GPU driver", "NVIDIA's driver, held, its modules built and loaded.", only=(Only.GPUS,)
 )
 CONTAINER_TOOLKIT = Phase(
-    "container_toolkit", "Give GPUs to containers", "NVIDIA's container toolkit, configured in the runtime.", gpus=True
+    "container_toolkit",
+    "Give GPUs to containers",
+    "NVIDIA's container toolkit, configured in the runtime.",
+    only=(Only.GPUS,),
 )
-CUDA = Phase("cuda", "Install CUDA", "CUDA toolkits and cuDNN on the machine itself, where they are wished.", gpus=True)
+CUDA = Phase(
+    "cuda",
+    "Install CUDA",
+    "CUDA toolkits and cuDNN on the machine itself, where they are wished.",
+    only=(Only.GPUS, Only.CUDA),
+)
 GPU_MACHINE = Phase(
-    "gpu_machine", "Prove the GPUs on the machine", "The driver lists every GPU, and a container gets them.", gpus=True
+    "gpu_machine",
+    "Prove the GPUs on the machine",
+    "The driver lists every GPU, and a container gets them.",
+    only=(Only.GPUS,),
 )
 POOL = Phase("pool", "Label the node", "Labels and taints of its pool and its GPUs; those of others are left alone.")
 DEVICE_PLUGIN = Phase(
-    "device_plugin", "Offer the GPUs to pods", "NVIDIA's device plugin and the RuntimeClass nvidia.", gpus=True
+    "device_plugin", "Offer the GPUs to pods", "NVIDIA's device plugin and the RuntimeClass nvidia.", only=(Only.GPUS,)
 )
 GPU_NODE = Phase(
     "gpu_node",
     "Prove that pods get the GPUs",
     "The kubelet offers them, and a job that asks for one gets it.",
-    gpus=True,
+    only=(Only.GPUS,),
 )
 GPU_IDLE = Phase("gpu_idle", "See that no pod has the GPUs", "Nothing is taken away from pods that were given GPUs.")
 GPU_REMOVE = Phase(
@@ -48,10 +63,13 @@ GPU_REMOVE = Phase(
     "Driver, CUDA and toolkit go, as far as they came with us; nouveau is back.",
 )
 CONTROL_PLANE = Phase(
-    "control_plane", "Start the control plane", "kubeadm init, or nothing when it runs already.", control_plane=True
+    "control_plane",
+    "Start the control plane",
+    "kubeadm init, or nothing when it runs already.",
+    only=(Only.CONTROL_PLANE,),
 )
 NETWORK = Phase(
-    "network", "Set up the network", "The network add-on, so that pods reach each other.", control_plane=True
+    "network", "Set up the network", "The network add-on, so that pods reach each other.", only=(Only.CONTROL_PLANE,)
 )
 WORKER = Phase(
     "worker", "Join the cluster", "kubeadm join with a token that lives minutes; nothing when joined already."
@@ -78,3 +96,13 @@ def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> 
             raise WrongInput(f"there is no phase {name!r} here", f"one of {', '.join(names)}")
     before = names[: names.index(start)] if start else []
     return [name for name in names if name in skip or name in before]
+
+
+def spared(
+    phases: Sequence[Phase], machines: Collection[str], concerned: Mapping[Only, Collection[str]]
+) -> dict[str, set[str]]:
+    """The machines that have nothing to do in a phase, by its name."""
+    return {
+        phase.name: {name for name in machines if any(name not in concerned[only] for only in phase.only)}
+        for phase in phases
+    }

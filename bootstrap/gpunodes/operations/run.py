@@ -11,7 +11,7 @@ from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity
+from gpunodes.model import Finding, Machine, MachineResult, Only, Outcome, Phase, RunResult, Severity
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations import preflight
 from gpunodes.operations.tracker import Tracker, View
@@ -62,12 +62,7 @@ def carry_out(
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
     known: Mapping[str, Any] = {}
-    bare: set[str] = set()
-    docker = {
-        machine.name
-        for machine in machines
-        if settings.of({**inventory.variables(machine.name), **options.variables})["gpunodes_runtime"] == "docker"
-    }
+    concerned = _concerned(inventory, machines, options, control.name)
     unlocked: GpunodesError | None = None
     with contextlib.ExitStack() as held:
         # A look changes nothing and needs no lock; all that follows does.
@@ -89,23 +84,16 @@ def carry_out(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
             known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
-            bare = {name for name, facts in seen.facts.items() if not gpu.gpus_of(facts)}
+            concerned[Only.GPUS] = {name for name, facts in seen.facts.items() if gpu.gpus_of(facts)}
+            concerned[Only.NODES] = {name for name, facts in seen.facts.items() if facts["kubernetes"]["role"]}
         if unlocked:
             # The look has not told why.
             raise unlocked
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
-        spared = {
-            phase.name: {
-                machine.name
-                for machine in machines
-                if (phase.gpus and machine.name in bare)
-                or (phase.docker and machine.name not in docker)
-                or (phase.control_plane and machine.name != control.name)
-            }
-            for phase in work
-        }
+        every = {machine.name for machine in machines}
+        spared = phase_list.spared(work, every, concerned)
         # Phases that concern nobody cost nothing.
-        idle = [name for name, names in spared.items() if len(names) == len(machines)]
+        idle = [name for name, names in spared.items() if names == every]
         tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, spared)
         play = runner.Play(
             playbook=operation.playbook,
@@ -126,3 +114,21 @@ def carry_out(
         log=str(ended.log),
         interrupted=ended.interrupted,
     )
+
+
+def _concerned(
+    inventory: Inventory, machines: Sequence[Machine], options: Options, control: str
+) -> dict[Only, set[str]]:
+    """The machines that phases concern, as far as the settings tell: all of them where only facts do."""
+    wishes = {
+        machine.name: settings.of({**inventory.variables(machine.name), **options.variables}) for machine in machines
+    }
+    return {
+        Only.GPUS: set(wishes),
+        Only.NODES: set(wishes),
+        Only.CUDA: {
+            name for name, wish in wishes.items() if wish["gpunodes_cuda_versions"] or wish["gpunodes_cudnn_version"]
+        },
+        Only.DOCKER: {name for name, wish in wishes.items() if wish["gpunodes_runtime"] == "docker"},
+        Only.CONTROL_PLANE: {control},
+    }
