@@ -233,6 +233,11 @@ def gpu_tables() -> str:
             found.setdefault((offer["source_of"], system), []).extend(offer["branches"])
     for (source, system), branches_of in sorted(found.items()):
         lines.append(f"| {source} | {system} | {', '.join(sorted(set(branches_of), key=int))} |")
+    lines += ["", "| system | kernels | for which these do not build | why |", "| --- | --- | --- | --- |"]
+    for row in tables.read("drivers")["unbuilt"]:
+        kernels = f"{row['from']} {'to before ' + row['before'] if row['before'] else 'and newer'}"
+        modules = f"{' and '.join(row['modules'])} modules of {', '.join(row['branches'])}"
+        lines.append(f"| {', '.join(row['systems'])} | {kernels} | {modules} | {cell(row['why'])} |")
     return "\n".join(lines)
 
 
