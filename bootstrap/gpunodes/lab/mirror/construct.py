@@ -68,10 +68,12 @@ def _fill(
     architecture = debian.architecture()
     go = gobuild.toolchain(home, pins, progress)
     shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
-    names = dict.fromkeys(
-        [*shared, *(part.name for minor in chosen for part in (minor.kubernetes, minor.etcd, minor.coredns))]
+    # Kubernetes takes longest: the others are built beside it.
+    parts = dict.fromkeys(
+        [part for minor in chosen for part in (minor.kubernetes, minor.etcd, minor.coredns)]
+        + [pins.components[name] for name in shared]
     )
-    binaries = {name: gobuild.programs(pins.components[name], go, home, progress) for name in names}
+    binaries = gobuild.all_programs(parts, go, home, progress)
 
     archives = {}
     for suite in dict.fromkeys((pins.image_suite, *suites)):

@@ -7,7 +7,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpunodes.lab.mirror import store
@@ -40,18 +41,34 @@ def is_at_least(version: str, minimum: str) -> bool:
     return [int(part) for part in re.findall(r"\d+", version)[: len(wanted)]] >= wanted
 
 
+def all_programs(
+    components: Iterable[Component], go: Path, cache: Path, progress: Callable[[str], None]
+) -> dict[str, Path]:
+    """``programs`` of each, by name: two at once, since each is linked on one processor at its end."""
+    with ThreadPoolExecutor(2) as pool:
+        built = {each.name: pool.submit(programs, each, go, cache, progress) for each in components}
+        try:
+            return {name: folder.result() for name, folder in built.items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def programs(component: Component, go: Path, cache: Path, progress: Callable[[str], None]) -> Path:
     """The folder with the component's programs, built unless ``cache`` has them."""
     inputs = hashlib.sha256(repr(component).encode())
-    for path in component.modules:
+    own = (*component.modules, *component.sources)
+    for path in own:
         inputs.update(path.read_bytes())
 
     def make(folder: Path) -> None:
         progress(f"Go: {component.name} {component.version}")
         source = folder / "src"
         source.mkdir()
-        for path in component.modules:
-            shutil.copy(path, source)
+        for path in own:
+            target = source / path.relative_to(component.modules[0].parent)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
         run(
             [
                 "nice", go, "build", "-trimpath", "-tags", ",".join(component.tags),

@@ -26,6 +26,11 @@ class Component:
         """Its go.mod and go.sum."""
         return HERE / "go" / self.name / "go.mod", HERE / "go" / self.name / "go.sum"
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Programs of our own that it is built from, where upstream's has too much in it."""
+        return tuple(sorted(self.modules[0].parent.rglob("*.go")))
+
 
 @dataclass(frozen=True)
 class Minor:

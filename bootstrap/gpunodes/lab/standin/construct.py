@@ -81,7 +81,7 @@ def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningK
     go = gobuild.toolchain(home, pins.load(), say)
     parts = _objects(home, suite, kernel, go, say)
     components = load()
-    binaries = {name: gobuild.programs(component, go, home, say) for name, component in components.items()}
+    binaries = gobuild.all_programs(components.values(), go, home, say)
     sources = {name: gobuild.source(component, go) for name, component in components.items()}
     common = pins.load()
     wanted = [
