@@ -193,15 +193,16 @@ find /etc /opt /usr/local /var/lib/gpunodes /var/lib/kubelet/config.yaml /var/li
 systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
 """
 
-# What a reset must bring back: the same without times, with interfaces, mounts, rules and settings. group- and gshadow-
-# are copies that the system keeps of earlier states.
+# What a reset must bring back: the same without times, with interfaces, mounts, rules and settings. Files such as
+# group- and passwd- are copies that the system keeps of earlier states.
 BARE = r"""
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
 find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
   ! -path '/var/lib/systemd/*' ! -path /etc/resolv.conf ! -path /etc/ld.so.cache ! -path '/var/lib/dhcp/*' \
-  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- -printf '%y %p %m\n' | sort
+  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- ! -path /etc/passwd- ! -path /etc/shadow- \
+  -printf '%y %p %m\n' | sort
 cd /etc && find . -xdev -type f ! -name 'ld.so.cache' ! -name 'resolv.conf' ! -name group- ! -name gshadow- \
-  -exec sha256sum {} + | sort -k2
+  ! -name passwd- ! -name shadow- -exec sha256sum {} + | sort -k2
 ip -o link | cut -d' ' -f2; ip route
 iptables-save 2>/dev/null | grep '^-A'; nft list tables 2>/dev/null | grep -v 'ip6\? \(filter\|nat\|mangle\)$'
 findmnt -rn -o TARGET | grep -v -e ^/proc -e ^/sys -e ^/run -e ^/dev | sort

@@ -107,6 +107,18 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
+def test_users_that_came_with_packages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"daemon"}
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(host, "has_user", lambda name: name in there)
+    monkeypatch.setattr(undo, "run", lambda argv, *_: commands.append(argv) or Done(argv, 0, "", ""))
+    host.Converger(dataclasses.replace(spec(tmp_path), users=("daemon", "nvpd", "other"))).run()
+    there.add("nvpd")
+    assert "remove the user nvpd" in undo.Undoer().run()
+    assert [words for words in commands if words[0] == "userdel"] == [["userdel", "nvpd"]]
+
+
+@pytest.mark.usefixtures("machine")
 def test_an_undo_of_nothing_leaves_no_lock_behind() -> None:
     with lock.held(path=lock.PATH):
         assert undo.Undoer().run() == []

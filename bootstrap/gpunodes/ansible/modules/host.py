@@ -141,6 +141,11 @@ options:
     type: list
     elements: str
     default: []
+  users:
+    description: Users of the system that come with the packages, and would stay when they go, each with its own group.
+    type: list
+    elements: str
+    default: []
   holds:
     description: Shell patterns of installed packages that upgrades must not touch.
     type: list
@@ -318,6 +323,7 @@ ARGUMENTS = {
     },
     "images": {"type": "list", "elements": "str", "default": []},
     "groups": {"type": "list", "elements": "str", "default": []},
+    "users": {"type": "list", "elements": "str", "default": []},
     "holds": {"type": "list", "elements": "str", "default": []},
     "generated": {
         "type": "list",

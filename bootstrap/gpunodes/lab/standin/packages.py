@@ -83,6 +83,11 @@ ExecStart=/usr/bin/nvidia-persistenced
 [Install]
 WantedBy=multi-user.target
 """
+# The real ones' user, which a purge leaves (nvidia-persistenced 550.163.01-1, postinst).
+_PERSISTENCED_THEN = """\
+getent passwd nvpd >/dev/null || useradd --system --user-group --home-dir /var/run/nvpd --no-create-home \\
+    --shell /usr/sbin/nologin --comment 'NVIDIA Persistence Daemon' nvpd
+    systemctl enable nvidia-persistenced.service"""
 # The real one too ends when its version is not the driver's, or where there is no NVSwitch.
 _FABRICMANAGER = """#!/bin/sh
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
@@ -219,7 +224,7 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         (
             _package(
                 "nvidia-persistenced", full, "daemon to keep GPUs initialised", same("nvidia-modprobe"),
-                _service("nvidia-persistenced.service", "systemctl enable nvidia-persistenced.service"),
+                _service("nvidia-persistenced.service", _PERSISTENCED_THEN),
             ),
             [
                 Entry("/usr/bin/nvidia-persistenced", _PERSISTENCED, 0o755),

@@ -112,6 +112,8 @@ class Spec:
     services: Sequence[Service] = ()
     groups: Sequence[str] = ()
     """Groups of users that come with the packages, and would stay when they go."""
+    users: Sequence[str] = ()
+    """Users of the system that come with the packages, and would stay when they go, each with its own group."""
     holds: Sequence[str] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     generated: Sequence[Generated] = ()
@@ -165,6 +167,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         swap_off=bool(parameters.get("swap_off")),
         services=each(Service, "services"),
         groups=tuple(parameters.get("groups") or ()),
+        users=tuple(parameters.get("users") or ()),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
         proofs=each(Proof, "proofs"),
@@ -444,6 +447,7 @@ class Converger:
             )
         self.ledger.note_packages(effects.installs)
         self.ledger.note_groups(name for name in self.spec.groups if not has_group(name))
+        self.ledger.note_users(name for name in self.spec.users if not has_user(name))
         before = service_states([service.name for service in self.spec.services]) if self.spec.services else {}
         for name, state in before.items():
             self.ledger.note_service(name, state)
@@ -587,6 +591,11 @@ def fetch_images(names: Sequence[str]) -> None:
 def has_group(name: str) -> bool:
     """Whether the machine has a group of users."""
     return any(entry.gr_name == name for entry in grp.getgrall())
+
+
+def has_user(name: str) -> bool:
+    """Whether the machine has a user."""
+    return any(entry.pw_name == name for entry in pwd.getpwall())
 
 
 def start(name: str, verb: str) -> None:

@@ -58,6 +58,8 @@ class Ledger:
     """Services whose files or packages changed and that have not been restarted since."""
     groups: list[str] = field(default_factory=list)
     """Groups of users that were not there before."""
+    users: list[str] = field(default_factory=list)
+    """Users of the system that were not there before."""
     unloaded: list[str] = field(default_factory=list)
     """Kernel modules that were loaded before and that we unloaded, or kept from loading."""
     initramfs: str = ""
@@ -85,6 +87,9 @@ class Ledger:
 
     def note_groups(self, names: Iterable[str]) -> None:
         _add(self.groups, names)
+
+    def note_users(self, names: Iterable[str]) -> None:
+        _add(self.users, names)
 
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)

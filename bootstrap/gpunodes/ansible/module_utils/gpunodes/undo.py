@@ -54,7 +54,7 @@ class Undoer:
             # While nft, which may have come with us, is there.
             firewall.remove_empty_tables(self.ledger.firewall_tables)
         self._packages()
-        self._groups()
+        self._users()
         lists = self._apt_lists()
         self._files()
         self._directories()
@@ -121,7 +121,11 @@ class Undoer:
         if not self.check:
             firewall.clean(firewall.DOCKER)
 
-    def _groups(self) -> None:
+    def _users(self) -> None:
+        for name in self.ledger.users:
+            if host.has_user(name):
+                # Its group goes with it (login.defs: USERGROUPS_ENAB).
+                self._do(f"remove the user {name}", partial(run, ["userdel", name]))
         for name in self.ledger.groups:
             if host.has_group(name):
                 self._do(f"remove the group {name}", partial(run, ["groupdel", name]))
