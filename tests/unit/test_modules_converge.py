@@ -110,8 +110,13 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
 def test_users_that_came_with_packages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"daemon"}
     commands: list[Sequence[str]] = []
+
+    def note(argv: Sequence[str], *_: object) -> Done:
+        commands.append(argv)
+        return Done(argv, 0, "", "")
+
     monkeypatch.setattr(host, "has_user", lambda name: name in there)
-    monkeypatch.setattr(undo, "run", lambda argv, *_: commands.append(argv) or Done(argv, 0, "", ""))
+    monkeypatch.setattr(undo, "run", note)
     host.Converger(dataclasses.replace(spec(tmp_path), users=("daemon", "nvpd", "other"))).run()
     there.add("nvpd")
     assert "remove the user nvpd" in undo.Undoer().run()
