@@ -10,7 +10,9 @@ find etc opt usr/local var/lib -xdev \
     \( -path var/lib/apt -o -path var/lib/dpkg -o -path var/lib/systemd -o -path var/lib/private \
     -o -path etc/resolv.conf -o -path etc/ld.so.cache \) -prune -o -printf '%y %m %u:%g %p %l\n' | sort
 echo '# contents'
-find etc opt usr/local -xdev -type f ! -path etc/resolv.conf ! -path etc/ld.so.cache -exec sha256sum {} + | sort -k 2
+# group- and the like are copies that the system keeps of these files' earlier states.
+find etc opt usr/local -xdev -type f ! -path etc/resolv.conf ! -path etc/ld.so.cache \
+    ! -path etc/group- ! -path etc/gshadow- ! -path etc/passwd- ! -path etc/shadow- -exec sha256sum {} + | sort -k 2
 echo '# kernel modules and settings'
 for module in overlay br_netfilter nouveau nvidia nvidia_uvm; do
     if [ -d /sys/module/$module ]; then echo "$module"; fi
