@@ -9,15 +9,12 @@ from typing import Any
 
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu_words import Facts, Gpu, Reason, Wishes
+from gpunodes.planner.gpu_words import SOURCES, Facts, Gpu, Reason, Wishes
 
 Row = Mapping[str, Any]
 
 _DISPLAY = "03"
 """The PCI base class of display controllers, which GPUs without a display are too (3D controller, 0302)."""
-
-SOURCES = {"nvidia": "NVIDIA's repository", "distribution": "the distribution"}
-"""Where drivers come from, in words."""
 
 
 class Case:

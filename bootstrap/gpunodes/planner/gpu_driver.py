@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu_case import SOURCES, Case, Row, branches, cite, number, there, version_of
-from gpunodes.planner.gpu_words import Flavour, Source
+from gpunodes.planner.gpu_case import Case, Row, branches, cite, number, there, version_of
+from gpunodes.planner.gpu_words import SOURCES, Flavour, Source
 
 
 def choose(

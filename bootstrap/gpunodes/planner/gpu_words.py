@@ -31,6 +31,14 @@ class Source(StrEnum):
     """NVIDIA's repository of the container toolkit."""
 
 
+SOURCES: Mapping[str, str] = {
+    Source.NVIDIA: "NVIDIA's repository",
+    Source.DISTRIBUTION: "the distribution",
+    Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
+}
+"""What they are called in sentences."""
+
+
 class Group(StrEnum):
     """What a package is part of, in the order of installation."""
 

@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from gpunodes.model import printable
 from gpunodes.planner.gates import Gate
-from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans, Source
+from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans
+from gpunodes.planner.gpu_words import SOURCES
 from gpunodes.views import document
 from gpunodes.views.text import table
 
-_SOURCES = {
-    Source.NVIDIA: "NVIDIA's repository",
-    Source.DISTRIBUTION: "the distribution",
-    Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
-}
 _GROUPS = {
     Group.HEADERS: "headers",
     Group.DRIVER: "driver packages",
@@ -105,7 +101,7 @@ def _has(plan: Plan) -> str:
 
 def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.source:
-        yield "driver", f"{plan.branch}, {plan.flavour} modules, from {_SOURCES[plan.source]}"
+        yield "driver", f"{plan.branch}, {plan.flavour} modules, from {SOURCES[plan.source]}"
     if plan.module_stream:
         yield "module stream", plan.module_stream
     for group, title in _GROUPS.items():
