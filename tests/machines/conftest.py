@@ -199,8 +199,7 @@ BARE = r"""
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
 find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
   ! -path '/var/lib/systemd/*' ! -path /etc/resolv.conf ! -path /etc/ld.so.cache ! -path '/var/lib/dhcp/*' \
-  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- ! -path /etc/passwd- ! -path /etc/shadow- \
-  -printf '%y %p %m\n' | sort
+  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- -printf '%y %p %m\n' | sort
 cd /etc && find . -xdev -type f ! -name 'ld.so.cache' ! -name 'resolv.conf' ! -name group- ! -name gshadow- \
   ! -name passwd- ! -name shadow- -exec sha256sum {} + | sort -k2
 ip -o link | cut -d' ' -f2; ip route
