@@ -59,6 +59,25 @@ def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
     assert gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--driver", "470").returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (("--driver", "111"), "the driver branch '111' is wished; wanted: one of"),
+        (("--with-cuda", "13.0", "--with-cuda", "99"), "CUDA 99 is wished; wanted: one that is known here"),
+        (("--with-cudnn", "99"), "cuDNN 99 is wished; wanted: one that is known here"),
+    ],
+)
+@pytest.mark.parametrize("command", [("join", "worker-*"), ("up",), ("gpu", "plan"), ("gpu", "install", "worker-*")])
+def test_a_version_that_no_machine_can_have_is_wrong_input(
+    command: tuple[str, ...], wish: tuple[str, ...], said: str
+) -> None:
+    # No inventory is there: no machine is looked for.
+    done = gpunodes(*command, *wish)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"gpu-1": {}}', '{"machines": [{"name": "a"}]}', None])
 def test_a_file_without_facts_is_wrong_input(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "f.json"

@@ -17,7 +17,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, RunResult
 from gpunodes.operations.phases import skipped
 from gpunodes.operations.run import Operation, Options, carry_out
-from gpunodes.planner import versions
+from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -67,7 +67,10 @@ def version_option(command: _Command) -> _Command:
 
 
 def gpu_options(command: _Command) -> _Command:
-    """--driver, --with-cuda, --with-cudnn and --runtime, handed on as ``wishes``: settings of this run."""
+    """--driver, --with-cuda, --with-cudnn and --runtime, handed on as ``wishes``: settings of this run.
+
+    Raises WrongInput for a version that no machine can have.
+    """
 
     @click.option("--driver", metavar="BRANCH", help="A branch of NVIDIA's driver, such as 580; by default what fits.")
     @click.option("--with-cuda", metavar="VERSION", multiple=True, help="Install this CUDA on the machine; repeatable.")
@@ -82,6 +85,7 @@ def gpu_options(command: _Command) -> _Command:
         runtime: str | None,
         **kwargs: Any,
     ) -> Any:
+        gpu.check(gpu.Wishes("", driver or "", with_cuda, with_cudnn or ""))
         given = {
             "gpunodes_driver_branch": driver,
             "gpunodes_cuda_versions": list(with_cuda),

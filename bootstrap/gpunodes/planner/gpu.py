@@ -8,7 +8,7 @@ it does what is wished: nothing is upgraded that need not be.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ __all__ = [
     "Source",
     "Wishes",
     "at",
+    "check",
     "gpus_of",
     "plan",
     "planned",
@@ -101,9 +102,30 @@ def wishes_of(settings: Mapping[str, Any], kubernetes_version: str) -> Wishes:
     )
 
 
+def check(wishes: Wishes) -> None:
+    """Raise WrongInput for a wish that no machine can have: a version that no table knows."""
+    for conflict in _unknown(wishes):
+        raise WrongInput(conflict.fact, conflict.limit, conflict.remedy)
+
+
 def at(wishes: Wishes, kubernetes_version: str) -> Wishes:
     """The same wishes for another Kubernetes version."""
     return replace(wishes, kubernetes_version=kubernetes_version)
+
+
+def _unknown(wishes: Wishes) -> Iterator[Conflict]:
+    if wishes.driver and wishes.driver not in branches():
+        fact = f"the driver branch {wishes.driver!r} is wished"
+        yield Conflict(fact, f"one of {', '.join(branches())}", "choose one of these")
+    known = [minor for row in tables.read("cuda")["cuda"] for minor in row["minors"]]
+    for version in wishes.cuda:
+        if version not in known:
+            limit = f"one that is known here: {', '.join(known)}"
+            yield Conflict(f"CUDA {version} is wished", limit, "choose one of these")
+    if wishes.cudnn and not software.knows_cudnn(wishes.cudnn):
+        rows = tables.read("cuda")["cudnn"]
+        limit = f"one that is known here: {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
+        yield Conflict(f"cuDNN {wishes.cudnn} is wished", limit, "choose one of these")
 
 
 def _gates(case: Case) -> dict[str, bool]:
@@ -183,6 +205,7 @@ def _passed_through(case: Case) -> None:
 
 def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
     _passed_through(case)
+    case.conflicts += _unknown(case.wishes)
     flavours = _flavours(case)
     _limits(case)
     if case.wishes.cudnn:

@@ -18,12 +18,9 @@ def choose(
 ) -> tuple[Row | None, str, Flavour | None]:
     """Which offer, branch and modules; a conflict for each limit that is broken."""
     wish = case.wishes
-    known = branches()
-    if wish.driver and wish.driver not in known:
-        case.refuse(f"the driver branch {wish.driver!r} is wished", f"one of {', '.join(known)}", "choose one")
     if wish.source and wish.source not in {Source.NVIDIA, Source.DISTRIBUTION}:
         case.refuse(f"drivers from {wish.source!r} are wished", "nvidia or distribution", "correct the setting")
-    if wish.driver in known:
+    if wish.driver in branches():
         _judge_branch(case, wish.driver, cudas)
     offers = [
         offer
@@ -170,7 +167,11 @@ def _no_choice(
         )
     kernel_said = _judge_kernel(case, offers, flavours)
     fitting = [choice for choice in _fitting(case, offers, flavours, cudas) if case.wishes.driver in {"", choice[1]}]
-    if case.wishes.cudnn and fitting and not any(software.cudnn_row(case, *choice[:2]) for choice in fitting):
+    if (
+        software.knows_cudnn(case.wishes.cudnn)
+        and fitting
+        and not any(software.cudnn_row(case, *choice[:2]) for choice in fitting)
+    ):
         there = [
             f"{row['version']} for CUDA {row['cuda']} from {row['source_of']}"
             for row in tables.read("cuda")["cudnn"]

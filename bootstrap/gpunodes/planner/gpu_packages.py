@@ -65,15 +65,12 @@ def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> lis
 
 
 def wished_cudas(case: Case) -> list[tuple[str, Row]]:
-    """The CUDA versions that are wished and can be, each with its major's row."""
+    """The CUDA versions that are wished and known, each with its major's row."""
     found = []
-    rows = tables.read("cuda")["cuda"]
     for version in dict.fromkeys(case.wishes.cuda):
-        row = next((row for row in rows if version in row["minors"]), None)
+        row = next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
         if row is None:
-            known = ", ".join(minor for row in rows for minor in row["minors"])
-            case.refuse(f"CUDA {version} is wished", f"one that is known here: {known}", "choose one of these")
-            continue
+            continue  # it is among the conflicts
         for generation in case.generations:
             last = generation["last_cuda"]
             if last and number(row["major"]) > number(last):
@@ -182,14 +179,23 @@ def cudnn_row(case: Case, offer: Row, branch: str) -> Row | None:
 
 def _cudnn_rows(case: Case, source: str) -> list[Row]:
     """What a source has of the wished cuDNN."""
-    wish = case.wishes.cudnn
     return [
         row
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or case.system in row["systems"])
-        and f"{wish}.".startswith(f"{row['version']}.") | f"{row['version']}.".startswith(f"{wish}.")
+        and _is_of(case.wishes.cudnn, row["version"])
     ]
+
+
+def knows_cudnn(wish: str) -> bool:
+    """Whether any source has the wished cuDNN, for whatever machine."""
+    return any(_is_of(wish, row["version"]) for row in tables.read("cuda")["cudnn"])
+
+
+def _is_of(wish: str, version: str) -> bool:
+    """Whether one is the other's major: ``9.12`` is of 9, and 8.5 serves a wish for ``8``."""
+    return f"{wish}.".startswith(f"{version}.") or f"{version}.".startswith(f"{wish}.")
 
 
 def cuda_majors(case: Case) -> list[str]:
