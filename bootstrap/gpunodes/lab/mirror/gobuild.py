@@ -71,7 +71,8 @@ def programs(component: Component, go: Path, cache: Path, progress: Callable[[st
             shutil.copy(path, target)
         run(
             [
-                "nice", go, "build", "-trimpath", "-tags", ",".join(component.tags),
+                # Compiled without the debugging data that -s -w leaves out in the end: a tenth of the processor time.
+                "nice", go, "build", "-trimpath", "-gcflags", "all=-dwarf=false", "-tags", ",".join(component.tags),
                 "-ldflags", " ".join(("-s -w", *component.ldflags)), "-o", f"{folder}/", "tool",
             ],
             cwd=source,
