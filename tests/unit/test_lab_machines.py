@@ -124,6 +124,18 @@ def test_guest_files_make_each_machine_its_own(tmp_path: Path) -> None:
     assert len(first["/etc/machine-id"].content) == 33
 
 
+def test_a_deleted_cache_brings_the_same_host_keys_back(tmp_path: Path) -> None:
+    one, two = record().machines[:2]
+    keys = [disks.host_key(Layout("lab", tmp_path / cache), one) for cache in ("before", "after")]
+    keys.append(disks.host_key(Layout("lab", tmp_path / "after"), two))
+    public = [key.with_suffix(".pub").read_text().split()[:2] for key in keys]
+    assert public[0] == public[1] != public[2]
+    assert keys[0].stat().st_mode & 0o077 == 0
+    # OpenSSH takes it for what it is.
+    told = subprocess.run(["ssh-keygen", "-y", "-f", keys[0]], capture_output=True, text=True, check=True).stdout
+    assert told.split()[:2] == public[0]
+
+
 DEPENDENCIES = """kernel/block/virtio_blk.ko.xz: kernel/virtio/virtio.ko.xz kernel/virtio/virtio_ring.ko.xz
 kernel/virtio/virtio.ko.xz:
 kernel/virtio/virtio_ring.ko.xz: kernel/virtio/virtio.ko.xz

@@ -5,16 +5,23 @@ What differs between machines (name, keys, identity) goes into the copy by debug
 
 from __future__ import annotations
 
+import hmac
+import os
 import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.host import run
 from gpunodes.lab.images import Image
 from gpunodes.lab.layout import USER, Layout, Machine, Record
+
+_OWN_ID = Path("/etc/machine-id")
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,20 @@ def make_key(path: Path, comment: str) -> None:
 def host_key(layout: Layout, machine: Machine) -> Path:
     """The machine's SSH host key, made if need be.
 
-    It belongs to the address and stays in the cache: the next lab's machine at this address has the same, so nobody's
-    known_hosts complains that it has changed.
+    It belongs to the address, as seen from the machine that the lab runs on: the next lab's machine at this address
+    has the same, so nobody's known_hosts complains that it has changed. The cache may be deleted at any time: the key
+    is not random, but derived from this machine's id, in the way that machine-id(5) allows.
     """
     key = layout.cache / "host-keys" / machine.address / "ssh_host_ed25519_key"
-    make_key(key, f"root@{machine.name}")
+    if not key.exists():
+        key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_id = _OWN_ID.read_bytes() if _OWN_ID.exists() else os.urandom(32)
+        seed = hmac.digest(own_id, f"gpunodes lab {machine.address}".encode(), "sha256")
+        private = Ed25519PrivateKey.from_private_bytes(seed)
+        public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        key.with_suffix(".pub").write_text(f"{public} root@{machine.name}\n")
+        whole = key.with_suffix(".new")
+        whole.touch(mode=0o600)
+        whole.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        whole.replace(key)
     return key
