@@ -35,7 +35,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "modules": {"overlay": "available", "br_netfilter": "available"},
         "package_manager": "apt",
         "packages": {"kubelet": None, "kubeadm": None},
-        "kubernetes": {"role": None, "ca_hash": None, "server": None, "kubelet_version": None},
+        "kubernetes": {"role": None, "ca_hash": None, "server": None},
         "ledger": False,
         "sources": [],
     }
@@ -164,7 +164,7 @@ def test_all_faults_of_all_machines_come_at_once() -> None:
     ]
 
 
-JOINED = {"role": "worker", "ca_hash": "sha256:aa", "server": "https://10.0.0.1:6443", "kubelet_version": "1.36.3"}
+JOINED = {"role": "worker", "ca_hash": "sha256:aa", "server": "https://10.0.0.1:6443"}
 CLUSTER = Wants("1.36.3", "sha256:aa", [{"name": "worker-1", "machine_id": "0a", "product_uuid": "1a"}])
 
 

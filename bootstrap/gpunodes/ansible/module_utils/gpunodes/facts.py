@@ -16,7 +16,6 @@ from typing import Any
 
 from . import disk, gpu_facts, host, kubeconfig, ledger, packages
 from .problem import MachineProblem
-from .process import run
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
 MODULES = ("overlay", "br_netfilter")
@@ -89,17 +88,11 @@ def kubernetes() -> dict[str, Any]:
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
-        "kubelet_version": _kubelet_version() if role else None,
     }
 
 
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-
-
-def _kubelet_version() -> str | None:
-    found = re.search(r"v\d+\.\d+\.\d+\S*", run(["kubelet", "--version"]).out)
-    return found.group(0) if found else None
 
 
 def parse_os_release(text: str) -> dict[str, str | None]:
