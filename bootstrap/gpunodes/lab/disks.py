@@ -125,7 +125,8 @@ def host_key(layout: Layout, machine: Machine) -> Path:
     key = layout.cache / "host-keys" / machine.address / "ssh_host_ed25519_key"
     if not key.exists():
         key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own_id = _OWN_ID.read_bytes() if _OWN_ID.exists() else os.urandom(32)
+        # A container may have none, or an empty one.
+        own_id = (_OWN_ID.read_bytes() if _OWN_ID.exists() else b"") or os.urandom(32)
         seed = hmac.digest(own_id, f"gpunodes lab {machine.address}".encode(), "sha256")
         private = Ed25519PrivateKey.from_private_bytes(seed)
         public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
