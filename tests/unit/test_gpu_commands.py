@@ -71,7 +71,7 @@ def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
 def test_a_version_that_no_machine_can_have_is_wrong_input(
     command: tuple[str, ...], wish: tuple[str, ...], said: str
 ) -> None:
-    # No inventory is there: no machine is looked for.
+    # Said before an inventory is read, let alone a machine.
     done = gpunodes(*command, *wish)
     assert done.returncode == 2
     assert said in done.stderr
