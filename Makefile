@@ -63,8 +63,9 @@ types: $(VENV)/.installed
 	mypy
 	mypy docs molecule tests
 
+# Two at once on each processor: many of these tests only wait.
 unit: $(VENV)/.installed
-	pytest --numprocesses auto tests/unit
+	pytest --numprocesses $$((2 * $$(nproc))) tests/unit
 
 .PHONY: format
 format: $(VENV)/.installed ## Let ruff put the Python files into their form
@@ -118,9 +119,9 @@ test-slow: $(INSTALLED)/.installed ## NVIDIA's real driver, built on a virtual m
 	$(MACHINES) tests/slow
 
 .PHONY: test-molecule
-test-molecule: $(VENV)/.installed ## Single roles on a virtual machine: check mode, converge, second run, verification, reset
+test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, converge, second run, verification, reset
 	$(AS_ROOT) rm -rf $(CURDIR)/build/molecule
-	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --all --no-command-borders
+	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --no-command-borders
 
 .PHONY: demo
 demo: setup ## A cluster on virtual machines of this machine's own, left for you to try

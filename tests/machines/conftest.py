@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,12 @@ class Operator:
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
+
+    def each(self, machines: Sequence[str], command: str, code: int | None = 0) -> dict[str, list[str]]:
+        """Run a shell command on several machines side by side, as root; returns the lines that each printed."""
+        with ThreadPoolExecutor(len(machines)) as pool:
+            said = pool.map(lambda machine: self.ssh(machine, command, code), machines)
+            return {machine: lines(text) for machine, text in zip(machines, said, strict=True)}
 
     def lab(self, *words: str, limit_s: float = SHORT) -> subprocess.CompletedProcess[str]:
         """Run a command of the lab; what it prints is not searched for secrets."""
@@ -209,7 +216,7 @@ sysctl -n net.ipv4.ip_forward; cat /proc/swaps; ls /run | grep -e gpunodes -e fl
 """
 
 
-def lines(text: str) -> Sequence[str]:
+def lines(text: str) -> list[str]:
     """The lines of a state, for a readable difference."""
     return [line for line in text.splitlines() if line.strip()]
 
@@ -225,11 +232,12 @@ def search_for_secrets(operator: Operator, machines: Sequence[str]) -> None:
         assert "key-data" not in text
     for path in (state / "gpunodes").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
-    for machine in machines:
-        folders = "/etc /run /tmp /var/tmp /root /home /var/lib/gpunodes /var/lib/kubelet"
-        wide = f"find {folders} -xdev -type f -perm /077 -size -200k"
-        pattern = f"-e '{TOKEN}' -e 'PRIVATE KEY-----' -e 'client-key-data: .'"
-        listed = operator.ssh(machine, f"{wide} ! -path '/run/udev/*' -print0 | xargs -0 grep -lE {pattern}", code=None)
+    folders = "/etc /run /tmp /var/tmp /root /home /var/lib/gpunodes /var/lib/kubelet"
+    wide = f"find {folders} -xdev -type f -perm /077 -size -200k"
+    pattern = f"-e '{TOKEN}' -e 'PRIVATE KEY-----' -e 'client-key-data: .'"
+    search = f"{wide} ! -path '/run/udev/*' -print0 | xargs -0 grep -lE {pattern}"
+    for listed in operator.each(machines, search, code=None).values():
         # The mounts of pods hold what the kubelet gave them; a token of a service account is no secret of ours.
-        assert [name for name in listed.split() if "/var/lib/kubelet/pods/" not in name] == []
-        assert operator.ssh(machine, f"journalctl -b --no-pager | grep -cE '{TOKEN}'", code=None).strip() == "0"
+        assert [name for name in listed if "/var/lib/kubelet/pods/" not in name] == []
+    counted = operator.each(machines, f"journalctl -b --no-pager | grep -cE '{TOKEN}'", code=None)
+    assert counted == {machine: ["0"] for machine in machines}

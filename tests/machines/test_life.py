@@ -16,8 +16,7 @@ _bare: dict[str, list[str]] = {}
 
 
 def test_up_makes_a_cluster_of_bare_machines_although_it_was_killed(operator: Operator) -> None:
-    for machine in MACHINES:
-        _bare[machine] = list(lines(operator.ssh(machine, BARE)))
+    _bare.update(operator.each(MACHINES, BARE))
     # A single GPU machine is all of its pool.
     sick.write(operator, "control-1", {**sick.PATIENT, "gpunodes_repair_sick_percent": 100})
     running = operator.start("up", "--driver", "580")
@@ -32,10 +31,10 @@ def test_up_makes_a_cluster_of_bare_machines_although_it_was_killed(operator: Op
 
 
 def test_up_again_changes_nothing(operator: Operator) -> None:
-    before = {machine: operator.ssh(machine, STATE) for machine in MACHINES}
+    before = operator.each(MACHINES, STATE)
     document = operator.document("up", "--driver", "580")
     assert {each["name"]: each["outcome"] for each in document["machines"]} == dict.fromkeys(MACHINES, "unchanged")
-    assert {machine: operator.ssh(machine, STATE) for machine in MACHINES} == before
+    assert operator.each(MACHINES, STATE) == before
 
 
 def test_pods_get_the_gpus(operator: Operator) -> None:
@@ -71,5 +70,4 @@ def test_no_secret_lies_about(operator: Operator) -> None:
 
 def test_reset_leaves_nothing(operator: Operator) -> None:
     operator.gpunodes("reset", "gpu-1", "worker-1", "control-1", "--yes")
-    for machine in MACHINES:
-        assert lines(operator.ssh(machine, BARE)) == _bare[machine]
+    assert operator.each(MACHINES, BARE) == _bare

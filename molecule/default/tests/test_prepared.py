@@ -7,6 +7,8 @@ from typing import Any
 
 from testinfra.host import Host
 
+testinfra_hosts = ["control-1"]
+
 SYSCTLS = ("net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables", "net.ipv4.ip_forward")
 HELD = {"containerd", "kubelet", "kubeadm", "kubectl"}
 

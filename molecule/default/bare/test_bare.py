@@ -6,6 +6,8 @@ import difflib
 
 import pytest
 
+testinfra_hosts = ["control-1", "worker-1", "gpu-1"]
+
 
 def test_nothing_has_changed(bare: list[str], state: list[str]) -> None:
     changes = list(difflib.unified_diff(bare, state, "bare", "now", lineterm="", n=0))

@@ -7,6 +7,8 @@ from typing import Any
 
 from testinfra.host import Host
 
+testinfra_hosts = ["gpu-1"]
+
 TOOLKIT = {
     "libnvidia-container-tools",
     "libnvidia-container1",
