@@ -6,7 +6,7 @@ import difflib
 
 import pytest
 
-testinfra_hosts = ["control-1", "worker-1", "gpu-1"]
+testinfra_hosts = ["control-1", "gpu-1"]
 
 
 def test_nothing_has_changed(bare: list[str], state: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from testinfra.host import Host
 
-testinfra_hosts = ["worker-1"]
+testinfra_hosts = ["control-1"]
 
 
 def test_it_is_docker_s_package_held(host: Host, settings: dict[str, Any]) -> None:
