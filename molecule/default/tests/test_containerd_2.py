@@ -28,7 +28,7 @@ def test_it_runs_and_will(host: Host) -> None:
     ]
 
 
-def test_what_it_runs_with(host: Host) -> None:
+def test_what_it_runs_with(host: Host, settings: dict[str, Any]) -> None:
     # The program's own view: our file over its defaults.
     plugins = tomllib.loads(host.check_output("containerd config dump"))["plugins"]
     runtime = plugins["io.containerd.cri.v1.runtime"]
@@ -39,4 +39,8 @@ def test_what_it_runs_with(host: Host) -> None:
     # Images come by the mirror, under their public names.
     sandbox = images["pinned_images"]["sandbox"]
     assert sandbox.startswith("registry.k8s.io/pause:")
+    hosts = host.file("/etc/containerd/certs.d/registry.k8s.io/hosts.toml").content_string
+    assert f'[host."{settings["gpunodes_image_mirrors"]["registry.k8s.io"]}"]' in hosts
     host.check_output(f"ctr images pull --hosts-dir /etc/containerd/certs.d {sandbox}")
+    # As the kubelet asks for it: by what the runtime itself is configured with.
+    host.check_output(f"crictl pull {sandbox}")
