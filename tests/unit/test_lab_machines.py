@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import lzma
+import re
 import shutil
 import subprocess
 from ipaddress import IPv4Network
@@ -16,7 +18,18 @@ import yaml
 from gpunodes.errors import WrongInput
 from gpunodes.lab import disks, doctor, hypervisor, images, initrd, inventory, network
 from gpunodes.lab.host import Owner
-from gpunodes.lab.layout import SUBNETS, Layout, Record, Role, Size, System, cache_dir, free_subnet, plan_machines
+from gpunodes.lab.layout import (
+    SUBNETS,
+    Boards,
+    Layout,
+    Record,
+    Role,
+    Size,
+    System,
+    cache_dir,
+    free_subnet,
+    plan_machines,
+)
 from gpunodes.lab.mirror import REQUIRED_FILES, REQUIRED_PACKAGES
 
 SIZES = {Role.CONTROL_PLANE: Size(4096, 2), Role.WORKER: Size(2048, 1)}
@@ -85,6 +98,15 @@ LAYOUT = Layout("lab", Path("/cache"))
 def domain(accelerator: str) -> ElementTree.Element:
     xml = hypervisor.domain_xml(LAYOUT, record().machines[1], accelerator)
     return ElementTree.fromstring(xml)  # noqa: S314 - our own
+
+
+def test_a_gpu_machine_yields_less_to_the_control_plane_than_a_worker() -> None:
+    worker = record().machines[1]
+    gpu = dataclasses.replace(worker, boards=Boards(1, 0, ("20b0",)))
+    texts = [hypervisor.domain_xml(LAYOUT, machine, "tcg") for machine in (worker, gpu)]
+    nice = [int(re.findall(r"<emulator>\S+-(\d+)</emulator>", text)[0]) for text in texts]
+    assert nice[0] > nice[1] > 0
+    assert "<emulator>" not in hypervisor.domain_xml(LAYOUT, record().machines[0], "tcg")
 
 
 def test_an_emulated_machine_goes_without_the_feature_that_kills_kernels() -> None:

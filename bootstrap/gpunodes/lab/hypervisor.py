@@ -62,13 +62,15 @@ _KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10 module_b
 _EMULATED_OPTIONS = "preempt=none init_on_alloc=0 highres=off tsc=reliable"
 
 # All wait for the control plane, and an emulated one gets too little of a small host while the workers install. But it
-# is never idle either: with a niceness of 10 a worker waited half a minute for sudo's first word. A group of processes
-# that Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
-_YIELDING = "yielding-qemu"
+# is never idle either: with a niceness of 10 a worker waited half a minute for sudo's first word. In the end all wait
+# for the driver of a GPU machine, which takes longer than a control plane: it yields less. A group of processes that
+# Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
+_NICE_WORKER, _NICE_GPU_WORKER = 5, 2
+_YIELDING = "yielding-qemu-{}"
 _YIELDING_TEXT = """\
 #!/bin/sh
-echo 5 2>/dev/null >/proc/self/autogroup
-exec nice -n 5 {qemu} "$@"
+echo {nice} 2>/dev/null >/proc/self/autogroup
+exec nice -n {nice} {qemu} "$@"
 """
 
 
@@ -79,9 +81,10 @@ def prepare(layout: Layout) -> list[str]:
     sockets = layout.state / "libvirt"
     sockets.mkdir(mode=0o700, exist_ok=True)
     (layout.state / "console").mkdir(exist_ok=True)
-    yielding = layout.state / _YIELDING
-    yielding.write_text(_YIELDING_TEXT.format(qemu=which("qemu-system-x86_64")))
-    yielding.chmod(0o700)
+    for nice in (_NICE_WORKER, _NICE_GPU_WORKER):
+        yielding = layout.state / _YIELDING.format(nice)
+        yielding.write_text(_YIELDING_TEXT.format(nice=nice, qemu=which("qemu-system-x86_64")))
+        yielding.chmod(0o700)
     config = layout.state / "libvirtd.conf"
     config.write_text(_DAEMON.format(sockets=sockets))
     (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
@@ -136,7 +139,8 @@ def domain_xml(layout: Layout, machine: Machine, accelerator: str, options: Sequ
     add(domain, "on_crash", "restart")
     devices = add(domain, "devices")
     if accelerator != "kvm" and machine.role is Role.WORKER:
-        add(devices, "emulator", str(layout.state / _YIELDING))
+        nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
+        add(devices, "emulator", str(layout.state / _YIELDING.format(nice)))
     disk = add(devices, "disk", type="file", device="disk")
     # The disks die with the lab: nothing is gained by waiting for the host's.
     add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
