@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import json
 import lzma
-import re
 import shutil
 import subprocess
 from ipaddress import IPv4Network
@@ -22,6 +21,7 @@ from gpunodes.lab.layout import (
     SUBNETS,
     Boards,
     Layout,
+    Machine,
     Record,
     Role,
     Size,
@@ -95,18 +95,18 @@ def test_the_cache_follows_the_base_directory_specification(monkeypatch: pytest.
 LAYOUT = Layout("lab", Path("/cache"))
 
 
-def domain(accelerator: str) -> ElementTree.Element:
-    xml = hypervisor.domain_xml(LAYOUT, record().machines[1], accelerator)
+def domain(accelerator: str, machine: Machine | None = None) -> ElementTree.Element:
+    xml = hypervisor.domain_xml(LAYOUT, machine or record().machines[1], accelerator)
     return ElementTree.fromstring(xml)  # noqa: S314 - our own
 
 
 def test_a_gpu_machine_yields_less_to_the_control_plane_than_a_worker() -> None:
-    worker = record().machines[1]
+    control, worker, _ = record().machines
     gpu = dataclasses.replace(worker, boards=Boards(1, 0, ("20b0",)))
-    texts = [hypervisor.domain_xml(LAYOUT, machine, "tcg") for machine in (worker, gpu)]
-    nice = [int(re.findall(r"<emulator>\S+-(\d+)</emulator>", text)[0]) for text in texts]
+    emulators = [domain("tcg", machine).findtext("devices/emulator", "") for machine in (worker, gpu)]
+    nice = [int(emulator.rpartition("-")[2]) for emulator in emulators]
     assert nice[0] > nice[1] > 0
-    assert "<emulator>" not in hypervisor.domain_xml(LAYOUT, record().machines[0], "tcg")
+    assert domain("tcg", control).find("devices/emulator") is None
 
 
 def test_an_emulated_machine_goes_without_the_feature_that_kills_kernels() -> None:
