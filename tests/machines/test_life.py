@@ -6,8 +6,6 @@ lab's stand-ins: no GPU computes anything.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from . import sick
 from .conftest import BARE, STATE, Kind, Operator, kill, lines, search_for_secrets
 
@@ -46,22 +44,22 @@ def test_pods_get_the_gpus(operator: Operator) -> None:
     assert "nvidia.com/gpu" not in sick.node(operator, "worker-1")["status"]["allocatable"]
 
 
-def test_a_hung_machine_is_repaired_while_another_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
+def test_a_hung_machine_is_found_and_repaired(operator: Operator) -> None:
     before = sick.boot(operator, "gpu-1")
     sick.fault(operator, "gpu-1", "reboot-hang")
     sick.hang(operator)
     assert sick.wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
-    with ThreadPoolExecutor(1) as pool:
-        repair = pool.submit(operator.document, "health", "gpu-1", "--reboot-hung", "--yes")
-        operator.gpunodes("remove", "worker-1")
-        # The machine under repair may be away: then the cluster is not as it should be.
-        assert operator.document("status", code=None)["missing"] == ["worker-1"]
-        assert lines(operator.ssh("worker-1", BARE)) == _bare["worker-1"]
-        operator.playbook("join", "worker-1")
-    found = sick.repaired(repair.result())
+    found = sick.repaired(operator.document("health", "--reboot-hung", "--yes"))
     assert found["rung"] == "sysrq"
     assert sick.boot(operator, "gpu-1") != before
     sick.clean(operator, ["gpu-1"])
+
+
+def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
+    operator.gpunodes("remove", "worker-1")
+    assert operator.document("status")["missing"] == ["worker-1"]
+    assert lines(operator.ssh("worker-1", BARE)) == _bare["worker-1"]
+    operator.playbook("join", "worker-1")
     assert operator.document("status")["missing"] == []
     assert operator.tokens() == []
 
