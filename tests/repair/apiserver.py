@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpunodes.lab.mirror import gobuild, pins
+from gpunodes.lab.mirror import gobuild, pins, store
 
 MINOR = "1.36"
 _START_S = 180
@@ -59,9 +59,11 @@ def programs() -> tuple[Path, Path]:
     """kube-apiserver and etcd, built by the lab's mirror unless its cache has them."""
     known = pins.load()
     minor = known.minors[MINOR]
-    go = gobuild.toolchain(cache(), known, print)
-    kubernetes = gobuild.programs(minor.kubernetes, go, cache(), print)
-    return kubernetes / "kube-apiserver", gobuild.programs(minor.etcd, go, cache(), print) / "server"
+    # A lab that starts meanwhile builds the same, in the same cache.
+    with store.locked(cache(), print):
+        go = gobuild.toolchain(cache(), known, print)
+        kubernetes = gobuild.programs(minor.kubernetes, go, cache(), print)
+        return kubernetes / "kube-apiserver", gobuild.programs(minor.etcd, go, cache(), print) / "server"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpunodes.lab.mirror import gobuild, pins
+from gpunodes.lab.mirror import gobuild, pins, store
 
 from .apiserver import ApiServer, cache
 
@@ -38,9 +38,10 @@ class _Kwok(pins.Component):
 def running(server: ApiServer) -> Iterator[None]:
     """Run KWOK for all nodes of ``server``."""
     known = pins.load()
-    go = gobuild.toolchain(cache(), known, print)
     component = _Kwok("kwok", VERSION)
-    program = gobuild.programs(component, go, cache(), print) / "kwok"
+    with store.locked(cache(), print):
+        go = gobuild.toolchain(cache(), known, print)
+        program = gobuild.programs(component, go, cache(), print) / "kwok"
     # How nodes and pods live: KWOK's own "fast" stages.
     source = gobuild.source(component, go) / "kustomize" / "stage"
     stages = [source / name for name in _STAGES]
