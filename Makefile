@@ -74,11 +74,12 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 
 # --- tests ---------------------------------------------------------------------------------------------------------
 
-# The repairs of test-repair mostly wait: the checks run meanwhile, and then the first machines start. Two labs would
-# want the processors of both.
+# The repairs of test-repair mostly wait: the roles' machines have the processors meanwhile. Two labs would want all of
+# them for both.
 .PHONY: test
 test: ## What CI runs: checks, the package, roles and a cluster on virtual machines
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-repair test-molecule
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package
+	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) test-life
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
