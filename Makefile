@@ -74,8 +74,8 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 
 # --- tests ---------------------------------------------------------------------------------------------------------
 
-# The repairs of test-repair mostly wait: the roles' machines have the processors meanwhile. Two labs would want all of
-# them for both.
+# The repairs of test-repair mostly wait: the roles' machines have the processors meanwhile. Two labs at once would only
+# take them from each other.
 .PHONY: test
 test: ## What CI runs: checks, the package, roles and a cluster on virtual machines
 	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package
