@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import socket
 import ssl
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpunodes.lab.layout import cache_dir
 from gpunodes.lab.mirror import gobuild, pins, store
 
 MINOR = "1.36"
@@ -52,7 +52,7 @@ class ApiServer:
 
 def cache() -> Path:
     """Where the lab keeps what it builds."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunodes" / "mirror"
+    return cache_dir() / "mirror"
 
 
 def programs() -> tuple[Path, Path]:
