@@ -342,19 +342,10 @@ class Converger:
     def _key(self, repository: Repository, path: str) -> str:
         """The repository's key, checked against its fingerprint; what is on the machine is good if it fits."""
         if "://" not in repository.key:
-            text = repository.key.strip() + "\n"
-            check_key(text, repository)
-            return text
-        existing = disk.read(path)
-        if (
-            existing
-            and repository.fingerprint
-            and openpgp.plain(repository.fingerprint) in openpgp.fingerprints(existing)
-        ):
-            return existing
-        text = fetch(repository.key)
-        check_key(text, repository)
-        return text
+            return checked_key(repository.key.strip() + "\n", repository)
+        if repository.fingerprint and (fits := openpgp.only(disk.read(path) or "", repository.fingerprint)):
+            return fits
+        return checked_key(fetch(repository.key), repository)
 
     def _packages_and_files(self) -> None:
         wanted = {package.name: package for package in self.spec.packages}
@@ -699,8 +690,11 @@ def render_repository(repository: Repository, key_path: str, apt: bool) -> str:
     )
 
 
-def check_key(text: str, repository: Repository) -> None:
-    """Raise MachineProblem unless ``text`` is the key that is wanted."""
+def checked_key(text: str, repository: Repository) -> str:
+    """The key that is wanted, out of the key file ``text``; raises MachineProblem where it is not in there.
+
+    Where a fingerprint names the key, that one alone: who stands between us and the source could add his own.
+    """
     found = openpgp.fingerprints(text)
     if not found:
         raise MachineProblem(
@@ -708,7 +702,8 @@ def check_key(text: str, repository: Repository) -> None:
             "an armoured public key",
             f"check gpunodes_{repository.name}_packages_key",
         )
-    if repository.fingerprint and openpgp.plain(repository.fingerprint) not in found:
+    wanted = openpgp.only(text, repository.fingerprint) if repository.fingerprint else text
+    if not wanted:
         raise MachineProblem(
             f"the key of the package source {repository.name} has the fingerprint {found[0]}",
             openpgp.plain(repository.fingerprint),
@@ -720,6 +715,7 @@ def check_key(text: str, repository: Repository) -> None:
             "a fingerprint to check it by, or the key itself",
             f"set gpunodes_{repository.name}_packages_fingerprint",
         )
+    return wanted
 
 
 def fetch(url: str) -> str:
