@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Take kubeadm's work on a machine back, and what kubeadm reset itself leaves."""
+"""Take kubeadm's work on a machine back, and what the network add-on left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ module: kubeadm_reset
 short_description: Take kubeadm's work back
 version_added: "0.1.0"
 description:
-  - Runs C(kubeadm reset), then removes what that leaves (CNI configuration, firewall rules, links, mounts, containers).
+  - Stops the kubelet, removes the pods, unmounts what the kubelet has mounted, then removes the folders of both, CNI
+    configuration, firewall rules and links.
+  - Refuses, before it removes anything, while something stays mounted in those folders.
   - On a control plane this destroys the cluster.
 options: {}
 attributes:

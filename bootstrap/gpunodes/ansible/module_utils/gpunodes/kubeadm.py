@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -13,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger
+from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger, tree
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
 from .process import Done, run, run_while_heard
@@ -23,6 +24,8 @@ _DOCKER_SOCKET = "/run/cri-dockerd.sock"
 PRIVATE = "/run/gpunodes"
 _ETCD = "/var/lib/etcd/member"
 _MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+_KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
+RANDOM_KEY = "{random key}"
 _POLL_S = 1.0
 _RUNTIME_PAUSE_S = 5.0
 _BOOT_S = 300
@@ -48,9 +51,16 @@ _KUBELET_SYSCTLS = (
 
 
 def init(
-    documents: Sequence[Mapping[str, Any]], patches: Mapping[str, Mapping[str, Any]], limit_s: float, check: bool
+    documents: Sequence[Mapping[str, Any]],
+    patches: Mapping[str, Mapping[str, Any]],
+    files: Mapping[str, Mapping[str, Any]],
+    limit_s: float,
+    check: bool,
 ) -> list[str]:
     """Make this machine a control plane, or see that it is one; the actions taken.
+
+    ``files`` are what the documents name: JSON by path, for root alone, written when the control plane is made.
+    ``RANDOM_KEY`` in them stands for a key that is made here and leaves the machine never.
 
     A cluster that ever became usable is never touched: one whose API does not answer is waited for, then reported.
     An init that we started and that never finished is reset and started over.
@@ -76,10 +86,14 @@ def init(
     _begin(book, "init started")
     if len(actions) > 1 or _leftovers():
         reset()
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
     token = new_token()
     _kubeadm("init", [_complete(document, token) for document in documents], limit_s, ("--skip-token-print",), patches)
     # kubeadm needs a token to set up bootstrapping; joins make their own.
     kube_api.admin().delete(f"{_SYSTEM}/secrets/bootstrap-token-{token.partition('.')[0]}")
+    _close_kubelet_config()
     book.kubeadm = "init done"
     book.save()
     return actions
@@ -206,6 +220,7 @@ def join(
         **settings,
     }
     _kubeadm("join", [document], limit_s)
+    _close_kubelet_config()
     book.kubeadm = "join done"
     book.save()
     return actions
@@ -240,7 +255,7 @@ def _kubeadm(
     patches: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Run kubeadm with a configuration file that only root can read, removed afterwards."""
-    shutil.rmtree(PRIVATE, ignore_errors=True)
+    tree.remove(PRIVATE)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
     command = ["kubeadm", verb, f"--config={path}", *flags]
@@ -257,9 +272,19 @@ def _kubeadm(
             time.sleep(_RUNTIME_PAUSE_S)
             done = run_while_heard(command, deadline - time.monotonic())
     finally:
-        shutil.rmtree(PRIVATE, ignore_errors=True)
+        tree.remove(PRIVATE)
     if not done.ok:
         raise MachineProblem(f"kubeadm {verb}: {failure(done, kubelet_error(began))}")
+
+
+def _close_kubelet_config() -> None:
+    """Leave the kubelet's configuration to root: kubeadm 1.36 writes it for all to read (CIS benchmark 1.10, 4.1.9)."""
+    os.chmod(_KUBELET_CONFIG, 0o600)
+
+
+def _random_key() -> str:
+    """32 random bytes in base64: a key for secretbox (kubernetes.io, EncryptionConfiguration)."""
+    return base64.b64encode(secrets.token_bytes(32)).decode("ascii")
 
 
 def _runtime_was_slow(done: Done) -> bool:
@@ -325,35 +350,45 @@ def new_token() -> str:
 
 # reset
 
-_STATE = ("/var/lib/cni", "/run/flannel", "/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd")
+KUBELET = "/var/lib/kubelet"
+_STATE = ("/var/lib/cni", "/run/flannel", KUBELET, "/etc/kubernetes", "/var/lib/etcd")
 _CNI = "/etc/cni/net.d"
 _CNI_FILES = ("10-flannel.conflist",)
+_TRIES = 2
 _LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "kube-bridge")
 
 
 def reset() -> None:
-    """Take kubeadm's work back, and what `kubeadm reset` itself leaves; raises MachineProblem when mounts stay.
+    """Take kubeadm's work back, and what the network add-on left.
 
-    Leaves: /etc/cni/net.d, firewall rules, links (kubernetes.io, kubeadm reset).
+    Raises MachineProblem when something stays mounted in what is to go; nothing was removed then. It does not call
+    ``kubeadm reset``, which empties folders across whatever is mounted in them (kubeadm 1.36, app/cmd/phases/reset:
+    os.RemoveAll in CleanDir), and etcd's before it looks for mounts. Else that stops the kubelet, removes the pods, and
+    empties the same folders.
     """
-    if shutil.which("kubeadm", path="/usr/bin:/usr/local/bin"):
-        # It also works half way: what it could not do is done below.
-        run(["kubeadm", "reset", "--force", f"--cri-socket={_socket()}"], 600)
     run(["systemctl", "stop", "kubelet"])
+    if host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
+        raise MachineProblem("the kubelet does not stop", "one that mounts nothing more", "see `journalctl -u kubelet`")
+    _remove_pods()
     _stop_containers()
     _unmount()
-    for path in (*_STATE, *_cni_files()):
-        if os.path.isfile(path):
-            disk.remove(path)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+    _see_bare()
+    for path in _STATE:
+        tree.remove(path)
+    for path in _cni_files():
+        disk.remove(path)
     for name in _LINKS:
         if os.path.exists(f"/sys/class/net/{name}"):
             run(["ip", "link", "delete", name])
     firewall.clean()
-    left = mounts()
-    if left:
-        raise MachineProblem(f"{left[0]} is still mounted", "nothing of the kubelet's is", f"see `fuser -m {left[0]}`")
+
+
+def _see_bare(stopped: bool = True) -> None:
+    """See that nothing is mounted in what a reset removes; the kubelet's own mounts only count once it has stopped."""
+    made = ledger.load().directories
+    tree.see_bare(
+        [path for path in _STATE if stopped or path != KUBELET], made=[path for path in _STATE if path in made]
+    )
 
 
 def _socket() -> str:
@@ -367,7 +402,10 @@ def _cni_files() -> list[str]:
 
 
 def remains() -> list[str]:
-    """What a reset would have to take away; raises MachineProblem for a cluster membership that is not our work."""
+    """What a reset would have to take away.
+
+    Raises MachineProblem for a cluster membership that is not our work, and for what somebody has mounted there.
+    """
     if not ledger.load().kubeadm:
         foreign = _leftovers()
         if foreign:
@@ -377,14 +415,24 @@ def remains() -> list[str]:
                 "run `kubeadm reset` there if that cluster is not needed",
             )
         return []
-    found = [path for path in _STATE if os.path.isdir(path) and os.listdir(path)] + _cni_files()
+    _see_bare(stopped=False)
+    found = [path for path in _STATE if tree.holds_anything(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     # The packages of Kubernetes bring this folder along, empty.
     return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()
 
 
+def _remove_pods() -> None:
+    """Remove all pods with their networks, as their container runtime does it."""
+    socket = _socket()
+    if os.path.exists(socket[len("unix://") :]):
+        command = ["crictl", f"--runtime-endpoint={socket}", "--timeout=30s", "rmp", "--force", "--all"]
+        # A pod may need a second try, as in kubeadm (app/constants: RemoveContainerRetry).
+        any(run(command, 300).ok for _ in range(_TRIES))
+
+
 def _stop_containers() -> None:
-    """Pods' containers that kubeadm could not stop: their shims outlive containerd."""
+    """Pods' containers that crictl could not remove: their shims outlive containerd."""
     if not shutil.which("ctr", path="/usr/bin:/usr/local/bin"):
         return
     tasks = run(["ctr", "--namespace=k8s.io", "tasks", "list", "--quiet"], 30).out.split()
@@ -396,13 +444,18 @@ def _stop_containers() -> None:
 
 
 def mounts() -> list[str]:
-    """The kubelet's mounts and network namespaces of pods, innermost first."""
-    points = [line.split()[1] for line in (disk.read("/proc/self/mounts") or "").splitlines()]
-    return [point for point in reversed(points) if point.startswith(("/var/lib/kubelet/", "/run/netns/cni-"))]
+    """The kubelet's mounts and the network namespaces of pods, the last mounted first."""
+    return [mount.point for mount in tree.below([KUBELET])] + _networks()
+
+
+def _networks() -> list[str]:
+    return [mount.point for mount in tree.below(["/run/netns"]) if mount.point.startswith("/run/netns/cni-")]
 
 
 def _unmount() -> None:
-    for point in mounts():
-        gone = run(["umount", point], 30).ok or run(["umount", "--lazy", point], 30).ok
-        if gone and point.startswith("/run/netns/"):
-            disk.remove(point)
+    tree.unmount([KUBELET])
+    for point in _networks():
+        if run(["umount", point], 30).ok:
+            # It may have been mounted twice.
+            with contextlib.suppress(OSError):
+                disk.remove(point)

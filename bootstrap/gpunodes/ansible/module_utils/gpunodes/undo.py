@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import disk, firewall, gpu_host, host, ledger, lock, packages
+from . import disk, firewall, gpu_host, host, kubeadm, ledger, lock, packages, tree
 from .problem import MachineProblem
 from .process import run
 
 NOTES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
 """What the probe and repair's helper keep for the time of a boot; both are files that go to a machine alone."""
+_RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
+"""Where container runtimes mount, and may leave mounts when they stop. Beside them only the kubelet mounts."""
 _LETTING_GO_S = 120
 """How long pods that were told to go may take to let go of the GPUs."""
 
@@ -35,10 +36,14 @@ class Undoer:
     def run(self) -> list[str]:
         """Undo; the actions taken, none where there was nothing of ours.
 
-        Raises MachineProblem when something uses what is to go; nothing of that part was touched then.
+        Raises MachineProblem when something uses what is to go; nothing of that part was removed then.
         """
-        for part in () if self.part else ledger.PARTS:
-            self.actions += Undoer(self.check, part).run()
+        parts = [] if self.part else [Undoer(self.check, part) for part in ledger.PARTS]
+        for each in (self, *parts):
+            folders = each._folders()
+            tree.see_bare(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, made=folders)
+        for part in parts:
+            self.actions += part.run()
         if os.path.exists(ledger.path_of(self.part)):
             self._undo()
         if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
@@ -49,6 +54,8 @@ class Undoer:
     def _undo(self) -> None:
         self._drivers()
         self._services()
+        if not self.check:
+            self._mounts()
         self._docker()
         if not self.check:
             # While nft, which may have come with us, is there.
@@ -170,14 +177,20 @@ class Undoer:
             run(["systemctl", "daemon-reload"])
             run(["systemctl", "reset-failed", *self.ledger.services])
 
+    def _folders(self) -> list[str]:
+        """The folders that came with us and are still there, innermost first."""
+        found = sorted(self.ledger.directories, key=len, reverse=True)
+        return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
+
+    def _mounts(self) -> None:
+        """See that nothing is mounted in what is to go, before packages' scripts or we remove any of it."""
+        folders = self._folders()
+        tree.unmount(path for path in folders if path in _RUNTIMES)
+        tree.see_bare(folders, made=folders)
+
     def _directories(self) -> None:
-        for path in sorted(self.ledger.directories, key=len, reverse=True):
-            if os.path.islink(path) or not os.path.isdir(path):
-                continue
-            if not self.check:
-                for point in _mounts(path):
-                    run(["umount", point], 30)
-            self._do(f"remove {path}", partial(shutil.rmtree, path, ignore_errors=True))
+        for path in self._folders():
+            self._do(f"remove {path}", partial(tree.remove, path))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
@@ -203,12 +216,6 @@ class Undoer:
         for device in off:
             if os.path.exists(device):
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
-
-
-def _mounts(folder: str) -> list[str]:
-    """What is mounted below a folder, innermost first: what lies there may belong to somebody else."""
-    points = [line.split()[1] for line in (disk.read("/proc/self/mounts") or "").splitlines()]
-    return [point for point in reversed(points) if point.startswith(f"{folder}/")]
 
 
 def _is(path: str, old: ledger.OldFile) -> bool:
