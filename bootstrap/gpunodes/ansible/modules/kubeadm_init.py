@@ -23,6 +23,12 @@ options:
     description: Patches of what kubeadm writes, by name (C(kube-apiserver0+strategic)); see its flag C(--patches).
     type: dict
     default: {}
+  files:
+    description: >-
+      Files that the documents name, JSON by path, for root alone; written when the control plane is made.
+      C({random key}) stands for 32 random bytes in base64, made on the machine.
+    type: dict
+    default: {}
   timeout:
     description: Seconds for kubeadm, and for a control plane that is just starting to answer.
     type: int
@@ -67,6 +73,7 @@ def main() -> None:
         argument_spec={
             "documents": {"type": "list", "elements": "dict", "required": True},
             "patches": {"type": "dict", "default": {}},
+            "files": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 900},
         },
         supports_check_mode=True,
@@ -74,7 +81,9 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         wanted = module.params
-        actions = kubeadm.init(wanted["documents"], wanted["patches"], wanted["timeout"], module.check_mode)
+        actions = kubeadm.init(
+            wanted["documents"], wanted["patches"], wanted["files"], wanted["timeout"], module.check_mode
+        )
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)
