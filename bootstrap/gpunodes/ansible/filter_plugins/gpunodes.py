@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -42,18 +44,50 @@ def preflight(
     return [str(finding) for finding in judge(candidates, wants) if finding.severity is Severity.ERROR]
 
 
-def node_of(nodes: Sequence[Mapping[str, Any]], names: Sequence[str | None]) -> dict[str, Any]:
-    """The node that one of ``names`` (host name, inventory name, address) stands for; {} when none does."""
-    for name in names:
-        for node in nodes:
-            if name and (node["name"] == name.lower() or node["address"] == name):
-                return dict(node)
-    return {}
+def match(
+    nodes: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    name: str,
+    machines: Mapping[str, str],
+    cluster: str,
+    *,
+    joins: bool = False,
+) -> dict[str, Any]:
+    """The node that the machine ``name`` is: ``node`` ({} for none), ``by`` what, or ``problem``, why it is refused.
+
+    ``facts`` are a result of host_facts, empty where the machine does not answer; ``machines`` the inventory's
+    addresses by name; ``cluster`` is what its records are filed under; ``joins``: the machine is about to.
+    """
+    from gpunodes.ansible.module_utils.gpunodes import identity
+    from gpunodes.engine import identities
+
+    known = identities.recall_all(cluster, {each: address or each for each, address in machines.items()})
+    if facts:
+        known[name] = identity.reported(name, machines[name] or name, facts)
+    matcher = identity.Matcher([identity.described(node) for node in nodes], known.values())
+    found = matcher.joining(known[name]) if joins else matcher.match(known[name])
+    own = found.node.name if found.node else ""
+    return {
+        "node": next((dict(node) for node in nodes if own and node["name"] == own), {}),
+        "by": found.by,
+        "problem": f"{found.contradiction}; {_REMEDY}" if found.contradiction else "",
+    }
+
+
+_REMEDY = (
+    "wanted: one node that is this machine beyond doubt; see `kubectl get nodes -o wide` and the inventory, and delete "
+    "a node whose machine is gone"
+)
 
 
 def packages(names: Sequence[str], version: str = "") -> list[dict[str, Any]]:
     """``names`` as the module host takes packages; those with a version are held at it."""
     return [{"name": name, "version": version, "hold": bool(version)} for name in names]
+
+
+def program(name: str) -> str:
+    """The text of a program that becomes a file on a machine; it stands among what travels to machines."""
+    return (Path(__file__).parents[1] / "module_utils" / "gpunodes" / f"{name}.py").read_text(encoding="utf-8")
 
 
 def registry_hosts(mirrors: Mapping[str, str]) -> list[dict[str, str]]:
@@ -118,16 +152,43 @@ def health(
     return {**told, "text": f"{name}: {verdict.state}{action}{why}"}
 
 
+@functools.lru_cache(maxsize=2)  # a large cluster's document is read by many variables of one task
+def data(text: str | None) -> Any:
+    """A document from outside that the command line handed to the play (engine/runner.py); None stays None."""
+    return None if text is None else json.loads(base64.b64decode(text))
+
+
+def machine(facts: Any, name: str) -> Any:
+    """What a machine reported (a result of host_facts), once its shape is seen to be right; {} for one that is gone."""
+    from gpunodes.planner import reports
+
+    if facts and (wrong := reports.of_machine(facts)):
+        raise AnsibleFilterError(f"{name}: {wrong}")
+    return facts
+
+
+def cluster_complaint(cluster: Any, name: str) -> str:
+    """What is wrong with what the control plane ``name`` reports of its cluster (cluster_info), "" when nothing is."""
+    from gpunodes.planner import reports
+
+    wrong = "" if cluster is None else reports.of_cluster(cluster)
+    return f"{name}: of its cluster, {wrong}" if wrong else ""
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "gpunodes_cluster_complaint": cluster_complaint,
+            "gpunodes_data": data,
             "gpunodes_health": health,
             "gpunodes_key": key_text,
-            "gpunodes_node": node_of,
+            "gpunodes_machine": machine,
+            "gpunodes_node": match,
             "gpunodes_packages": packages,
             "gpunodes_preflight": preflight,
+            "gpunodes_program": program,
             "gpunodes_registries": registries,
             "gpunodes_registry_hosts": registry_hosts,
         }

@@ -215,6 +215,19 @@ def cuda_proofs(homes: Mapping[str, str], libraries: Sequence[str]) -> list[dict
     ]
 
 
+# A machine tells of its GPUs by labels of ours, and by no other: those of others decide what may run there.
+_LABEL = re.compile(r"gpunodes\.dev/gpu-[a-z][a-z-]{0,40}")
+_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+def labels(found: Mapping[str, Any], machine: str) -> dict[str, str]:
+    """The labels of GPUs that a machine reported (a result of gpu_verify), or that its node has from us."""
+    for name, value in found.items():
+        if not (_LABEL.fullmatch(str(name)) and isinstance(value, str) and _VALUE.fullmatch(value)):
+            raise AnsibleFilterError(f"{machine}: its answer has no label of a GPU in {str(name)[:60]!r}")
+    return dict(found)
+
+
 def services(names: Sequence[str]) -> list[dict[str, str]]:
     """``names`` as the module host takes services."""
     return [{"name": name} for name in names]
@@ -230,6 +243,7 @@ class FilterModule:
             "gpunodes_gpu_asked": gpu_asked,
             "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,
+            "gpunodes_gpu_labels": labels,
             "gpunodes_gpu_machines": gpu_machines,
             "gpunodes_gpu_sources": gpu_sources,
             "gpunodes_runtimes": runtimes,

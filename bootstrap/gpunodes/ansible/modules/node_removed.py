@@ -11,18 +11,24 @@ short_description: Take a node out of the cluster
 version_added: "0.1.0"
 description:
   - Cordons the node, drains it within a limit and deletes it; runs on the control-plane machine.
-  - A node that cannot be drained stays, cordoned, unless O(force) is set.
+  - A node that cannot be drained stays, cordoned, unless O(force) is set; so does one that is not ready and has pods.
 options:
   name:
     description: The node's name.
     type: str
     required: true
+  expected:
+    description: >-
+      What it must still report, as M(cluster_info) returns it: C(uid), C(boot_id), C(machine_id), C(product_uuid).
+      A node that does not is another machine's, and stays.
+    type: dict
+    default: {}
   timeout:
-    description: Seconds for draining; 0 for none.
+    description: Seconds for draining.
     type: int
     default: 300
   force:
-    description: Delete the node even when it cannot be drained.
+    description: Delete the pods that do not leave, past their disruption budgets; also where the node is not ready.
     type: bool
     default: false
 attributes:
@@ -49,6 +55,11 @@ actions:
   returned: always
   type: list
   elements: str
+notes:
+  description: Which pods were deleted by force, or in check mode would be.
+  returned: always
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -60,6 +71,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
+            "expected": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 300},
             "force": {"type": "bool", "default": False},
         },
@@ -68,8 +80,10 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         wanted = module.params
-        actions = cluster.remove(wanted["name"], wanted["timeout"], wanted["force"], module.check_mode)
-        return {"changed": bool(actions), "actions": actions}
+        actions, notes = cluster.remove(
+            wanted["name"], wanted["timeout"], wanted["force"], module.check_mode, wanted["expected"]
+        )
+        return {"changed": bool(actions), "actions": actions, "notes": notes}
 
     carry_out(module, work, changes=False)
 

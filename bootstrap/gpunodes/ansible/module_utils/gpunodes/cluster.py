@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,25 @@ READY_BOOT = "gpunodes.dev/ready-boot"
 """Node annotation: the boot id of the machine when it was proven ready."""
 GPU_BOOT = "gpunodes.dev/gpu-boot"
 """Node annotation: the boot id of the machine when its GPUs were proven."""
+MAINTENANCE = "gpunodes.dev/maintenance"
+"""Node annotation: a person keeps the node for themselves."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
+_MIRROR = "kubernetes.io/config.mirror"
+_MERGE = "application/merge-patch+json"
+_GONE = (404, 409)
+"""There is no such pod, or another one of its name."""
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+_RUN = "gpunodes.dev/run"
+"""Annotation of a token: the run that it is for, by its name as a holder of Leases."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 _POLL_S = 2.0
+_FORMS = {
+    "address": r"[0-9A-Fa-f:.]{0,45}",
+    "version": r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}",
+    "runtime": r"[a-z0-9-]{0,50}",
+}
+"""What a node reports, and what it looks like (planner/reports.py)."""
 NETWORK_LABEL = "gpunodes.dev/network"
 """Label of the network add-on's pods."""
 
@@ -58,14 +75,17 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
     addresses = {entry["type"]: entry["address"] for entry in node["status"].get("addresses", ())}
     why = not_ready(node)
     waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
-    return {
+    described: dict[str, Any] = {
         "name": name,
         "role": "control_plane" if _CONTROL_PLANE in labels else "worker",
+        "uid": node["metadata"].get("uid", ""),
         "address": addresses.get("InternalIP", ""),
+        "addresses": sorted(set(addresses.values())),
         "version": about["kubeletVersion"],
         "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
         "ready": not why,
         "reason": why or (waiting[0] if waiting else ""),
+        "maintenance": annotations.get(MAINTENANCE, ""),
         "schedulable": not node.get("spec", {}).get("unschedulable", False),
         "machine_id": about["machineID"],
         "product_uuid": about["systemUUID"].lower(),
@@ -75,6 +95,12 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
     }
+    odd = [key for key, form in _FORMS.items() if not re.fullmatch(form, described[key])]
+    if odd:
+        # It is that node's trouble alone: it is not ready, and what is odd is unknown.
+        described.update(dict.fromkeys(odd, ""), ready=False, proven=False, gpus_proven=False)
+        described["reason"] = f"its kubelet reports an odd {' and '.join(odd)}"
+    return described
 
 
 def not_ready(node: Mapping[str, Any]) -> str:
@@ -116,8 +142,11 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
 # Tokens
 
 
-def make_token(ttl_s: int, limit_s: float) -> str:
-    """A bootstrap token that dies by itself after ``ttl_s``; returned when joins can use it."""
+def make_token(ttl_s: int, limit_s: float, run: str = "") -> str:
+    """A bootstrap token that dies by itself after ``ttl_s``; returned when joins can use it.
+
+    ``run`` is the holder of Leases that it is for, "" for none.
+    """
     client = kube_api.admin()
     token = kubeadm.new_token()
     name, _, secret = token.partition(".")
@@ -129,7 +158,7 @@ def make_token(ttl_s: int, limit_s: float) -> str:
             "apiVersion": "v1",
             "kind": "Secret",
             "type": "bootstrap.kubernetes.io/token",
-            "metadata": {"name": f"bootstrap-token-{name}"},
+            "metadata": {"name": f"bootstrap-token-{name}", "annotations": {_RUN: run}},
             "stringData": {
                 "description": "gpunodes join",
                 "token-id": name,
@@ -161,12 +190,37 @@ _TOKEN_PATIENCE_S = 300
 """A token must go: wait longer for a busy API server than elsewhere."""
 
 
-def delete_tokens() -> list[str]:
-    """Delete every token of ours, those of earlier interrupted joins included; their names."""
+def delete_tokens(run: str = "") -> list[str]:
+    """Delete the tokens of a run, and those of earlier interrupted joins; their names.
+
+    Joins of other machines may go on beside it: what is for another run stays while that one holds a Lease.
+    """
     client = kube_api.admin(_TOKEN_PATIENCE_S)
     found = client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
-    ours = [item["metadata"]["name"] for item in found if (item.get("data") or {}).get("description") == _OURS]
-    return [name for name in ours if client.delete(f"{_SYSTEM}/secrets/{name}")]
+    leases = client.get(_LEASES, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]
+    return [name for name in abandoned(found, leases, run, time.time()) if client.delete(f"{_SYSTEM}/secrets/{name}")]
+
+
+def abandoned(
+    tokens: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]], run: str, now: float
+) -> list[str]:
+    """The tokens of ours that are ``run``'s, or nobody's who still holds a Lease."""
+    at_work = {lease["spec"].get("holderIdentity") for lease in leases if _renewed(lease["spec"], now)} - {
+        run,
+        None,
+        "",
+    }
+    ours = [token["metadata"] for token in tokens if (token.get("data") or {}).get("description") == _OURS]
+    return [each["name"] for each in ours if (each.get("annotations") or {}).get(_RUN) not in at_work]
+
+
+def _renewed(spec: Mapping[str, Any], now: float) -> bool:
+    """Whether a Lease has not expired; ``now`` is this machine's time, as Leases are written by."""
+    try:
+        renewed = datetime.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=datetime.timezone.utc)
+        return renewed.timestamp() + float(spec["leaseDurationSeconds"]) > now
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 _OURS = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
@@ -379,7 +433,7 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
             f"/api/v1/nodes/{watch.name}",
             {"metadata": {"annotations": {READY_BOOT: watch.boot_id}}},
             {"fieldManager": kube_api.MANAGER},
-            "application/merge-patch+json",
+            _MERGE,
         )
         watch.done = True
     elif pod["status"].get("phase") == "Failed":
@@ -456,25 +510,72 @@ def _clean(client: Client, watches: Sequence[_Watch]) -> None:
 # Removal
 
 
-def remove(name: str, drain_limit_s: float, force: bool, check: bool) -> list[str]:
-    """Cordon, drain and delete a node; the actions taken, none when it is no node."""
+def remove(
+    name: str, drain_limit_s: float, force: bool, check: bool, expected: Mapping[str, Any] | None = None
+) -> tuple[list[str], list[str]]:
+    """Cordon, drain and delete a node; the actions taken, none when it is no node, and what a person must know of them.
+
+    ``force`` deletes the pods that do not leave, past their disruption budgets. Those of a node that is not ready never
+    leave: nothing there confirms that they have ended. Raises MachineProblem, which names them, without it.
+
+    ``expected`` is what it must still report (``uid``, ``boot_id``, ... of :func:`describe`): raises MachineProblem
+    when the name is another machine's by now.
+    """
     client = kube_api.admin()
     node = client.find(f"/api/v1/nodes/{name}")
     if node is None:
-        return []
+        return [], []
     if _CONTROL_PLANE in (node["metadata"].get("labels") or {}):
         raise MachineProblem(f"{name} is the control plane", "a worker", "gpunodes reset destroys the whole cluster")
-    actions = [*([f"drain {name}"] if drain_limit_s else []), f"delete node {name}"]
-    if check:
-        return actions
-    if drain_limit_s:
-        _drain(name, drain_limit_s, force, gone=bool(not_ready(node)))
-    client.delete(f"/api/v1/nodes/{name}")
-    return actions
+    _see_same(node, expected or {})
+    why = not_ready(node)
+    held = _held(client, name) if why else []
+    if held and not force:
+        raise MachineProblem(
+            f"{name} is not ready ({why}): nothing would confirm that these pods have ended: {_named(held)}",
+            "a node that its pods can leave, each within its disruption budget",
+            f"bring it back (`gpunodes repair {name}`), or delete them by force: --force-drain (gpunodes_drain_force)",
+        )
+    actions = [f"drain {name}", f"delete node {name}"]
+    if not check:
+        if why:
+            client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, _MERGE)
+        elif not _drained(name, drain_limit_s, force):
+            held = _held(client, name)
+        for pod in held:
+            _delete_now(client, pod)
+        _delete_node(client, node)
+    return actions, [f"pods of {name} deleted by force: {_named(held, len(held))}"] if held else []
 
 
-def _drain(name: str, drain_limit_s: float, force: bool, gone: bool) -> None:
-    """Drain a node; raises MachineProblem when that fails, unless forced. ``gone``: its kubelet does not answer."""
+def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
+    """Delete this very node; another may have its name by now."""
+    body = {"preconditions": {"uid": node["metadata"]["uid"]}}
+    try:
+        client.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}", body)
+    except ApiError as error:
+        if error.status != kube_api.NOT_FOUND:
+            raise
+
+
+def _see_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise MachineProblem when a node reports another machine than it did when it was chosen."""
+    if not expected:
+        return
+    now = describe(node, ())
+    changed = [f"{key} {now[key]} instead of {value}" for key, value in expected.items() if now.get(key) != value]
+    if changed:
+        raise MachineProblem(
+            f"node {now['name']} is another machine's by now: it reports {', '.join(changed)}",
+            "the node that was chosen",
+            "see which machine it is, and run the command again",
+        )
+
+
+def _drained(name: str, limit_s: float, force: bool) -> bool:
+    """Drain a node within its pods' budgets; raises MachineProblem when that fails, unless with ``force``."""
+    # To kubectl 0 means for ever.
+    limit_s = max(1, limit_s)
     done = run(
         [
             "kubectl",
@@ -484,25 +585,44 @@ def _drain(name: str, drain_limit_s: float, force: bool, gone: bool) -> None:
             "--ignore-daemonsets",
             "--delete-emptydir-data",
             "--force",
-            f"--timeout={drain_limit_s:.0f}s",
-            # The kubelet of a machine that is gone never confirms an eviction.
-            *(["--disable-eviction", "--grace-period=0", "--skip-wait-for-delete-timeout=1"] if gone else []),
+            f"--timeout={limit_s:.0f}s",
         ],
-        drain_limit_s + 60,
+        limit_s + 60,
     )
     if not done.ok and not force:
         errors = [line.strip() for line in done.err.splitlines() if line.startswith(("error", "There are pending"))]
         first = (errors or done.err.splitlines()[-1:] or [""])[0]
         raise MachineProblem(
-            f"{name} cannot be drained within {drain_limit_s:.0f} s: {first}",
+            f"{name} cannot be drained within {limit_s:.0f} s: {first}",
             "all its pods moved; it stays cordoned",
-            "see `kubectl get pods -A --field-selector spec.nodeName=" + name + "` and pod disruption budgets",
+            f"see `kubectl get pods -A --field-selector spec.nodeName={name}` and disruption budgets, or delete what "
+            "is left by force: --force-drain (gpunodes_drain_force)",
         )
+    return done.ok
 
 
-def node_name(nodes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """The node that one of ``names`` (inventory name, address, host name) stands for, "" when none does."""
-    for node in nodes:
-        if node["name"] in {name.lower() for name in names} or node["address"] in names:
-            return str(node["name"])
-    return ""
+def _held(client: Client, name: str) -> list[Mapping[str, Any]]:
+    """The pods of a node that a drain has to wait for: not those of DaemonSets, nor mirror pods, nor what has ended."""
+    return [
+        pod
+        for pod in client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
+        if pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+        and _MIRROR not in (pod["metadata"].get("annotations") or {})
+        and not any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences") or ())
+    ]
+
+
+def _named(pods: Sequence[Mapping[str, Any]], most: int = 5) -> str:
+    names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _delete_now(client: Client, pod: Mapping[str, Any]) -> None:
+    """Delete this very pod without waiting for its node; another may have its name by now."""
+    body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+    try:
+        client.call("DELETE", path, body)
+    except ApiError as error:
+        if error.status not in _GONE:
+            raise

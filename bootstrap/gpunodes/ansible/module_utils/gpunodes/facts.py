@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, gpu_facts, host, kubeconfig, ledger, packages
+from . import disk, gpu_facts, host, kubeconfig, ledger, packages, probe
 from .problem import MachineProblem
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
@@ -57,6 +57,8 @@ def _machine() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "machine_id": _line("/etc/machine-id"),
         "product_uuid": _line("/sys/class/dmi/id/product_uuid"),
+        "product_serial": _line("/sys/class/dmi/id/product_serial"),
+        "macs": probe.macs(),
         "boot_id": _line("/proc/sys/kernel/random/boot_id"),
         "time": time.time(),
         "default_address": _default_address(),
@@ -241,4 +243,4 @@ def ask(source: Mapping[str, Any]) -> None:
         raise MachineProblem(f"it does not answer: {getattr(error, 'reason', None) or error}") from error
     if key := source.get("key"):
         repository = host.Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
-        host.check_key(host.fetch(repository.key) if "://" in repository.key else repository.key, repository)
+        host.checked_key(host.fetch(repository.key) if "://" in repository.key else repository.key, repository)

@@ -1,0 +1,70 @@
+"""Which nodes a command is about to change: found and shown before anybody is asked, or anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunodes.ansible.module_utils.gpunodes import identity
+from gpunodes.engine import identities, journal
+from gpunodes.errors import GpunodesError
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine
+from gpunodes.operations import preflight
+from gpunodes.operations.tracker import View
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Machines and the nodes that they are. ``seen`` is what they and the cluster reported."""
+
+    seen: preflight.Look
+    nodes: Mapping[str, identity.Match]
+
+    @property
+    def lines(self) -> list[str]:
+        """Each machine with its node, for a person."""
+        return [
+            f"{name}: node {match.node.name}, by its {match.by}" if match.node else f"{name}: no node of the cluster"
+            for name, match in self.nodes.items()
+        ]
+
+
+def choose(command: str, inventory: Inventory, machines: Sequence[Machine], view: View) -> Chosen:
+    """Read the machines and their cluster, and match them; nothing is changed.
+
+    Raises GpunodesError where a machine and a node contradict each other: then none of the machines is touched.
+    """
+    view.begin(command, machines)
+    folder = journal.open_run(command)
+    seen = preflight.look(inventory, machines, folder, view, {}, sources=False)
+    if seen.interrupted:
+        raise GpunodesError("interrupted", remedy="nothing was changed")
+    members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
+    if members and seen.cluster is None:
+        finding = seen.no_cluster(inventory.control_plane().name)
+        raise GpunodesError(
+            f"{', '.join(members)} run as nodes, and {finding.machine} cannot tell of which: {finding.fact}",
+            "a control plane that answers",
+            "bring it back first; nothing was changed",
+        )
+    return Chosen(seen, match(inventory, machines, seen))
+
+
+def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Look) -> dict[str, identity.Match]:
+    """The nodes of machines; raises GpunodesError for a contradiction."""
+    addresses = {machine.name: machine.address for machine in inventory.machines()}
+    known = identities.recall_all(inventory.cluster, addresses)
+    known |= {name: identity.reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
+    nodes = [identity.described(node) for node in (seen.cluster or {}).get("nodes", ())]
+    matcher = identity.Matcher(nodes, known.values())
+    found = {machine.name: matcher.match(known[machine.name]) for machine in machines}
+    for each in found.values():
+        if each.contradiction:
+            raise GpunodesError(
+                each.contradiction,
+                "one node that is this machine beyond doubt",
+                "nothing was changed; see `kubectl get nodes -o wide` and the inventory, and delete a node whose "
+                "machine is gone",
+            )
+    return found

@@ -1,0 +1,199 @@
+"""A BMC that belongs to another machine gets no order that would hurt it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import identity, probe
+from gpunodes.engine import hands, identities
+from gpunodes.engine.power import PowerProblem, Trouble
+from gpunodes.inventory import Inventory
+from gpunodes.operations import power
+from gpunodes.operations.repair import World
+
+from tests import redfish
+
+UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
+SWAPPED = "44454C4C-4200-1048-8052-B2C04F595331"
+OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
+MAC = "3c:ec:ef:00:00:01"
+FACTS = {"machine_id": "id-1", "product_uuid": UUID, "product_serial": "ABC123", "macs": [MAC]}
+Serve = Callable[..., World]
+
+
+@pytest.fixture
+def orders() -> list[str]:
+    """The orders that the BMC got."""
+    return []
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) -> Iterator[Serve]:
+    """An inventory with one machine, whose BMC reports ``hardware``, and what is recorded of the machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    servers = []
+
+    def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> World:
+        servers.append(redfish.fake("obeys", state="On", hardware=hardware, resets=orders))
+        given = {"type": "redfish", "address": f"http://127.0.0.1:{servers[-1].server_port}", **settings}
+        bmc = ", ".join(f"gpunodes_bmc_{key}: '{value}'" for key, value in given.items())
+        path = tmp_path / "hosts.yml"
+        path.write_text(f"workers: {{hosts: {{gpu-1: {{ansible_host: 10.0.0.1, {bmc}}}}}}}\n")
+        world = World(Inventory(path))
+        if facts:
+            identities.remember(world.cluster_name, {"gpu-1": facts})
+        return world
+
+    yield made
+    for server in servers:
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "facts"),
+    [
+        ({"UUID": UUID}, FACTS),
+        ({"UUID": SWAPPED}, FACTS),
+        ({"UUID": OTHER, "macs": ["3C:EC:EF:00:00:02", MAC.upper()]}, FACTS),
+        ({"SerialNumber": "abc123"}, FACTS),
+    ],
+)
+def test_its_own_bmc_switches_a_machine_off(
+    serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    """By UUID in either byte order, by MAC address, or by serial number; without being named as well."""
+    world = serve(hardware, facts)
+    assert power.power(world, world.inventory.machines()[0], power.Action.OFF).state == "off"
+    assert orders == ["ForceOff"]
+
+
+FOREIGN = {"UUID": OTHER, "SerialNumber": "XYZ", "macs": ["3c:ec:ef:00:00:09"]}
+
+
+def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) -> None:
+    """Off, cycle and both rungs of a repair; both sides are named. It may be switched on, and looked at."""
+    world = serve(FOREIGN, FACTS)
+    machine = world.inventory.machines()[0]
+    ours = world.hands(machine, named=True)
+    for harm in (
+        lambda: power.power(world, machine, power.Action.OFF, named=True),
+        lambda: power.power(world, machine, power.Action.CYCLE, named=True),
+        ours.reset,
+        ours.cold_cycle,
+    ):
+        with pytest.raises(PowerProblem, match="belongs to another machine") as said:
+            harm()
+        assert said.value.trouble is Trouble.FOREIGN
+        assert UUID in str(said.value)
+        assert OTHER in str(said.value)
+    assert orders == []
+    shown = power.power(world, machine, power.Action.STATUS)
+    assert shown.own is False
+    assert UUID in shown.identities
+    assert OTHER in shown.identities
+    power.power(world, machine, power.Action.ON)
+    world = serve(FOREIGN, FACTS, identity="any")
+    assert power.power(world, machine, power.Action.OFF).state == "off"
+
+
+@pytest.mark.parametrize(("hardware", "facts"), [({}, FACTS), ({"UUID": UUID}, None), ({"UUID": [1]}, FACTS)])
+def test_where_nothing_tells_whose_bmc_it_is_the_machine_must_be_named(
+    serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any] | None
+) -> None:
+    """A timer's repair does not use it; a person who names the machine does, and is told."""
+    world = serve(hardware, facts)
+    machine = world.inventory.machines()[0]
+    with pytest.raises(PowerProblem, match="cannot be told to be the machine's own"):
+        world.hands(machine).reset()
+    assert orders == []
+    said: list[str] = []
+    world.hands(machine, named=True, say=said.append).reset()
+    assert orders == ["ForceRestart"]
+    assert "nothing tells whether Redfish at" in said[0]
+    assert power.power(world, machine, power.Action.STATUS).own is None
+
+
+def test_a_command_of_the_user_s_own_goes_by_the_machine_s_name(serve: Serve, tmp_path: Path) -> None:
+    program = tmp_path / "pdu"
+    program.write_text(f"#!/bin/sh\n[ $1 = status ] && cat {tmp_path}/state || echo $1 $2 >>{tmp_path}/log\n")
+    program.chmod(0o755)
+    (tmp_path / "state").write_text("on\n")
+    world = serve({}, None, type="command", command=str(program))
+    world.hands(world.inventory.machines()[0]).reset()
+    assert (tmp_path / "log").read_text() == "reset gpu-1\n"
+
+
+IPMITOOL = """#!/bin/sh
+case "$*" in
+*" mc guid") [ "$GUID" ] || { echo "Get GUID command failed" >&2; exit 1; }
+  printf 'System GUID  : %s\\nGUID Encoding : SMBIOS\\n' "$GUID" ;;
+*" power status") echo "Chassis Power is on" ;;
+*) echo "$@" >>"$LOG" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("guid", "same"),
+    [
+        (UUID, True),
+        (SWAPPED, True),
+        ("3153594f-c0b2-5280-1048-420044454c4c", True),
+        (OTHER, False),
+        ("", None),
+        ("00000000-0000-0000-0000-000000000000", None),
+    ],
+)
+def test_a_guid_by_ipmi(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guid: str, same: bool | None
+) -> None:
+    """Vendors send it in the order of SMBIOS, of RFC 4122, or of IPMI itself; some send none."""
+    program = tmp_path / "bin" / "ipmitool"
+    program.parent.mkdir()
+    program.write_text(IPMITOOL)
+    program.chmod(0o755)
+    for name, value in {
+        "GUID": guid,
+        "LOG": str(tmp_path / "log"),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    world = serve({}, FACTS, type="ipmi", address="10.0.0.9")
+    machine = world.inventory.machines()[0]
+    assert power.power(world, machine, power.Action.STATUS).own is same
+    if same:
+        world.hands(machine).reset()
+    else:
+        with pytest.raises(PowerProblem):
+            world.hands(machine).reset()
+    assert (tmp_path / "log").exists() is bool(same)
+
+
+def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
+    """Physical interfaces only: a bridge has no device, a virtual function has its physical one's word."""
+    for name, text in {
+        "proc/sys/kernel/hostname": "gpu-1\n",
+        "etc/machine-id": "0a1b\n",
+        "sys/class/dmi/id/product_uuid": f"{UUID}\n",
+        "sys/class/dmi/id/product_serial": "ABC123\n",
+        "sys/class/net/eth0/address": f"{MAC}\n",
+        "sys/class/net/eth0/device/vendor": "0x15b3\n",
+        "sys/class/net/eth1/address": "3c:ec:ef:00:00:02\n",
+        "sys/class/net/eth1/device/physfn/vendor": "0x15b3\n",
+        "sys/class/net/br0/address": "3c:ec:ef:00:00:03\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = identity.reported("gpu-1", "", probe.read(probe.Options(root=str(tmp_path), deadline_s=5)))
+    assert (found.hostname, found.machine_id, found.system_uuid) == ("gpu-1", "0a1b", UUID)
+    assert (found.serial, found.macs) == ("ABC123", (MAC,))
+
+
+def test_hands_without_a_bmc_say_so() -> None:
+    with pytest.raises(PowerProblem, match="no BMC is configured"):
+        hands.Hands("gpu-1", "10.0.0.1", {}, 0.0).reset()

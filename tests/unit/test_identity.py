@@ -1,0 +1,210 @@
+"""Which machine is which node is which BMC: every row of the tables in identity.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import identity
+from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, MachineIdentity, Matcher, NodeIdentity
+
+UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
+SWAPPED = "44454c4c-4200-1048-8052-b2c04f595331"
+OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
+PLACEHOLDERS = [
+    "",
+    "00000000-0000-0000-0000-000000000000",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "03000200-0400-0500-0006-000700080009",
+    "Not Settable",
+]
+GPU = MachineIdentity("gpu-1", ("10.0.0.1",), "gpu-1", "boot-1", "id-1", UUID, answered=True)
+NODE = NodeIdentity("gpu-1", "uid-1", ("10.0.0.1",), "boot-1", "id-1", UUID)
+STRANGER = MachineIdentity("gpu-2", ("10.0.0.2",), "gpu-2", "boot-2", "id-2", OTHER, answered=True)
+REBOOTED = replace(GPU, boot_id="boot-1b")
+DEAD = MachineIdentity("gpu-1", ("10.0.0.1",))
+IMPOSTOR = MachineIdentity("10.0.0.5", ("10.0.0.5", "10.0.0.6"), "gpu-b", "boot-1", answered=True)
+"""A machine that reports the boot id of another, and no UUID."""
+RECORD = MachineIdentity("gpu-9", ("10.0.0.9",), boot_id="boot-1")
+CLAIMS = replace(STRANGER, name="10.0.0.2", addresses=("10.0.0.2", "10.0.0.1"))
+"""A machine that reports the address of another as its own."""
+BY_ADDRESS = MachineIdentity("10.0.0.1", ("10.0.0.1",))
+OWN = NodeIdentity("gpu-b", addresses=("10.0.0.5",), boot_id="boot-b")
+OTHER_NODE = NodeIdentity("gpu-b", addresses=("192.168.0.6",), boot_id="boot-b")
+
+
+def machine(**changes: Any) -> MachineIdentity:
+    return replace(GPU, **changes)
+
+
+def node(**changes: Any) -> NodeIdentity:
+    return replace(NODE, **changes)
+
+
+@pytest.mark.parametrize(
+    ("row", "who", "nodes", "others", "expected"),
+    [
+        # The boot id.
+        (1, GPU, [node(), node(name="evil")], [], "gpu-1 and evil report one boot id"),
+        (2, GPU, [node(boot_id="x"), node(name="other")], [], "the node in its boot is other"),
+        (3, machine(name="gpu-5"), [node()], [STRANGER, machine(boot_id="b")], "another machine of that name, gpu-1"),
+        (3, GPU, [node()], [machine(name="gpu-5")], "the machine gpu-5 reports the same boot id"),
+        (3, IMPOSTOR, [node(name="gpu-a")], [BY_ADDRESS], "address 10.0.0.1, which the inventory gives to 10.0.0.1"),
+        (3, replace(IMPOSTOR, answered=False), [node(name="gpu-a")], [BY_ADDRESS], "which the inventory gives to"),
+        (3, IMPOSTOR, [node(name="gpu-a"), OWN], [], "the node gpu-b has the machine's address 10.0.0.5"),
+        (3, IMPOSTOR, [node(addresses=("192.168.0.5",))], [RECORD], "machine gpu-9 is recorded with the same boot id"),
+        (3, replace(GPU, answered=False), [node()], [RECORD], "machine gpu-9 is recorded with the same boot id"),
+        (4, GPU, [node(system_uuid=OTHER)], [], "one boot has one UUID"),
+        (5, GPU, [node(), NodeIdentity("gpu-2")], [STRANGER], "gpu-1 by boot id"),
+        (5, machine(name="gpu-1.example.org"), [node()], [], "gpu-1 by boot id"),
+        (5, machine(name="rack-7"), [node(addresses=("10.9.9.9",))], [], "gpu-1 by boot id"),
+        (5, GPU, [node(machine_id="before systemd-machine-id-setup")], [], "gpu-1 by boot id"),
+        (5, GPU, [node(), node(name="evil", boot_id="e", addresses=("10.0.0.1",))], [], "gpu-1 by boot id"),
+        (5, replace(GPU, answered=False), [node()], [], "gpu-1 by recorded boot id"),
+        (5, GPU, [node()], [RECORD], "gpu-1 by boot id"),
+        (5, replace(GPU, name="10.0.0.1"), [node()], [RECORD], "gpu-1 by boot id"),
+        # Addresses of the inventory that tell nothing: other networks, names, one gateway for all, the node's own.
+        (5, IMPOSTOR, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "gpu-1 by boot id"),
+        (5, replace(IMPOSTOR, addresses=("bastion",)), [node()], [], "gpu-1 by boot id"),
+        (5, IMPOSTOR, [node(), OWN], [machine(name="b", addresses=("10.0.0.5",), boot_id="b")], "gpu-1 by boot id"),
+        (5, IMPOSTOR, [node(addresses=("10.0.0.1", "10.0.0.5"))], [BY_ADDRESS], "gpu-1 by boot id"),
+        (5, GPU, [node(addresses=("192.168.0.1",)), node(name="evil", boot_id="e")], [], "gpu-1 by boot id"),
+        # The name.
+        (6, REBOOTED, [node(system_uuid=OTHER)], [], "its UUID is another"),
+        (6, REBOOTED, [node(machine_id="id-9")], [], "its machine-id is another"),
+        (6, REBOOTED, [node(machine_id="id-9", system_uuid=OTHER)], [], "its UUID and machine-id are others"),
+        (6, replace(REBOOTED, answered=False), [node(system_uuid=OTHER)], [], "its UUID is another"),
+        (7, DEAD, [node()], [RECORD], "the node is in the recorded boot of the machine gpu-9"),
+        (8, REBOOTED, [node()], [RECORD], "gpu-1 by name and UUID"),
+        (7, DEAD, [node()], [machine(name="gpu-5")], "the node is in the boot of the machine gpu-5"),
+        (8, REBOOTED, [node()], [], "gpu-1 by name and UUID"),
+        (8, REBOOTED, [node(system_uuid="")], [], "gpu-1 by name and machine-id"),
+        (8, machine(boot_id="b", system_uuid=SWAPPED), [node()], [], "gpu-1 by name and UUID"),
+        (9, machine(boot_id="b", system_uuid="", machine_id=""), [node()], [], "reports another boot"),
+        (10, DEAD, [node()], [], "gpu-1 by name"),
+        (10, replace(DEAD, name="GPU-1"), [node()], [], "gpu-1 by name"),
+        (10, replace(REBOOTED, answered=False), [node(system_uuid="", machine_id="")], [], "gpu-1 by name"),
+        (10, GPU, [node(boot_id="", system_uuid="", machine_id="")], [], "gpu-1 by name"),
+        # The name without its domain, and the address.
+        (11, replace(REBOOTED, name="gpu-1.example.org"), [node()], [], "gpu-1 by name without its domain and UUID"),
+        (11, REBOOTED, [node(name="gpu-1.example.org")], [], "gpu-1.example.org by name without its domain and UUID"),
+        (11, replace(DEAD, name="gpu-1.example.org"), [node()], [], "only its name without its domain suggests it"),
+        (11, replace(REBOOTED, name="gpu-1.example.org"), [node(machine_id="id-9")], [], "its machine-id is another"),
+        (13, replace(DEAD, name="gpu-1.a", addresses=()), [node()], [replace(DEAD, name="gpu-1.b")], ""),
+        (11, replace(REBOOTED, name="10.0.0.1"), [node()], [], "gpu-1 by address and UUID"),
+        (11, replace(DEAD, name="10.0.0.1"), [node()], [], "only its address suggests it"),
+        (11, replace(DEAD, name="10.0.0.1", system_uuid=UUID), [node()], [CLAIMS], "gpu-1 by address and UUID"),
+        (11, replace(REBOOTED, name="a"), [node(name="evil", system_uuid=OTHER)], [], "its UUID is another"),
+        (13, replace(DEAD, name="a"), [node(), node(name="evil", boot_id="e")], [], ""),
+        (13, replace(DEAD, name="a"), [node(name="b")], [replace(DEAD, name="c")], ""),
+        (13, replace(DEAD, name="a"), [node(name="gpu-2")], [STRANGER], ""),
+        # What it calls itself.
+        (12, machine(name="gpu-5", addresses=(), boot_id="b"), [node()], [], "it calls itself so"),
+        (12, machine(name="gpu-5", addresses=(), boot_id="b"), [node()], [GPU], "it calls itself so"),
+        (13, machine(name="gpu-5", addresses=(), hostname="gpu-5", boot_id="b"), [node()], [GPU], ""),
+    ],
+)
+def test_every_row_of_the_table(
+    row: int, who: MachineIdentity, nodes: list[NodeIdentity], others: list[MachineIdentity], expected: str
+) -> None:
+    """The table in the module's docstring: a node, none, or a refusal that names both sides."""
+    found = Matcher(nodes, [who, *others]).match(who)
+    if row in {5, 8, 10} or " by " in expected:
+        assert not found.contradiction
+        assert found.node is not None
+        assert f"{found.node.name} by {found.by}" == expected
+    elif row == 13:
+        assert found == identity.Match()
+    else:
+        assert found.node is None
+        assert expected in found.contradiction
+        assert who.name in found.contradiction
+        assert "node " in found.contradiction
+
+
+@pytest.mark.parametrize("placeholder", PLACEHOLDERS)
+def test_a_placeholder_neither_contradicts_nor_confirms(placeholder: str) -> None:
+    """Boards whose vendor never set a UUID are told apart by nothing that all of them have in common."""
+    assert Matcher([node(system_uuid=placeholder)]).match(GPU).node == node(system_uuid=placeholder)
+    blank = machine(boot_id="b", system_uuid=placeholder, machine_id="")
+    refused = Matcher([node(system_uuid=placeholder, machine_id="")]).match(blank)
+    assert "reports another boot" in refused.contradiction
+    assert Matcher([node()]).match(machine(boot_id="b", system_uuid=placeholder)).by == "name and machine-id"
+
+
+def test_what_is_only_shown_may_go_by_an_address_alone() -> None:
+    """`gpunodes status` shows an inventory of addresses as it did, though no machine was asked."""
+    for name in ("10.0.0.1", "gpu-1.example.org"):
+        assert Matcher([node()]).match(replace(DEAD, name=name), sure=False).node == NODE
+
+
+@pytest.mark.parametrize(
+    ("who", "nodes", "others", "expected"),
+    [
+        (GPU, [node(), node(name="b")], [], "report one boot id"),
+        (machine(name="gpu-5"), [node()], [GPU], "another machine of that name, gpu-1"),
+        (IMPOSTOR, [node(name="gpu-a")], [BY_ADDRESS], "which the inventory gives to 10.0.0.1"),
+        (IMPOSTOR, [node(name="gpu-a"), OWN], [], "the node gpu-b has the machine's address 10.0.0.5"),
+        (IMPOSTOR, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "gpu-1 by boot id"),
+        (GPU, [node()], [], "gpu-1 by boot id"),
+        (machine(name="gpu-5", boot_id="b"), [node()], [GPU], "another machine of that name, gpu-1"),
+        (machine(name="a", boot_id="b", system_uuid=OTHER), [node()], [], "another machine's"),
+        (machine(name="a", boot_id="b", system_uuid="", machine_id="new"), [node()], [], "another machine's"),
+        (machine(name="a", boot_id="b", addresses=("10.0.0.9",)), [node()], [], "has the address 10.0.0.1"),
+        (machine(boot_id="b", machine_id="new"), [node()], [], "gpu-1 by host name and UUID"),
+        (machine(boot_id="b", system_uuid=PLACEHOLDERS[1]), [node()], [], "gpu-1 by host name and machine-id"),
+        (machine(hostname="gpu-5", boot_id="b"), [node()], [], ""),
+    ],
+)
+def test_a_machine_that_joins_takes_the_place_of_its_own_node_only(
+    who: MachineIdentity, nodes: list[NodeIdentity], others: list[MachineIdentity], expected: str
+) -> None:
+    """The second table: a reinstalled machine has a new machine-id, a cloned disk another machine's name."""
+    found = Matcher(nodes, [who, *others]).joining(who)
+    if not expected:
+        assert found == identity.Match()
+    elif found.node:
+        assert f"{found.node.name} by {found.by}" == expected
+    else:
+        assert expected in found.contradiction
+
+
+def test_what_a_machine_reports_is_taken_as_data() -> None:
+    """Values of other types, of many lines or of any length are unknown, not errors."""
+    odd = {"hostname": ["a"], "boot_id": 0.42, "machine_id": "a\nb", "product_uuid": "x" * 999, "macs": {"a": 1}}
+    assert identity.reported("a", "10.0.0.1", odd) == MachineIdentity("a", ("10.0.0.1",), answered=True)
+    assert not identity.reported("a", "10.0.0.1", None).answered
+    assert identity.described({"name": "a", "address": "", "machine_id": None}) == NodeIdentity("a")
+
+
+BMC = BmcIdentity(UUID, "ABC123", ("3c:ec:ef:00:00:01",))
+MAC = "3C-EC-EF-00-00-01"
+
+
+@pytest.mark.parametrize(
+    ("who", "bmc", "same"),
+    [
+        (machine(), BMC, True),
+        (machine(system_uuid=SWAPPED), BMC, True),
+        (machine(system_uuid="3153594f-c0b2-5280-1048-420044454c4c"), BMC, True),
+        (machine(system_uuid=OTHER), BMC, False),
+        (machine(system_uuid=OTHER, macs=(MAC,)), BMC, True),
+        (machine(system_uuid=OTHER, serial="abc123"), BMC, False),
+        (machine(system_uuid=""), BMC, None),
+        (machine(system_uuid=PLACEHOLDERS[3], serial="abc123 "), BMC, True),
+        (machine(system_uuid="", serial="XYZ"), BMC, False),
+        (machine(system_uuid="", serial="To Be Filled By O.E.M."), BMC, None),
+        (machine(system_uuid="", macs=("3c:ec:ef:00:00:02",)), BMC, False),
+        (machine(system_uuid="", macs=("52:54:00:00:00:01",)), replace(BMC, macs=("52:54:00:00:00:02",)), None),
+        (DEAD, BMC, None),
+        (machine(), BmcIdentity(), None),
+    ],
+)
+def test_a_bmc_is_held_against_its_machine(who: MachineIdentity, bmc: BmcIdentity, same: bool | None) -> None:
+    """MAC, UUID in any byte order, serial number; what both lack tells nothing."""
+    found = identity.match_bmc(who, bmc)
+    assert found.same is same, found
+    if not found.same:
+        assert who.name in found.why
+        assert "its BMC" in found.why

@@ -1,0 +1,124 @@
+"""`remove` and `gpu remove`: they show which node goes, and ask, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from gpunodes.cli import common, root
+from gpunodes.engine import identities
+from gpunodes.model import Machine, Role, RunResult
+from gpunodes.operations import nodes, preflight
+from gpunodes.operations.run import Operation, Options
+from gpunodes.planner.preflight import Candidate
+
+UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
+OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
+NODE = {"name": "worker-1", "uid": "uid-1", "boot_id": "b1", "machine_id": "id-1", "product_uuid": UUID}
+REPORTED: dict[str, dict[str, Any]] = {
+    "worker-1": {"hostname": "worker-1", "boot_id": "b1", "machine_id": "id-1", "product_uuid": UUID},
+    # A clone of its disk.
+    "worker-5": {"hostname": "worker-1", "boot_id": "b5", "machine_id": "id-1", "product_uuid": OTHER},
+    "worker-6": {"hostname": "worker-6", "boot_id": "b6", "machine_id": "id-6"},
+}
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three workers and a dead one, in a cluster whose only node is worker-1."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "hosts.yml"
+    workers = ", ".join(f"{name}: {{}}" for name in [*REPORTED, "dead"])
+    path.write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\nworkers: {{hosts: {{{workers}}}}}\n")
+
+    def look(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Look:
+        assert not sources, "package sources are not asked to remove anything"
+        candidates = [Candidate(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
+        return preflight.Look(candidates, {"nodes": [NODE]}, None, False, folder)
+
+    monkeypatch.setattr(preflight, "look", look)
+    return path
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """What was carried out."""
+    done: list[Options] = []
+
+    def carry_out(operation: Operation, _: Any, __: Any, ___: Any, options: Options) -> RunResult:
+        done.append(options)
+        return RunResult(operation.name, ())
+
+    monkeypatch.setattr(common, "carry_out", carry_out)
+    return done
+
+
+def run(inventory: Path, *words: str) -> Result:
+    return CliRunner().invoke(root, [*words, "-i", str(inventory)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"]])
+def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Options], command: list[str]) -> None:
+    """Without a terminal it needs --yes; what was read of machines and cluster is not read again."""
+    refused = run(inventory, *command, "worker-1")
+    assert "is not confirmed" in str(refused.exception)
+    assert carried == []
+    done = run(inventory, *command, "worker-1", "worker-6", "--yes")
+    assert "worker-1: node worker-1, by its boot id" in done.stderr
+    assert "worker-6: no node of the cluster" in done.stderr
+    assert carried[0].seen is not None
+    assert carried[0].seen.facts["worker-1"] == REPORTED["worker-1"]
+    assert run(inventory, *command, "worker-1", "--dry-run").exception is None
+    assert carried[1].dry_run
+
+
+@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"]])
+def test_a_clone_stops_the_command_before_anything_is_touched(
+    inventory: Path, carried: list[Options], command: list[str]
+) -> None:
+    """`remove worker-5`, whose cloned disk calls itself worker-1, drained and deleted worker-1."""
+    done = run(inventory, *command, "worker-6", "worker-5", "--yes")
+    assert "machine worker-5 (boot b5" in str(done.exception)
+    assert "node worker-1 (boot b1" in str(done.exception)
+    assert carried == []
+
+
+def test_a_node_whose_cluster_does_not_answer_is_left_alone(
+    inventory: Path, carried: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a machine of no cluster, and its pods were not looked at."""
+    monkeypatch.setitem(REPORTED, "worker-1", {**REPORTED["worker-1"], "kubernetes": {"role": "worker"}})
+
+    def look(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Look:
+        candidates = [Candidate(each.name, Role.WORKER, REPORTED[each.name]) for each in machines]
+        return preflight.Look(candidates, None, None, False, folder)
+
+    monkeypatch.setattr(preflight, "look", look)
+    done = run(inventory, "gpu", "remove", "worker-1", "--yes")
+    assert "worker-1 run as nodes, and control-1 cannot tell of which" in str(done.exception)
+    assert carried == []
+
+
+def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: list[Options]) -> None:
+    """Its node may be removed; it is the one that it was, whatever it is called."""
+    identities.remember("control-1", {"dead": {"boot_id": "b1"}})
+    done = run(inventory, "remove", "dead", "--yes")
+    assert done.exception is not None
+    assert "another machine of that name, worker-1" in str(done.exception)
+    assert carried == []
+    elsewhere: Any = _Inventory()
+    found = nodes.match(elsewhere, [_Inventory.dead], preflight.Look([], {"nodes": [NODE]}, None, False, Path()))
+    assert found["dead"].by == "recorded boot id"
+
+
+class _Inventory:
+    """An inventory without the machine that the node is called after."""
+
+    dead = Machine("dead", "10.0.0.1", Role.WORKER)
+    cluster = "control-1"
+
+    def machines(self) -> list[Machine]:
+        return [self.dead]

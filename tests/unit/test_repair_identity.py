@@ -1,0 +1,196 @@
+"""A repair works on the node that is its machine beyond doubt, or on none: what was drained in another's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.filter_plugins import gpunodes as filters
+from gpunodes.engine import history, identities, runner
+from gpunodes.errors import WrongInput
+from gpunodes.operations import power, repair, repair_one
+from gpunodes.repair.ladder import Rung
+from gpunodes.repair.policy import Limits, Ruling
+from gpunodes.repair.record import Outcome
+
+from tests.repair_world import World, world
+
+UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
+OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of the test's own, and rungs that wait for a moment only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
+    limits = repair_one.Limits
+    monkeypatch.setattr(repair_one, "Limits", lambda **given: limits(**{**given, "poll": 0.01}))
+
+
+def run(place: World, name: str, *, by_hand: bool = False, **wish: Any) -> repair.Repaired:
+    """The result of one machine; by hand it alone is repaired."""
+    chosen = [entry for entry in place.entries if entry.name == name or not by_hand]
+    made = repair.Wish("repair", Limits(by_hand=by_hand), **wish)
+    return next(each for each in repair.run(place, chosen, made, lambda *_: None).machines if each.machine == name)
+
+
+def refused(place: World, name: str, **wish: Any) -> str:
+    """Why nothing is done to a machine; nothing is."""
+    machine, found = place.machines[name], run(place, name, **wish)
+    assert found.ruling is Ruling.REFUSE, found
+    assert machine.done == []
+    assert place.api.events == []
+    assert place.api.leases == {}
+    assert not [node for node in place.api.nodes.values() if node["spec"].get("unschedulable")]
+    return found.why
+
+
+def renamed(place: World, name: str, new: str) -> None:
+    """Give a machine another name in the inventory; its node keeps its own."""
+    place.machines = {new if each == name else each: machine for each, machine in place.machines.items()}
+
+
+def test_an_inventory_name_with_a_domain_is_the_node_in_the_machine_s_boot() -> None:
+    """It was rebooted without lock, cordon and drain, since no node had its name."""
+    place = world(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    renamed(place, "w1", "w1.example.org")
+    assert run(place, "w1.example.org").outcome is Outcome.REPAIRED
+    assert place.api.pods == {}
+    steps = [entry.what for entry in history.read("w1.example.org") if entry.kind is history.Kind.STEP]
+    assert steps == ["collect", "cordon", "drain"]
+
+
+@pytest.mark.parametrize("name", ["w1.example.org", "rack-7"])
+def test_a_machine_that_no_node_is_known_to_be_is_not_rebooted(name: str) -> None:
+    """Both sides are named where a node comes near; --without-cluster is the way around it."""
+    place = world(5, ["w1"])
+    renamed(place, "w1", name)
+    place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
+    why = refused(place, name)
+    assert "--without-cluster" in why
+    assert ("node w1 (boot another)" in why) is (name != "rack-7")
+    assert run(place, name, without_cluster=True).outcome is Outcome.REPAIRED
+
+
+def test_a_node_that_reports_the_address_of_another_is_not_drained_in_its_place() -> None:
+    """The sick machine was rebooted under its pods, and the node that gave its address was drained."""
+    place = world(5, ["w4"])
+    place.api.nodes["w0"]["status"]["addresses"].append({"type": "ExternalIP", "address": "addr-w4"})
+    place.api.add_pod("job", "w4")
+    place.api.add_pod("other", "w0")
+    assert run(place, "w4").outcome is Outcome.REPAIRED
+    assert set(place.api.pods) == {"other"}
+    place = world(5, ["w4"])
+    del place.api.nodes["w4"]
+    place.api.nodes["w0"]["status"]["addresses"].append({"type": "ExternalIP", "address": "addr-w4"})
+    assert "--without-cluster" in refused(place, "w4")
+
+
+def test_two_nodes_in_one_boot_are_refused() -> None:
+    place = world(5, ["w1"])
+    place.api.nodes["w3"]["status"]["nodeInfo"]["bootID"] = "w1-boot-1"
+    assert "the nodes w1 and w3 report one boot id" in refused(place, "w1")
+
+
+def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
+    """Another machine that took over its node is not drained for it, and its power stays."""
+    place = world(5, ["w1"], off=True)
+    identities.remember("test", {"w1": {"boot_id": "older", "product_uuid": UUID}})
+    place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = OTHER
+    why = refused(place, "w1", by_hand=True, named=frozenset({"w1"}))
+    assert UUID in why
+    assert OTHER in why
+    place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = UUID.upper()
+    assert run(place, "w1", by_hand=True, named=frozenset({"w1"})).outcome is Outcome.REPAIRED
+    # With a name that no node has, what was recorded finds the node.
+    place = world(5, ["w1"], off=True)
+    renamed(place, "w1", "rack-7")
+    identities.remember("test", {"rack-7": {"boot_id": "w1-boot-1"}})
+    assert run(place, "rack-7", by_hand=True, named=frozenset({"rack-7"})).outcome is Outcome.REPAIRED
+
+
+def test_marks_are_cleared_on_the_machine_s_own_node_only() -> None:
+    place = world(2)
+    place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
+    with pytest.raises(WrongInput, match="node w1"):
+        power.clear(place, place.entries[1], without_cluster=False)
+    assert power.clear(place, place.entries[0], without_cluster=False).node == "w0"
+
+
+def test_records_of_identities_are_private_and_hold_what_is_plain() -> None:
+    odd = {"boot_id": "b", "machine_id": ["much"], "macs": ["3c:ec:ef:00:00:01"] * 1000, "log": {"text": "much"}}
+    identities.remember("test", {"gpu-1": odd, "gpu-2": None})
+    (path,) = (Path(os.environ["XDG_STATE_HOME"]) / "gpunodes" / "identities").glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_size < 10000
+    identities.remember("test", {"gpu-1": {"boot_id": "c"}})
+    found = identities.recall_all("test", {"gpu-1": "10.0.0.1", "gpu-3": "10.0.0.3"})
+    assert (found["gpu-1"].boot_id, found["gpu-1"].answered, found["gpu-3"].boot_id) == ("c", False, "")
+    path.write_text("[broken")
+    assert identities.recall_all("test", {"gpu-1": "a"})["gpu-1"].boot_id == ""
+
+
+def node(name: str, address: str, boot: str, uuid: str) -> dict[str, Any]:
+    about = {"uid": f"uid-{name}", "boot_id": boot, "machine_id": "id-1", "product_uuid": uuid}
+    return {"name": name, "address": address, "version": "v1.36.3", "managed": {"labels": {}, "taints": []}, **about}
+
+
+def facts(hostname: str, boot: str, uuid: str, role: str | None = "worker") -> dict[str, Any]:
+    return {
+        "hostname": hostname,
+        "boot_id": boot,
+        "machine_id": "id-1",
+        "product_uuid": uuid,
+        "kubernetes": {"role": role},
+    }
+
+
+MACHINES = {"control-1": "10.0.0.9", "worker-1": "10.0.0.1", "worker-5": "10.0.0.5", "w6.example.org": ""}
+NODES = [node("worker-1", "10.0.0.1", "b1", UUID), node("w6", "10.0.0.6", "b6", "")]
+
+
+def test_playbooks_match_as_commands_do() -> None:
+    """A clone that calls itself worker-1 is not that node; neither when it joins, though its machine-id is the same."""
+    clone = facts("worker-1", "b5", OTHER)
+    for joins in (False, True):
+        found = filters.match(NODES, clone, "worker-5", MACHINES, "c", joins=joins)
+        assert found["node"] == {}
+        assert "machine worker-5 (boot b5" in found["problem"]
+        assert "node worker-1 (boot b1" in found["problem"]
+    assert filters.match(NODES, facts("w6", "b6", ""), "w6.example.org", MACHINES, "c")["node"] == NODES[1]
+    assert filters.match(NODES, {}, "worker-1", MACHINES, "c")["node"] == NODES[0]
+    assert filters.match(NODES, facts("new", "b9", ""), "worker-5", MACHINES, "c", joins=True) == {
+        "node": {},
+        "by": "",
+        "problem": "",
+    }
+
+
+def test_a_clone_that_calls_itself_as_another_is_neither_drained_nor_reset(tmp_path: Path) -> None:
+    """`remove worker-5`, whose cloned disk calls itself worker-1, drained and deleted worker-1."""
+    (tmp_path / "hosts.yml").write_text(
+        "all:\n  vars: {ansible_connection: local, ansible_become: false}\n  children:\n"
+        "    control_plane: {hosts: {control-1: {ansible_host: 10.0.0.9}}}\n"
+        "    workers: {hosts: {worker-1: {ansible_host: 10.0.0.1}, worker-5: {ansible_host: 10.0.0.5}}}\n"
+    )
+    cluster = {"version": "v1.36.3", "endpoint": "10.0.0.9:6443", "ca_hash": "sha256:aa", "nodes": NODES}
+    known = {
+        "gpunodes_facts": {"worker-5": runner._sealed(facts("worker-1", "b5", OTHER))},
+        "gpunodes_cluster": runner._sealed(cluster),
+    }
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    root = Path(__file__).parents[2]
+    words = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(tmp_path / "hosts.yml"), "--check"]
+    words += ["playbooks/remove.yml", "-e", f"@{tmp_path}/known.json", "--limit", "worker-5"]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "machine worker-5 (boot b5" in done.stdout, done.stdout + done.stderr
+    assert "TASK [drain" not in done.stdout
+    assert "TASK [reset" not in done.stdout
