@@ -1,52 +1,237 @@
-"""Commands as root on a machine, with a sudo that asks and one that does not."""
+"""Programs on a machine, over whatever login shell, with a sudo that asks and one that does not."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gpunodes.engine import shell
+from gpunodes.ansible.module_utils.gpunodes import climb, probe
+from gpunodes.engine import cluster, hands, locks, shell, sweep
+from gpunodes.engine.targets import target
+from gpunodes.errors import GpunodesError
+from gpunodes.repair import ladder
 
-# Like sudo -S: reads one line, byte by byte, when it asks.
+from tests import sshd
+
+# Like sudo -S: reads one line, byte by byte, when it asks. It refuses what it does not know.
 _SUDO = """#!/bin/sh
 if [ -n "$ASKS" ]; then
     [ "$1" = -S ] || { echo "sudo: a password is required" >&2; exit 1; }
     IFS= read -r said
     [ "$said" = "$ASKS" ] || { echo "Sorry, try again." >&2; exit 1; }
 fi
-if [ "$1" = -S ]; then shift 3; else shift; fi
-exec "$@"
+echo "Your password will expire in 3 days."
+case "$1 $2" in "-S -p") shift 3 ;; "-n "*) shift ;; *) exit 9 ;; esac
+BY_SUDO=yes exec "$@"
 """
+_SAY = ("sh", "-c", 'echo "$BY_SUDO it is $(cat)"')
 
 
-def _say(tmp_path: Path, variables: dict[str, str], user: str, asks: str) -> subprocess.CompletedProcess[str]:
+def _say(
+    tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: shell.Rise = shell.Rise.ALWAYS
+) -> tuple[bytes | None, str]:
+    """What came back from the program, and what stood on standard error."""
     for name, text in (("sudo", _SUDO), ("id", f"#!/bin/sh\necho {user}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    return subprocess.run(
-        ["sh", "-c", shell.as_root("sh -c 'echo it is \"$(cat)\"'", variables)],
-        input=shell.for_sudo(variables) + "first\nsecond",
+    first = "" if rise is shell.Rise.NEVER else shell.for_sudo(variables)
+    done = subprocess.run(
+        ["sh", "-c", shell.remote(_SAY, variables, rise)],
+        input=f"{first}first\nsecond".encode(),
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKS": asks},
         capture_output=True,
-        text=True,
         check=False,
     )
+    return shell.unframed(done.stdout), done.stderr.decode()
 
 
+@pytest.mark.parametrize("rise", [shell.Rise.ALWAYS, shell.Rise.IF_POSSIBLE])
 @pytest.mark.parametrize("user", ["0", "1000"])
 @pytest.mark.parametrize("asks", ["", 'pa ss"w\\n$x'])
-def test_the_password_goes_to_sudo_and_the_rest_to_the_command(tmp_path: Path, user: str, asks: str) -> None:
+def test_the_password_goes_to_sudo_and_the_rest_to_the_program(
+    tmp_path: Path, user: str, asks: str, rise: shell.Rise
+) -> None:
     variables = {"ansible_become_password": 'pa ss"w\\n$x'}
-    assert _say(tmp_path, variables, user, asks).stdout == "it is first\nsecond\n"
-    assert "pa ss" not in shell.as_root("true", variables)
+    by_sudo = b"yes" if user == "1000" else b""
+    assert _say(tmp_path, variables, user, asks, rise)[0] == by_sudo + b" it is first\nsecond\n"
+    assert "pa ss" not in shell.remote(["true"], variables)
 
 
 def test_without_a_password_nothing_stands_before_the_input(tmp_path: Path) -> None:
-    assert _say(tmp_path, {}, "1000", "").stdout == "it is first\nsecond\n"
-    assert "a password is required" in _say(tmp_path, {}, "1000", "x").stderr
+    assert _say(tmp_path, {}, "1000", "")[0] == b"yes it is first\nsecond\n"
+    assert "a password is required" in _say(tmp_path, {}, "1000", "x")[1]
+
+
+def test_what_need_not_be_root_is_not_where_sudo_asks(tmp_path: Path) -> None:
+    assert _say(tmp_path, {}, "1000", "x", shell.Rise.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
+    assert _say(tmp_path, {}, "1000", "", shell.Rise.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
+    assert _say(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Rise.NEVER)[0] == b" it is first\nsecond\n"
 
 
 def test_a_wrong_password_is_said(tmp_path: Path) -> None:
-    assert "try again" in _say(tmp_path, {"ansible_become_pass": "wrong"}, "1000", "right").stderr
+    answer, error = _say(tmp_path, {"ansible_become_pass": "wrong"}, "1000", "right")
+    assert answer is None
+    assert "try again" in error
+
+
+# --- login shells ----------------------------------------------------------------------------------------------------
+
+SHELLS = {
+    "sh": "sh -c",
+    "bash": "bash -c",
+    "fish": "fish -c",
+    "csh": "tcsh -c",
+    "greets": "echo 'Welcome to {\"asked\": true} gpu-1'; printf 'load: 0.42 \\351 '; exec bash -c",
+}
+ODD = [
+    "",
+    "a b",
+    "it's",
+    "a!b",
+    "!!",
+    "a\\nb",
+    "\\'",
+    "$HOME `id` $(id)",
+    '"',
+    "*?[a-z]~#;&|<>(){}%^",
+    "ü",
+    "-n",
+    "a=b",
+]
+
+
+def _there(name: str) -> str:
+    program = SHELLS[name].split()[0]
+    assert program == "echo" or shutil.which(program), f"{program} is missing; make setup installs it"
+    return name
+
+
+@pytest.mark.parametrize("name", [name for name in SHELLS if name != "greets"])
+def test_every_login_shell_hands_on_the_same_words(name: str, tmp_path: Path) -> None:
+    """fish and csh read quotes, backslashes and exclamation marks in their own ways."""
+    words = [*SHELLS[_there(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Rise.NEVER)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+    assert (shell.unframed(done.stdout) or b"").decode() == "".join(f"<{word}>" for word in ODD)
+
+
+def test_no_word_steers_a_terminal_or_ends_a_line() -> None:
+    for word in ("a\nb", "a\0b", "\x1b[2J"):
+        with pytest.raises(ValueError, match="command line"):
+            shell.quoted(word)
+
+
+def test_a_program_is_run_by_the_python_that_the_inventory_names() -> None:
+    source = "import sys\nprint('it\\'s', sys.argv[1:])\n"
+    words = shell.python({"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"}, source, "a b")
+    assert subprocess.run(words, capture_output=True, check=True).stdout == b"it's ['a b']\n"
+    for unknown in ({}, {"ansible_python_interpreter": "auto_silent"}, {"ansible_python_interpreter": None}):
+        assert shell.python(unknown, "1")[0] == "/usr/bin/python3"
+
+
+PASSWORD = 'pa ss"w\\n$x'
+ASKS = "a sudo that asks"
+needs_sshd = pytest.mark.skipif(
+    sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
+)
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, int], sshd.Servers]]:
+    """Machines, each of which has another login shell; it gets what is asked for as sshd hands it over."""
+    folder = tmp_path_factory.mktemp("asks")
+    for name, text in (("sudo", _SUDO), ("id", "#!/bin/sh\necho 1000\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    commands = {**SHELLS, ASKS: f"PATH={folder}:$PATH ASKS={shlex.quote(PASSWORD)} exec fish -c"}
+    found = dict(zip(commands, sshd.free_ports(len(commands)), strict=True))
+    places = {("127.0.0.1", found[name]): f'{words} "$SSH_ORIGINAL_COMMAND"' for name, words in commands.items()}
+    with sshd.serving(tmp_path_factory.mktemp("shells"), [places]) as servers:
+        yield found, servers
+
+
+@pytest.fixture(params=[*SHELLS, ASKS])
+def machine(
+    request: pytest.FixtureRequest,
+    ports: tuple[dict[str, int], sshd.Servers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
+    """The variables of a machine with such a shell."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    found, servers = ports
+    return {
+        "ansible_port": found[request.param if request.param == ASKS else _there(request.param)],
+        "ansible_user": "root",
+        "ansible_ssh_private_key_file": str(servers.login),
+        "ansible_python_interpreter": sys.executable,
+        **({"ansible_become_password": PASSWORD} if request.param == ASKS else {}),
+    }
+
+
+@needs_sshd
+def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
+    """With fish none of its steps over SSH worked, so that it went straight to the BMC."""
+    there = hands.Hands("gpu-1", "127.0.0.1", machine, 0.0)
+    assert there.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    asked = there.ask(ladder.rung("reboot"), "another boot", [(0.0, "force")], ())
+    assert asked == hands.Asked(False, "another boot runs already")
+    assert "gpu-1.processes.txt" in there.collect(tmp_path, None, bug_report=False)
+    assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
+
+
+@needs_sshd
+def test_the_probe_answers(machine: dict[str, Any]) -> None:
+    answer = ask(machine)
+    assert (answer.reach, answer.said) == (sweep.Reach.ANSWERED, "")
+
+
+def ask(machine: Mapping[str, Any]) -> sweep.Answer:
+    """What comes of the probe on this machine."""
+    found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda _: {})
+    (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
+    return answer
+
+
+@needs_sshd
+@pytest.mark.parametrize("machine", [ASKS], indirect=True)
+def test_the_probe_says_when_sudo_does_not_like_the_password(machine: dict[str, Any]) -> None:
+    """Without a password it runs as who logs in."""
+    answer = ask({**machine, "ansible_become_password": "wrong"})
+    assert (answer.reach, answer.said) == (sweep.Reach.PROBE_FAILED, "Sorry, try again.")
+    without = {name: value for name, value in machine.items() if name != "ansible_become_password"}
+    assert ask(without).reach is sweep.Reach.ANSWERED
+    assert ask({**machine, "ansible_become": False}).reach is sweep.Reach.ANSWERED
+
+
+@needs_sshd
+def test_the_cluster_can_be_asked(machine: dict[str, Any], tmp_path: Path) -> None:
+    """There is none here: the session's own program says so."""
+    transport = cluster.over_ssh("127.0.0.1", machine)
+    session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
+    try:
+        assert f"there is no {tmp_path}/none" in session.ask("GET", "/version").error
+    finally:
+        session.close()
+
+
+@needs_sshd
+def test_the_lock_is_held(machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "COMMAND_LOCK", str(tmp_path / "lock"))
+    another = locks.hold("127.0.0.1", machine, "join")
+    refused = pytest.raises(GpunodesError, match="another command works on this cluster: join")
+    with locks.hold("127.0.0.1", machine, "join"), refused, another:
+        pass
+    with locks.hold("127.0.0.1", machine, "reset"):
+        pass
+
+
+def test_the_program_of_the_escalation_needs_no_line_end() -> None:
+    assert climb.BOOT.isprintable()

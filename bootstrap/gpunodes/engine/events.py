@@ -107,8 +107,9 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """The first line that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line that says something; that a host key was learned is no reason."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line and not line.startswith("Warning: Permanently added")), "")
 
 
 def _title(task: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -11,20 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gpunodes import settings
-from gpunodes.engine import events
-from gpunodes.model import Event
+from gpunodes.engine import events, openssh, targets
+from gpunodes.inventory import Inventory
+from gpunodes.model import Event, Machine
 
 if TYPE_CHECKING:
     from types import FrameType
 
 FORKS = 50
 """How many machines Ansible works on at once."""
-_CONNECT_S = 30
 _PID = "pid"
 _PATIENCE_S = 10.0
 """Seconds that Ansible gets to end its workers, which end their connections, before it is killed."""
@@ -34,7 +37,9 @@ _PATIENCE_S = 10.0
 class Play:
     """One run of a playbook: on which machines, which phases, with which variables.
 
-    ``variables`` go through a file: they must hold no secret. ``host_variables`` are the same for single machines.
+    ``variables`` are the user's settings for this run, and ours. ``facts`` is what machines reported, by machine
+    (results of host_facts), ``cluster`` what the cluster reported (a result of cluster_info; None: unknown). All of it
+    goes through a file and must hold no secret; none of it is ever a template.
     """
 
     playbook: str
@@ -43,6 +48,8 @@ class Play:
     skip_phases: Sequence[str] = ()
     only_phases: Sequence[str] = ()
     variables: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] | None = None
+    cluster: Mapping[str, Any] | None = None
     check: bool = False
 
 
@@ -62,15 +69,16 @@ class Ended:
         return re.sub(r"^\[?ERROR\]?:? *", "", found) or f"Ansible stopped; see {self.log}"
 
 
-def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
+def run(play: Play, folder: Path, on_event: Callable[[Event], None], ends: Callable[[], bool] = lambda: False) -> Ended:
     """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it ends.
 
     Ctrl-C and SIGTERM end Ansible, then this returns with ``interrupted``; a second one raises KeyboardInterrupt.
+    ``ends`` is asked once a second whether it is to end in the same way.
     """
     import ansible_runner
 
     private = folder / Path(play.playbook).stem
-    stop = _Stop(private / "bin" / _PID)
+    stop = _Stop(private / "bin" / _PID, ends)
     # A fresh folder for every run: ansible-runner does not overwrite what an earlier one left in `env/`.
     private.mkdir(mode=0o700)
     # The user's own ansible.cfg is for the user's own playbooks.
@@ -86,11 +94,11 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
             private_data_dir=str(private),
             ident="ansible",
             playbook=str(settings.content() / "playbooks" / play.playbook),
-            inventory=str(play.inventory.absolute()),
+            inventory=_inventories(play, private),
             limit=",".join(play.machines),
             tags=",".join(play.only_phases) or None,
             skip_tags=",".join(play.skip_phases) or None,
-            extravars=dict(play.variables or {}),
+            extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
             envvars=_environment(_mortal(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
             event_handler=handle,
@@ -104,24 +112,75 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None]) -> Ended:
     return Ended(ok=result.rc == 0, interrupted=stop.asked, log=artifacts / "stdout")
 
 
+def _extra_variables(play: Play) -> dict[str, Any]:
+    """The one door into a play: ansible-core takes every string of an extra-vars file for a template unless told.
+
+    A document from outside goes in as one text in base64, which no version of Ansible can take for a template or for
+    its own JSON markers, whatever it holds; the filter gpunodes_data opens it.
+    """
+    made = {name: _literal(value) for name, value in (play.variables or {}).items()}
+    if play.facts is not None:
+        made["gpunodes_facts"] = {name: _sealed(facts) for name, facts in play.facts.items()}
+    if play.cluster is not None:
+        made["gpunodes_cluster"] = _sealed(play.cluster)
+    return made
+
+
+def _sealed(document: Any) -> str:
+    return base64.b64encode(json.dumps(document).encode()).decode()
+
+
+def _literal(value: Any) -> Any:
+    """A setting with each of its strings marked as no template."""
+    if isinstance(value, str):
+        # Half a surrogate pair makes Ansible read the file as YAML, where the mark means nothing.
+        return {"__ansible_unsafe": value.encode(errors="replace").decode()}
+    if isinstance(value, Mapping):
+        return {name: _literal(inner) for name, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [_literal(inner) for inner in value]
+    return value
+
+
 # Ansible looks a thousand times a second whether a machine has answered: up to a fifth of a processor for as
 # long as a run lasts; no environment variable sets it.
 _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
-def ssh_options() -> list[str]:
-    """The options with which every SSH connection of ours is made."""
-    return [
-        # Learned keys go to the first file; the user's own are honoured.
-        "-o", f'UserKnownHostsFile="{settings.known_hosts()}" "{Path.home() / ".ssh/known_hosts"}"',
-        "-o", "StrictHostKeyChecking=accept-new",
-        "-o", "ControlMaster=auto",
-        "-o", "ControlPersist=120s",
-        "-o", "ServerAliveInterval=15",
-        "-o", "ServerAliveCountMax=4",
-        "-o", f"ConnectTimeout={_CONNECT_S}",
-        "-o", "PreferredAuthentications=publickey,password",
-    ]  # fmt: skip
+def _inventories(play: Play, private: Path) -> list[str]:
+    """The inventory, and one that holds what the user's ssh_config, or the inventory, says of single machines."""
+    found = [str(play.inventory.absolute())]
+    files = [play.inventory] if play.inventory.is_file() else []
+    for folder in (
+        (play.inventory,)
+        if play.inventory.is_dir()
+        else (play.inventory.parent / "group_vars", play.inventory.parent / "host_vars")
+    ):
+        files += [path for path in folder.rglob("*") if path.is_file()]
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    if openssh.has_own_rules(text):
+        own = private / "ssh.json"
+        own.write_text(json.dumps(_own_rules(Inventory(play.inventory))), encoding="utf-8")
+        found.append(str(own))
+    return found
+
+
+def _own_rules(inventory: Inventory) -> dict[str, Any]:
+    """An inventory with the options of each machine's connections, where its own does not name them."""
+
+    def options(machine: Machine) -> tuple[str, dict[str, str]]:
+        variables = inventory.connection(machine.name)
+        words = targets.ssh_words(variables)
+        return machine.name, {} if variables.get("ansible_ssh_args") else {
+            "ansible_ssh_args": _quoted(openssh.options(machine.address, words))
+        }
+
+    with ThreadPoolExecutor() as pool:
+        return {"all": {"hosts": dict(pool.map(options, inventory.machines()))}}
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return " ".join(_quote(word) for word in words)
 
 
 def _mortal(folder: Path) -> Path:
@@ -142,21 +201,24 @@ def _mortal(folder: Path) -> Path:
 
 def _environment(programs: Path) -> dict[str, str]:
     plugins = settings.plugins()
-    quoted = " ".join(_quote(option) for option in ssh_options())
     return {
         # Under pipx or an unactivated environment ansible-playbook is not on PATH.
         "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "ANSIBLE_LIBRARY": str(plugins / "modules"),
         "ANSIBLE_MODULE_UTILS": str(plugins / "module_utils"),
         "ANSIBLE_FILTER_PLUGINS": str(plugins / "filter_plugins"),
+        "ANSIBLE_CALLBACK_PLUGINS": str(plugins / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "gpunodes_printable",
         "ANSIBLE_ROLES_PATH": str(settings.content() / "roles"),
         "ANSIBLE_GATHERING": "explicit",
+        # Any module's answer may bring "ansible_facts": they must not become variables above the inventory's.
+        "ANSIBLE_INJECT_FACT_VARS": "False",
         "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_FORKS": str(FORKS),
         # This bounds the wait for sudo's first word as well: a machine that swaps or compiles may be slow to say it.
         "ANSIBLE_TIMEOUT": "120",
-        "ANSIBLE_SSH_ARGS": quoted,
+        "ANSIBLE_SSH_ARGS": _quoted(openssh.options()),
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
@@ -176,8 +238,9 @@ class _Stop:
     live on, and so would what they started on the machines.
     """
 
-    def __init__(self, pid: Path) -> None:
+    def __init__(self, pid: Path, ends: Callable[[], bool] = lambda: False) -> None:
         self._pid = pid
+        self._ends = ends
         self._told = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self.asked = False
@@ -194,6 +257,7 @@ class _Stop:
 
     def overdue(self) -> bool:
         """Whether Ansible was asked to end and had its time for it; ansible-runner's question, once a second."""
+        self.asked = self.asked or self._ends()
         if not self.asked:
             return False
         if not self._told:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -15,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpunodes import settings
-from gpunodes.engine.runner import ssh_options
-from gpunodes.engine.targets import PASSWORDS
+from gpunodes.engine import openssh
+from gpunodes.engine.targets import PASSWORDS, PYTHON, first, ssh_words
+from gpunodes.inventory import SUDO_PASSWORDS
 
 _CONNECT_S = 10
 
@@ -60,31 +62,18 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 
     It is to be started with their ``environment``.
     """
-    asks = "NumberOfPasswordPrompts=1" if _first(variables, PASSWORDS) else "BatchMode=yes"
-    words = ["ssh", "-T", "-o", asks, *more, *ssh_options(), "-o", "ControlMaster=no"]
-    words += ["-o", "ControlPath=none"]
-    if port := variables.get("ansible_port"):
-        words += ["-p", str(port)]
-    if user := variables.get("ansible_user"):
-        words += ["-l", str(user)]
-    if key := variables.get("ansible_ssh_private_key_file"):
-        words += ["-i", str(key)]
-    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        words += shlex.split(str(variables.get(name, "")))
-    return [*words, "--", address]
+    asks = "NumberOfPasswordPrompts=1" if first(variables, PASSWORDS) else "BatchMode=yes"
+    words = ssh_words(variables)
+    ours = [*more, *openssh.options(address, words), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
+    return ["ssh", "-T", "-o", asks, *ours, *words, "--", address]
 
 
 def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
     """The environment for ``command``: it holds the login's password where the inventory has one; None for our own."""
-    password = _first(variables, PASSWORDS)
+    password = first(variables, PASSWORDS)
     if not password:
         return None
     return {**os.environ, "SSH_ASKPASS": str(_askpass()), "SSH_ASKPASS_REQUIRE": "force", _LOGIN: password}
-
-
-def _first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of several names that the inventory gives a value; "" where it gives none."""
-    return str(next((variables[name] for name in names if variables.get(name)), ""))
 
 
 def _askpass() -> Path:
@@ -106,27 +95,74 @@ case $1 in *assword*) printf '%s\\n' "${_LOGIN}" ;; *) exit 1 ;; esac
 """
 
 
-def as_root(words: str, variables: Mapping[str, Any]) -> str:
-    """A shell command that runs ``words`` as root, by sudo where the user is not root.
+class Rise(Enum):
+    """Whether a program becomes root, by sudo where the login is not root."""
 
-    Its standard input must begin with ``for_sudo`` of the same variables.
+    NEVER = "never"
+    IF_POSSIBLE = "if possible"
+    """Where sudo asks for a password and the inventory has none, the program runs as who logs in."""
+    ALWAYS = "always"
+
+
+def remote(words: Sequence[str], variables: Mapping[str, Any], rise: Rise = Rise.ALWAYS) -> str:
+    """What the login shell of a machine, whichever it is, is told to run the program ``words``.
+
+    ``unframed`` finds what it writes. Its standard input must begin with ``for_sudo`` of the same variables, unless it
+    never rises.
     """
-    if not for_sudo(variables):
-        return f'if [ "$(id -u)" = 0 ]; then exec {words}; else exec sudo -n {words}; fi'
+    password = "" if rise is Rise.NEVER else for_sudo(variables)
     # sudo may not ask: what it leaves of those lines is skipped. Both read byte by byte, and so no further.
-    skip = f'while IFS= read -r line && [ "$line" != {_AFTER} ]; do :; done; exec {words}'
-    return f'if [ "$(id -u)" = 0 ]; then set --; else set -- sudo -S -p ""; fi; exec "$@" sh -c {shlex.quote(skip)}'
+    skip = f'while IFS= read -r line && [ "$line" != {_AFTER} ]; do :; done; ' if password else ""
+    script = [f'{skip}echo; echo {_ANSWER}; exec "$@"', "gpunodes"]
+    if rise is not Rise.NEVER:
+        stay = (
+            f'[ "$(id -u)" = 0 ]{" || ! sudo -n true 2>/dev/null" if rise is Rise.IF_POSSIBLE and not password else ""}'
+        )
+        sudo = 'sudo -S -p ""' if password else "sudo -n"
+        script = [f'if {stay}; then exec sh -c "$@"; else exec {sudo} sh -c "$@"; fi', "gpunodes", *script]
+    return " ".join(quoted(word) for word in ("exec", "/bin/sh", "-c", *script, *words))
+
+
+def quoted(word: str) -> str:
+    """A word for whatever shell a login has: sh, csh and fish read it alike. It may hold no control characters."""
+    if not word.isprintable():
+        raise ValueError(f"{word!r} is for no command line")
+    if re.fullmatch(r"[A-Za-z0-9_./:=,@+-]+", word):
+        return word
+    # csh replaces ! between quotes, fish a backslash; neither is anything else outside of them.
+    parts = re.findall(r"[^'!\\]+|['!\\]", word)
+    return "".join(_ODD.get(part) or f"'{part}'" for part in parts) or "''"
+
+
+def python(variables: Mapping[str, Any], source: str, *arguments: str) -> list[str]:
+    """The words that run a Python program on a machine with these variables."""
+    found = str(variables.get("ansible_python_interpreter") or PYTHON)
+    # No word may hold a line's end: the program comes as one text.
+    program = source if source.isprintable() else f"exec({source!a})"
+    return [*(shlex.split(found) if found.startswith("/") else [PYTHON]), "-c", program, *arguments]
+
+
+def unframed(out: bytes | bytearray) -> bytes | None:
+    """What a ``remote`` program wrote; None as long as it has not begun: a login shell may greet before it."""
+    _, marker, answer = bytes(out).partition(f"\n{_ANSWER}\n".encode())
+    return answer if marker else None
+
+
+def skip_greeting(out: IO[str]) -> None:
+    """Read up to what a ``remote`` program writes, or to the end."""
+    while (line := out.readline()) and line != f"{_ANSWER}\n":
+        pass
 
 
 def for_sudo(variables: Mapping[str, Any]) -> str:
-    """The first lines for a command ``as_root``: sudo's password, where the inventory has one, on no command line."""
-    found = _first(variables, _SUDO_PASSWORDS)
+    """The first lines for a ``remote`` program: sudo's password, where the inventory has one, on no command line."""
+    found = first(variables, SUDO_PASSWORDS)
     return f"{found}\n{_AFTER}\n" if found else ""
 
 
-# The names that Ansible's become plugin sudo knows.
-_SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_ANSWER = "gpunodes-answer-follows"
 _AFTER = "gpunodes-begins-here"
+_ODD = {"'": '"\'"', "!": "\\!", "\\": "\\\\"}
 
 
 def run(
@@ -168,8 +204,13 @@ def local(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    deadline = time.monotonic() + deadline_s
     try:
-        out, err, late = _exchange(process, stdin, time.monotonic() + deadline_s, most, enough)
+        out, err, late = _exchange(process, stdin, deadline, most, enough)
+        if not late and len(out) < most and not enough(out):
+            # A process that ends closes its output a moment before there is an exit status.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         with contextlib.suppress(ProcessLookupError):
             if process.poll() is None:

@@ -1,0 +1,130 @@
+"""The shape of what machines and clusters report: results of the modules host_facts, cluster_info and gpu_verify.
+
+What has a known form, and goes into names, paths, addresses or versions, has that form here; free text stays free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.shape import Form, Many, Maybe, Named, Optional, one_of, wrong
+
+_WORD = Form("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
+_VERSION = Form("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
+_PACKAGE = Form("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
+_PCI = Form("PCI address", r"[0-9A-Fa-f:.]{1,32}")
+_HEX = Form("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
+_ADDRESS = Form("IP address", r"[0-9A-Fa-f:.]{0,45}")
+_HOST = Form("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
+# Kubernetes, "Object Names and IDs": a DNS subdomain.
+_NODE = Form("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_ENDPOINT = Form("host:port", r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_CA_HASH = Form("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}")
+_ROLE = one_of("control_plane", "worker")
+
+_FUNCTION = {
+    "address": _PCI,
+    "vendor": _HEX,
+    "device": _HEX,
+    "class": _HEX,
+    "subsystem": Optional(Maybe(str)),
+    "driver": Optional(Maybe(_WORD)),
+}
+_GPU = {
+    "functions": Many(_FUNCTION, 1000),
+    "nvswitches": Optional(int),
+    "nouveau": Optional(one_of("loaded", "blacklisted", "available", "absent")),
+    "secure_boot": Optional(Maybe(bool)),
+    "mok": Optional({"key": Maybe(str), "enrolled": bool}),
+    "headers": Optional({"running": bool, "package": Optional(Maybe(_PACKAGE))}),
+    "driver": Optional(
+        {
+            "module": Maybe(_VERSION),
+            "loaded": bool,
+            "origin": Maybe(_WORD),
+            "packages": Named(_VERSION, 1000, _PACKAGE),
+            "flavour": Maybe(_WORD),
+        }
+    ),
+    "cuda": Optional(Named(_WORD, 100)),
+    "toolkit": Optional(Named(_VERSION, 100, _PACKAGE)),
+    "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
+    "clients": Optional(Maybe(int)),
+}
+_SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
+_MACHINE = {
+    "os": _SYSTEM,
+    "arch": _WORD,
+    "kernel": _WORD,
+    "python": Form("version", r"[0-9]+(\.[0-9]+){1,3}"),
+    "cpus": int,
+    "memory_mib": int,
+    "disk_free_mib": int,
+    "cgroup": int,
+    "swap": Many(str, 1000),
+    "hostname": _HOST,
+    "machine_id": Maybe(str),
+    "product_uuid": Maybe(str),
+    "boot_id": Maybe(str),
+    "time": float,
+    "default_address": Maybe(_ADDRESS),
+    "listening": Many(int, 1 << 16),
+    "modules": Named(_WORD, 100, _WORD),
+    "package_manager": Maybe(one_of("apt", "dnf")),
+    "packages": Named(Maybe(_VERSION), 100, _PACKAGE),
+    "kubernetes": {"role": Maybe(_ROLE), "ca_hash": Maybe(_CA_HASH), "server": Maybe(str)},
+    "ledger": bool,
+    "gpu": _GPU,
+    "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
+}
+_CLUSTER_NODE = {
+    "name": _NODE,
+    "role": _ROLE,
+    "address": _ADDRESS,
+    "version": Form("version", rf"({_VERSION.pattern})?"),
+    "runtime": Form("runtime", r"[a-z0-9-]{0,50}"),
+    "ready": bool,
+    "reason": str,
+    "schedulable": bool,
+    "machine_id": str,
+    "product_uuid": str,
+    "boot_id": str,
+    "proven": bool,
+    "gpus": int,
+    "gpus_proven": bool,
+    "managed": {
+        "labels": Named(str, 1000),
+        "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
+    },
+}
+_CLUSTER = {
+    "version": Form("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
+    "endpoint": _ENDPOINT,
+    "ca_hash": _CA_HASH,
+    "nodes": Many(_CLUSTER_NODE, 20_000),
+}
+_LEVELS = Many(
+    {"level": str, "state": one_of("ok", "failed", "skipped"), "fact": str, "wanted": str, "remedy": str}, 100
+)
+
+
+def of_machine(facts: object) -> str:
+    """What is wrong with a result of host_facts, "" when nothing is. Never raises."""
+    return wrong(facts, _MACHINE)
+
+
+def of_cluster(cluster: object) -> str:
+    """The same for a result of cluster_info."""
+    return wrong(cluster, _CLUSTER)
+
+
+def of_levels(levels: object) -> str:
+    """The same for the levels of GPUs' verification."""
+    return wrong(levels, _LEVELS)
+
+
+def saved(facts: Mapping[str, Any]) -> str:
+    """The same for facts out of a file, which may lack some: those that are there have their shape."""
+    system = {name: Optional(shape) for name, shape in _SYSTEM.items()} | {"id": _SYSTEM["id"]}
+    return wrong(facts, {name: Optional(shape) for name, shape in _MACHINE.items()} | {"os": system})

@@ -1,0 +1,194 @@
+"""Machines of which every string is an attack, without machines.
+
+Ansible reaches them by its connection `local`; their "Python" is a script that takes whatever module Ansible sends and
+prints a prepared answer. So a machine can answer anything, as one that somebody else has root on can. The program
+:data:`CANARY` is what an attack runs where one works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CANARY = "gpunodes_canary"
+"""A program on PATH that leaves a file, with a name that needs no quotes in a template."""
+
+_QUOTED = "{{ lookup('ansible.builtin.pipe', 'gpunodes_canary') }}"
+_BARE = "{{ lookup((dict(pipe=1)|first), (dict(gpunodes_canary=1)|first)) }}"
+_BLOCK = "{% set x = lookup('pipe', 'gpunodes_canary') %}"
+_HEADER = (
+    "#jinja2: variable_start_string:'[%', variable_end_string:'%]'\n[% lookup('pipe', 'gpunodes_canary') %] " + _BARE
+)
+_EXPRESSION = "lookup('pipe', 'gpunodes_canary')"
+_SHELL = "$(gpunodes_canary)`gpunodes_canary`;gpunodes_canary|gpunodes_canary\ngpunodes_canary\n"
+_YAML = f'!unsafe "{_BARE}"\n--- !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n'
+_TERMINAL = f"\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e{_BARE}"
+ATTACKS = (_QUOTED + _BARE + _BLOCK, _BARE, _HEADER, _EXPRESSION, _SHELL, _YAML, _TERMINAL)
+
+
+def hostile(document: Any, attacks: Iterator[str] | None = None) -> Any:
+    """``document`` with an attack in place of every string, one after another of all of them; keys stay."""
+    attacks = attacks or itertools.cycle(ATTACKS)
+    if isinstance(document, str):
+        return next(attacks)
+    if isinstance(document, Mapping):
+        return {name: hostile(value, attacks) for name, value in document.items()}
+    if isinstance(document, Sequence):
+        return [hostile(value, attacks) for value in document]
+    return document
+
+
+PIN = "sha256:" + "a" * 64
+"""Of the CA of the cluster below."""
+
+
+def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
+    """What host_facts reports of a good machine with a GPU that is in no cluster."""
+    function = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2"}
+    return {
+        "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
+        "arch": "x86_64",
+        "kernel": "6.12.48+deb13-cloud-amd64",
+        "python": "3.13.5",
+        "cpus": 4,
+        "memory_mib": 8000,
+        "disk_free_mib": 90000,
+        "cgroup": 2,
+        "swap": ["/dev/sda2"],
+        "hostname": name,
+        "machine_id": f"{number}" * 32,
+        "product_uuid": f"{number}" * 8 + "-0000-0000-0000-000000000000",
+        "boot_id": f"{number}" * 8 + "-1111-0000-0000-000000000000",
+        "time": time.time(),
+        "default_address": f"10.0.0.{number}",
+        "listening": [22],
+        "modules": {"overlay": "available", "br_netfilter": "available"},
+        "package_manager": "apt",
+        "packages": dict.fromkeys(("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")),
+        "kubernetes": {"role": None, "ca_hash": None, "server": None},
+        "ledger": True,
+        "sources": [{"name": "kubernetes", "url": "https://mirror", "ok": True, "error": None}],
+        "gpu": {
+            "functions": [{**function, "class": "030200", "driver": None}],
+            "nvswitches": 0,
+            "nouveau": "absent",
+            "secure_boot": False,
+            "mok": {"key": None, "enrolled": False},
+            "headers": {"running": True, "package": None},
+            "driver": {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None},
+            "cuda": {},
+            "toolkit": {},
+            "runtimes": {"containerd": "1.7.24~ds1-6"},
+            "clients": None,
+        },
+        **changes,
+    }
+
+
+def cluster_report(nodes: Mapping[str, int]) -> dict[str, Any]:
+    """What cluster_info reports of a cluster with these nodes, by name and number; the first is its control plane."""
+    return {
+        "version": "v1.36.3",
+        "endpoint": "10.0.0.1:6443",
+        "ca_hash": PIN,
+        "nodes": [_node_report(name, number, first=name == next(iter(nodes))) for name, number in nodes.items()],
+    }
+
+
+def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
+    machine = machine_report(name, number)
+    return {
+        "name": name,
+        "role": "control_plane" if first else "worker",
+        "address": machine["default_address"],
+        "version": "v1.36.3",
+        "runtime": "containerd",
+        "ready": True,
+        "reason": "",
+        "schedulable": True,
+        **{key: machine[key] for key in ("machine_id", "product_uuid", "boot_id")},
+        "proven": False,
+        "gpus": 0,
+        "gpus_proven": False,
+        "managed": {
+            "labels": {"gpunodes.dev/pool": "a"},
+            "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Hostile machines and their inventory; all files lie in ``folder``."""
+
+    folder: Path
+
+    @property
+    def inventory(self) -> Path:
+        return self.folder / "hosts.yml"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command needs to find the canary, and to keep its runs in the folder."""
+        return {
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "HOME": str(self.folder / "home"),
+        }
+
+    @property
+    def ran(self) -> bool:
+        """Whether any attack ran."""
+        return (self.folder / "ran").exists()
+
+    @property
+    def asked(self) -> list[str]:
+        """Which modules were sent, in order: ``machine/module``."""
+        log = self.folder / "asked"
+        return log.read_text(encoding="utf-8").split() if log.exists() else []
+
+    def answer(self, machine: str, module: str, answer: Mapping[str, Any]) -> None:
+        """From now on ``machine`` answers so when it is sent ``module``."""
+        path = self.folder / "answers" / machine / module
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def machines(folder: Path, groups: Mapping[str, Sequence[str]], variables: Mapping[str, Any]) -> Machines:
+    """Machines in the groups of an inventory, with these variables for all of them. They answer ``{}``."""
+    made = Machines(folder)
+    programs = folder / "bin"
+    for path in (programs, folder / "home"):
+        path.mkdir(parents=True)
+    _script(programs / CANARY, f"touch {shlex.quote(str(folder / 'ran'))}")
+    inventory: dict[str, Any] = {}
+    for group, names in groups.items():
+        hosts = {}
+        for name in names:
+            python = folder / f"python-{name}"
+            answers = shlex.quote(str(folder / "answers" / name))
+            _script(
+                python,
+                "module=$(tr -d '\\000' | sed -n \"s/^ansible_module='\\(.*\\)',$/\\1/p\")\n"
+                "module=${module##*.}\n"
+                f'echo "{name}/$module" >>{shlex.quote(str(folder / "asked"))}\n'
+                f'cat {answers}/"$module" 2>/dev/null || echo "{{}}"',
+            )
+            hosts[name] = {"ansible_python_interpreter": str(python)}
+        inventory[group] = {"hosts": hosts}
+    local = {"ansible_connection": "local", "ansible_become": False, "ansible_pipelining": True}
+    inventory["all"] = {"vars": {**local, **variables}}
+    made.inventory.write_text(json.dumps(inventory), encoding="utf-8")
+    return made
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)

@@ -1,0 +1,116 @@
+"""What a machine or a cluster reports has its shape, or is refused in a sentence: nothing odd comes further."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gpunodes.ansible.filter_plugins import gpunodes_gpu
+from gpunodes.model import Role
+from gpunodes.operations import gpu_verify
+from gpunodes.planner import gpu, preflight, reports
+from gpunodes.settings import defaults
+
+from tests.hostile import ATTACKS, PIN, cluster_report, machine_report
+
+PINNED = {"role": "worker", "ca_hash": PIN, "server": "https://10.0.0.1:6443"}
+MACHINE = machine_report("worker-1", 1, kubernetes=PINNED)
+MACHINE["gpu"]["driver"]["packages"] = {"cuda-drivers": "580.1-1"}
+MACHINE["gpu"]["cuda"] = {"13.0": "runfile"}
+CLUSTER = cluster_report({"control-1": 1, "worker-1": 2})
+ODD: tuple[Any, ...] = (
+    *ATTACKS,
+    "",
+    "..",
+    "../../etc/passwd",
+    "a/b",
+    "a b",
+    "-x",
+    None,
+    True,
+    -1,
+    1 << 70,
+    1.5,
+    float("nan"),
+    [],
+    [{}],
+    {},
+)
+FREE = {
+    ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
+    ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
+    ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
+    ("nodes", "managed", "labels", "gpunodes.dev/pool"),
+    *(("nodes", "managed", "taints", name) for name in ("key", "value", "effect")),
+}  # fmt: skip
+"""Where any text may stand: it is shown, or compared with its like, and goes into no name, path or command."""
+
+
+def places(document: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield where
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for name, value in inner:
+        yield from places(value, (*where, name))
+
+
+def free(where: tuple[str | int, ...]) -> bool:
+    return tuple(name for name in where if isinstance(name, str)) in FREE
+
+
+def changed(document: Any, where: tuple[str | int, ...], value: Any) -> Any:
+    made = copy.deepcopy([document])
+    inside: Any = made
+    for name in (0, *where[:-1]) if where else ():
+        inside = inside[name]
+    inside[where[-1] if where else 0] = value
+    return made[0]
+
+
+def test_good_reports_pass() -> None:
+    assert reports.of_machine(MACHINE) == reports.of_cluster(CLUSTER) == ""
+
+
+@pytest.mark.parametrize("where", list(places(MACHINE)), ids=str)
+def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ...]) -> None:
+    """Whatever stands in one place of a machine's report: a sentence, or a judgement; never another error."""
+    for value in ODD:
+        document = changed(MACHINE, where, value)
+        complaint = reports.of_machine(document)
+        if complaint:
+            assert complaint.startswith("its answer")
+            if document is not None:
+                assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == complaint
+            continue
+        assert free(where) or value not in ATTACKS, (where, value)
+        candidate = preflight.Candidate("worker-1", Role.WORKER, document, read_at=0.0)
+        assert preflight.judge([candidate], preflight.wants_of(CLUSTER, "1.36")) is not None
+        wishes = gpu.wishes_of(defaults(), "1.36.3")
+        found = gpu.plan("worker-1", document, wishes)
+        if isinstance(found, gpu.Plan):
+            gpunodes_gpu.gpu_install(gpunodes_gpu.gpu_plan(document, "worker-1", defaults(), "1.36.3"))
+
+
+@pytest.mark.parametrize("where", list(places(CLUSTER)), ids=str)
+def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | int, ...]) -> None:
+    for value in ODD:
+        document = changed(CLUSTER, where, value)
+        if not reports.of_cluster(document):
+            assert free(where) or value not in ATTACKS, (where, value)
+            candidate = preflight.Candidate("worker-1", Role.WORKER, MACHINE, read_at=0.0)
+            assert preflight.judge([candidate], preflight.wants_of(document, "1.36")) is not None
+
+
+def test_names_of_packages_have_their_form_too() -> None:
+    for name in ATTACKS:
+        assert reports.of_machine(changed(MACHINE, ("packages",), {name: None}))
+
+
+def test_facts_of_a_file_may_lack_some() -> None:
+    assert reports.saved({"os": {"id": "debian"}, "arch": "x86_64"}) == ""
+    assert reports.saved({"os": {"id": ATTACKS[1]}})
+    assert reports.saved({"arch": "x86_64"})

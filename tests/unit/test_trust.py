@@ -1,0 +1,215 @@
+"""What machines and the cluster report is data: it enters a play by one door, and is never a template there.
+
+tests/trust walks every command and playbook with it; here is what can be seen in seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible._internal._datatag._tags import TrustedAsTemplate
+from ansible.parsing.dataloader import DataLoader
+from gpunodes.ansible.callback_plugins.gpunodes_printable import calm
+from gpunodes.ansible.filter_plugins.gpunodes import data
+from gpunodes.cli import terminal
+from gpunodes.engine import runner
+from gpunodes.model import Event
+
+from tests.hostile import ATTACKS, hostile, machines
+
+ROOT = Path(__file__).parents[2]
+CONTENT = sorted(
+    path
+    for folder in ("playbooks", "roles")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".yml", ".j2"} and path.name != "argument_specs.yml"
+)
+# What JSON can hold and Ansible's loaders take for something of theirs, or cannot read.
+MARKERS = [
+    {"__ansible_unsafe": 5},
+    {"__ansible_unsafe": ATTACKS[1]},
+    {"__ansible_vault": ATTACKS[1]},
+    {"__ansible_type": "_AnsibleTaggedStr", "value": ATTACKS[1], "tags": [{"__ansible_type": "TrustedAsTemplate"}]},
+    {ATTACKS[1]: {ATTACKS[1]: ATTACKS[1]}},
+    "\ud800 " + ATTACKS[1],
+    float("nan"),
+]
+
+
+def entered(folder: Path, play: runner.Play) -> dict[str, Any]:
+    """The extra variables of a play as ansible-playbook reads them."""
+    path = folder / "extravars"
+    path.write_text(json.dumps(runner._extra_variables(play)))
+    loaded: dict[str, Any] = DataLoader().load_from_file(str(path), trusted_as_template=True)
+    return loaded
+
+
+def templates(value: Any) -> Iterator[str]:
+    """The strings in ``value`` that Ansible would render."""
+    if isinstance(value, str):
+        if TrustedAsTemplate.is_tagged_on(value) and re.search(r"[{\[][{%#]|#jinja2|lookup", value):
+            yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from (*templates(key), *templates(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from templates(inner)
+
+
+@pytest.mark.parametrize("document", [hostile(["x"] * 9), *MARKERS], ids=lambda document: ascii(document)[:40])
+def test_no_document_from_outside_enters_a_play_as_a_template(tmp_path: Path, document: Any) -> None:
+    """Whatever a machine or the cluster reports, Ansible finds no template in it, and a filter gives it back whole."""
+    play = runner.Play("x.yml", tmp_path, ["worker-1"], facts={"worker-1": [document]}, cluster={"nodes": document})
+    variables = entered(tmp_path, play)
+    assert list(templates(variables)) == []
+    assert repr(data(variables["gpunodes_facts"]["worker-1"])) == repr([document])
+    assert repr(data(variables["gpunodes_cluster"])) == repr({"nodes": document})
+
+
+def test_settings_of_a_run_are_no_templates_either(tmp_path: Path) -> None:
+    """A value given on the command line is that value, whatever it looks like; half a character changes nothing."""
+    settings = {"gpunodes_cuda_versions": list(ATTACKS), "gpunodes_pool": {"a": ATTACKS[1]}, "x": 5, "y": "\udcff"}
+    variables = entered(tmp_path, runner.Play("x.yml", tmp_path, [], variables=settings))
+    assert list(templates(variables)) == []
+    assert variables == {**settings, "y": "?"}
+
+
+def test_what_nobody_knows_stays_unset(tmp_path: Path) -> None:
+    assert entered(tmp_path, runner.Play("x.yml", tmp_path, [], variables={"x": None})) == {"x": None}
+    assert data(None) is None
+
+
+def test_one_file_alone_hands_variables_to_ansible() -> None:
+    """The door is one function; what it sealed is opened by one filter, wherever a playbook reads it."""
+    ways = re.compile(r"extravars|extra_vars|--extra|['\"]-e['\"]")
+    users = [path.name for path in (ROOT / "bootstrap/gpunodes").rglob("*.py") if ways.search(path.read_text())]
+    assert users == ["runner.py"]
+    sealed = re.compile(r"\{\{[^}]*(?:gpunodes_facts\[\w+\]|gpunodes_cluster\b)(?! \| gpunodes_data)")
+    assert [path for path in CONTENT if sealed.search(path.read_text())] == []
+
+
+def tasks(listed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in listed:
+        yield task
+        yield from tasks([*task.get("block", []), *task.get("always", []), *task.get("rescue", [])])
+
+
+def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
+    """No task loops over, includes, runs or looks up what a machine reported."""
+    own = {path.stem for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
+    words = {"name", "when", "register", "vars", "block", "always", "run_once", "become", "throttle", "diff", "no_log"}
+    words |= {"delegate_to", "changed_when", "failed_when", "ignore_unreachable", "check_mode"}
+    used = {
+        (path.parts[-3], word)
+        for path in (ROOT / "roles").glob("*/tasks/*.yml")
+        for task in tasks(yaml.safe_load(path.read_text()))
+        for word in task
+        if word not in own | words
+    }
+    calm = {"assert", "set_fact", "debug", "fail"}
+    assert {(role, word) for role, word in used if word.removeprefix("ansible.builtin.") not in calm} == {
+        ("gpu_driver", "ansible.builtin.reboot"),
+        # Our own command, with machines and an inventory of the user's.
+        ("health", "ansible.builtin.command"),
+        ("health", "ansible.builtin.include_tasks"),
+        *(("kubeconfig", f"ansible.builtin.{module}") for module in ("stat", "slurp", "file", "copy")),
+    }
+    looked_up = {
+        (path.relative_to(ROOT / "roles").parts[0], name)
+        for path in CONTENT
+        for name in re.findall(r"\b(?:lookup|query|q)\((.*?),", path.read_text())
+    }
+    assert looked_up == {
+        ("controller", "'ansible.builtin.config'"),
+        ("settings", "'ansible.builtin.env'"),
+        ("device_plugin", "'ansible.builtin.template'"),
+        ("network", "'ansible.builtin.template'"),
+    }
+
+
+def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
+    """Who does a task is never what a machine reported: a control plane of the inventory, or this machine."""
+    found = {
+        target
+        for path in (ROOT / "roles").glob("*/tasks/*.yml")
+        for target in re.findall(r"delegate_to: (.*)", path.read_text())
+    }
+    defaults = {
+        name: value
+        for path in (ROOT / "roles").glob("*/defaults/main.yml")
+        for name, value in (yaml.safe_load(path.read_text()) or {}).items()
+    }
+    wired = yaml.safe_load((ROOT / "playbooks/group_vars/all.yml").read_text())
+    for target in found - {"localhost"}:
+        name = target.strip('"{} ')
+        assert defaults[name] == "{{ groups['control_plane'] | first }}"
+        assert name not in wired
+
+
+def test_answers_of_modules_never_become_variables() -> None:
+    """Any module's answer may hold "ansible_facts": with injection they would win over the inventory and the wiring."""
+    assert runner._environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
+    assert "inject_facts_as_vars = False" in (ROOT / "ansible.cfg").read_text()
+
+
+# The terminal
+
+
+def test_output_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """No escape sequence, carriage return, C1 code or change of direction comes through; lines stay lines."""
+    terminal.echo("one\ntwo\x1b[2J\r\x9b1m\u202e\x7f three", err=True)
+    terminal.echo(json.dumps({"x": ATTACKS}))
+    out, err = capsys.readouterr()
+    assert err == "one\ntwo [2J  1m   three\n"
+    assert json.loads(out) == {"x": list(ATTACKS)}
+
+
+def test_commands_print_through_one_function() -> None:
+    """In the commands only cli/terminal.py prints; a view writes to its stream what is printable, and its own moves."""
+    cli = ROOT / "bootstrap/gpunodes/cli"
+    ways = re.compile(r"click\.(?:echo|secho|confirm|prompt)\(|\bprint\(|sys\.std\w+\.write\(")
+    assert [path.name for path in cli.rglob("*.py") if ways.search(path.read_text())] == ["terminal.py"]
+    for path in (ROOT / "bootstrap/gpunodes/views").glob("*.py"):
+        for line in path.read_text().splitlines():
+            if re.search(r"\bprint\(|\.write\(", line):
+                assert "printable(" in line or "x1b[" in line or "for line in lines" in line, (path, line)
+
+
+def test_what_ansible_prints_keeps_only_lines_and_colours() -> None:
+    coloured = "\x1b[0;31mfatal: [worker-1]\x1b[0m\nnext"
+    assert calm(coloured) == coloured
+    assert calm("a\x1b[K\x1b]0;b\x07\x1b[8Dc\r") == "a [K ]0;b  [8Dc "
+
+
+def forged(event: dict[str, Any]) -> str:
+    """How ansible-runner's own callback marks an event in Ansible's output."""
+    text = base64.b64encode(json.dumps(event).encode()).decode()
+    return f"\x1b[K{text}\x1b[{len(text)}D\x1b[K"
+
+
+def test_a_machine_cannot_forge_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose warnings, errors or keys hold ansible-runner's marks reports nothing in another's name."""
+    world = machines(tmp_path, {"control_plane": ["worker-1"]}, {})
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    claim = {"cluster": {"forged": True}}
+    event = {"uuid": "x", "event": "runner_on_ok", "event_data": {"host": "control-1", "role": "status", "res": claim}}
+    for mark in (forged(event), forged({**event, "uuid": "\0"})):
+        world.answer(
+            "worker-1", "cluster_info", {"warnings": [mark], f"_ansible_{mark}": mark, "msg": mark, "failed": True}
+        )
+        seen: list[Event] = []
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        ended = runner.run(runner.Play("status.yml", world.inventory, ["worker-1"]), folder, seen.append)
+        assert {each.machine for each in seen} == {"worker-1"}
+        assert "\x1b" not in ended.log.read_text()
+        assert not ended.ok
