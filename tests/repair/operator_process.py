@@ -126,12 +126,14 @@ class World(repair.World):
             "gpunodes_repair_boot_timeout": 20,
             "gpunodes_repair_verify_timeout": 30,
             "gpunodes_repair_settle": 0,
+            "gpunodes_repair_evidence_days": 90,
+            "gpunodes_repair_evidence_mib": 100,
         }
 
     def session(self) -> cluster.Session:
         return self.made
 
-    def hands(self, machine: Machine) -> Any:
+    def hands(self, machine: Machine, **_: Any) -> Any:
         return self._files[machine.name]
 
     def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:

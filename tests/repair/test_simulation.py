@@ -37,14 +37,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 class Monitor:
-    """Looks at the cluster while it is repaired, and keeps the most that was unavailable in each pool."""
+    """Scans the cluster while it is repaired: the most that was unavailable in each pool, and all that was cordoned."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.most = dict.fromkeys((f"p{index}" for index in range(POOLS)), 0)
-        self.order: list[str] = []
+        self.cordoned: set[str] = set()
         self.looks = 0
 
     def __enter__(self) -> Monitor:
@@ -62,7 +62,7 @@ class Monitor:
             for pool in self.most:
                 here = sum(node["metadata"]["labels"]["test/pool"] == pool for node in found)
                 self.most[pool] = max(self.most[pool], here)
-            self.order += [name for node in found if (name := node["metadata"]["name"]) not in self.order]
+            self.cordoned |= {node["metadata"]["name"] for node in found}
 
 
 def prepare(folder: Path, server: ApiServer, sick: Sequence[str], names: Sequence[str]) -> Path:
@@ -135,6 +135,7 @@ def test_two_operators_repair_twenty_of_a_thousand(server: ApiServer, tmp_path: 
     repaired = [each["name"] for result in results for each in result["machines"] if each["outcome"] == "repaired"]
     assert sorted(repaired) == sick, "no machine by both"
     assert set(monitor.most.values()) == {2}, monitor.most
+    assert monitor.cordoned == set(sick), "no healthy node was ever cordoned"
     assert server.call("GET", f"/api/v1/nodes/{sick[0]}")["status"]["nodeInfo"]["bootID"].endswith("-boot-2")
     pods = {pod["metadata"]["name"] for pod in server.call("GET", "/api/v1/namespaces/default/pods")["items"]}
     assert pods == {f"agent-{name}" for name in sick}

@@ -1,6 +1,9 @@
-"""Locks in the cluster: Lease objects, renewed while they are held, that expire when their holder dies.
+"""Who may work on what: Lease objects in the cluster, renewed while they are held, that expire when their holder dies.
 
-All times are the control plane's: two operators' own clocks need not agree.
+A lock fences its holder: :meth:`Leases.confirm` before a step renews it, or stops what it was to protect, for a lock
+that was not renewed in time may be somebody else's by now. What is written into a Lease is the control plane's time
+(two operators' own clocks need not agree); how old a lock of ours is, a clock of ours tells that nobody sets and that
+goes on while this machine sleeps.
 """
 
 from __future__ import annotations
@@ -8,69 +11,105 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import getpass
+import hashlib
 import os
+import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.engine.cluster import Cluster, NoAnswer, Refused
+from gpunodes.engine.cluster import Answer, Cluster, NoAnswer, Refused
+from gpunodes.engine.locks import Taken
 from gpunodes.errors import GpunodesError
 
 DURATION_S = 60.0
 """Seconds without renewal after which somebody else may take a lock."""
+_MARGIN = 1 / 6
+"""The last part of that time, in which a lock of ours counts as lost already."""
 _NAMESPACE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 _LABEL = ("app.kubernetes.io/managed-by", "gpunodes")
 _RECORD = "gpunodes.dev/record"
-_PREFIX = "gpunodes-repair-"
-_ALL = "gpunodes-repairs"
+_MACHINE = "gpunodes.dev/machine"
+"""Annotation: the machine, as its holder calls it."""
+_ALONE = "gpunodes.dev/alone"
+"""Annotation: its holder works on the control plane, and so nobody else works on any machine."""
+_PREFIX = "gpunodes-machine-"
+_DECISION = "gpunodes-decision"
 """The lock that is held for the moment in which it is decided who is repaired."""
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _CONFLICT = 409
 _NOT_FOUND = 404
+_LONGEST_NAME = 253
+"""Characters of an object's name (Kubernetes, DNS subdomain names)."""
+_AT_ONCE = 8
+"""Locks that are renewed side by side."""
 
 
 class Held(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """Somebody else holds a lock."""
 
-    def __init__(self, what: str, who: str) -> None:
-        super().__init__(f"{what} is being repaired by {who}", "one at a time", "wait for it to end")
-        self.who = who
+    def __init__(self, what: str, holder: str, since: str = "") -> None:
+        by = described(holder) + (f", since {since}" if since else "")
+        super().__init__(f"{what} is being worked on: {by}", "one command or repair at a time", "wait for it to end")
 
 
 class Lost(GpunodesError):  # noqa: N818 - as above
-    """A lock of ours was taken by somebody else, or could not be renewed in time."""
+    """A lock of ours was taken by somebody else."""
 
 
-def identity() -> str:
-    """Who we are, in a lock: user@host for people, and what tells whether this process still lives."""
-    me = f"{getpass.getuser()}@{socket.gethostname()}"
+class Unsure(Lost):
+    """A lock of ours could not be renewed in time: somebody else may have it by now."""
+
+
+def lock_name(machine: str, node: str = "") -> str:
+    """The Lease that locks a machine: that of its node's name, or of its name in the inventory where it is no node.
+
+    Everybody who works on a machine comes to the same name by this: a node has one name, whatever two inventories call
+    its machine. What is no legal name of an object, or too long for one, is told apart by a hash.
+    """
+    name = (node or machine).lower()
+    if len(_PREFIX) + len(name) <= _LONGEST_NAME and re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        return _PREFIX + name
+    readable = "-".join(re.findall(r"[a-z0-9]+", name))[:40].strip("-")
+    return f"{_PREFIX}{readable or 'x'}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def identity(command: str) -> str:
+    """Who we are, in a lock: user@host and command for people, and what tells whether this process still lives."""
+    me = f"{getpass.getuser()}@{socket.gethostname()}/{command}"
     return f"{me}/{_boot()}/{os.getpid()}/{_started(os.getpid())}/{secrets.token_hex(4)}"
 
 
-def who(holder: str) -> str:
-    """The person in a holder's identity."""
-    return holder.partition("/")[0] or "somebody"
+def described(holder: str) -> str:
+    """A holder's identity for people: the command, and whose it is."""
+    person, _, command = holder.rsplit("/", 4)[0].partition("/")
+    return f"`gpunodes {command}` of {person}" if command else person or "somebody"
 
 
 def dead_here(holder: str) -> bool:
-    """Whether the holder was a process of this machine that has ended: then its lock need not expire first."""
-    parts = holder.split("/")
+    """Whether the holder was a process of this machine, in this boot, that has ended: its lock need not expire first.
+
+    Machines may share a name, and containers a kernel: only what this process could see alive does it call dead.
+    """
+    parts = holder.rsplit("/", 4)
     if len(parts) != 5 or not parts[2].isdigit():  # noqa: PLR2004 - the parts of an identity
         return False
     name, boot, pid, started, _ = parts
-    if name.rpartition("@")[2] != socket.gethostname():
-        return False
-    return boot != _boot() or _started(int(pid)) != started
+    host = name.partition("/")[0].rpartition("@")[2]
+    return host == socket.gethostname() and boot == _boot() and _started(int(pid)) != started
 
 
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    """This kernel's boot, and which of its processes are seen from here: pid_namespaces(7)."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _started(pid: int) -> str:
@@ -86,9 +125,16 @@ def _started(pid: int) -> str:
 class Seen:
     """A lock as it stands in the cluster."""
 
-    node: str
+    name: str
+    """The Lease's: that of ``lock_name``."""
+    machine: str
+    """As its holder calls it: its node, or its name in an inventory."""
     holder: str
+    since: str
+    """When its holder took it, the control plane's time."""
     live: bool
+    alone: bool
+    """Its holder works on the control plane."""
     record: str
     """The text of the repair's record."""
 
@@ -96,74 +142,136 @@ class Seen:
 @dataclass(slots=True)
 class _Own:
     lease: Mapping[str, Any]
+    machine: str
     record: str
+    left: str
+    """The record that was found there: of a repair that a dead holder did not end."""
+    alone: bool
     renewed: float
-    guard: threading.Lock = field(default_factory=threading.Lock)
+    """When the last renewal that came through was sent, by ``_clock``."""
+    lost: str = ""
+    """Who took it, once somebody has."""
+    mutex: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Leases:
-    """The locks of this command. A thread renews them; close() ends it and leaves what is still held to expire."""
+    """The locks of this command. A thread renews them; close() ends it and leaves what is still held to expire.
 
-    def __init__(self, cluster: Cluster, duration_s: float = DURATION_S) -> None:
+    A machine's lock goes by ``lock_name`` of the name that is given here.
+    """
+
+    def __init__(self, cluster: Cluster, command: str, duration_s: float = DURATION_S) -> None:
         self._cluster = cluster
         self._duration_s = duration_s
-        self._me = identity()
+        self._me = identity(command)
         self._own: dict[str, _Own] = {}
+        self._told = (0.0, 0.0)
+        """The control plane's time, and ours (``_clock``) then or a little before."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def seen(self) -> list[Seen]:
-        """All locks on nodes, by one request."""
-        query = f"?labelSelector={quote('='.join(_LABEL), safe='')}"
-        answer = self._cluster.call_once("GET", _NAMESPACE + query)
-        found = []
-        for item in answer.body["items"]:
-            name = item["metadata"]["name"]
-            if name.startswith(_PREFIX):
-                holder = item["spec"].get("holderIdentity") or ""
-                record = (item["metadata"].get("annotations") or {}).get(_RECORD, "")
-                found.append(Seen(name.removeprefix(_PREFIX), holder, self._live(item, answer.time), record))
-        return found
+    @property
+    def me(self) -> str:
+        """Who we are, in a Lease."""
+        return self._me
 
-    def take(self, node: str, record: str) -> str:
-        """Lock a node; the record that a dead holder left there, "" for none. Raises Held."""
-        name = _PREFIX + node
-        left = self._take(name, record, node)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._renew_all, daemon=True)
-            self._thread.start()
+    def seen(self) -> list[Seen]:
+        """All locks on machines, by one request."""
+        query = f"?labelSelector={quote('='.join(_LABEL), safe='')}"
+        answer = self._call("GET", query)
+        return [
+            self._seen(item, answer.time)
+            for item in answer.body["items"]
+            if item["metadata"]["name"].startswith(_PREFIX)
+        ]
+
+    def take(self, machine: str, record: str | None = None, *, alone: bool = False) -> str:
+        """Lock a machine; the record that a dead holder left there, "" for none. Raises Held and Taken.
+
+        ``record`` replaces what was left; None keeps it, for the repair that it is of. ``alone`` is for work on the
+        control plane: nobody else may hold a machine then.
+        """
+        left = self._take(lock_name(machine), machine, record, alone=alone)
+        self._among_others([machine], alone=alone)
         return left
 
-    def write(self, node: str, record: str) -> None:
-        """Put a record into a lock of ours, and renew it. Raises Lost when it is ours no more."""
-        own = self._own.get(_PREFIX + node)
-        if own is None:
-            raise Lost(f"the lock on {node} is not ours", "a lock that is held", "run the command again to go on")
-        with own.guard:
+    def take_all(self, machines: Iterable[str], *, alone: bool = False) -> None:
+        """Lock several machines in the order of their names, or none of them. Raises Held and Taken."""
+        taken: list[str] = []
+        try:
+            for machine in sorted({machine for machine in machines if not self.holds(machine)}):
+                self._take(lock_name(machine), machine, None, alone=alone)
+                taken.append(machine)
+        except BaseException:
+            self._put_back(taken)
+            raise
+        if taken:
+            self._among_others(taken, alone=alone)
+
+    def write(self, machine: str, record: str, *, wait: bool = True) -> None:
+        """Put a record into a lock of ours, and confirm it; raises as ``confirm``."""
+        if own := self._own.get(lock_name(machine)):
             own.record = record
-            self._renew(_PREFIX + node, own)
+        self.confirm(machine, wait=wait)
 
-    def confirm(self, node: str) -> None:
-        """Raise Lost unless the lock is surely still ours; for the moment before something is done to a machine."""
-        own = self._own.get(_PREFIX + node)
-        if own is None or time.monotonic() - own.renewed > self._duration_s / 2:
-            self.write(node, own.record if own else "")
+    def confirm(self, machine: str, *, wait: bool = True) -> None:
+        """Renew a lock now; for the moment before something is done to a machine.
 
-    def release(self, node: str) -> None:
-        """Let a lock go; one that is not ours any more stays."""
-        self._release(_PREFIX + node)
+        Raises Lost when it is somebody else's, and Unsure when it may be: the control plane does not answer for so long
+        that the lock has expired, or is about to. Without ``wait`` an answer that does not come at once will do.
+        """
+        self._confirm(lock_name(machine), wait=wait)
 
-    def holds(self, node: str) -> bool:
+    def confirm_decision(self) -> None:
+        """As ``confirm``, of the lock that is held while ``deciding``."""
+        self._confirm(_DECISION, wait=True)
+
+    def check(self, machine: str) -> None:
+        """As ``confirm``, by what is known without asking."""
+        if own := self._own.get(lock_name(machine)):
+            self._check(own)
+
+    def lost(self) -> Lost | None:
+        """What became of our locks, as the error that it is, what is sure first; None while all are surely ours."""
+        found: Lost | None = None
+        for own in list(self._own.values()):
+            try:
+                self._check(own)
+            except Unsure as problem:
+                found = problem
+            except Lost as problem:
+                return problem
+        return found
+
+    def release(self, machine: str) -> None:
+        """Let a lock go, and its record with it; one that is not ours any more stays."""
+        self._release(lock_name(machine))
+
+    def put_back(self) -> None:
+        """Let all locks go, as far as the control plane answers; what dead holders left in them stays there."""
+        self._put_back([own.machine for own in self._own.values()])
+
+    def holds(self, machine: str) -> bool:
         """Whether we took this lock and have not let it go."""
-        return _PREFIX + node in self._own
+        return lock_name(machine) in self._own
 
     @contextlib.contextmanager
-    def deciding(self, patience_s: float = 60.0) -> Iterator[None]:
+    def holding(self, machines: Iterable[str]) -> Iterator[None]:
+        """Hold several machines' locks while inside, for what takes a moment; raises as ``take_all``."""
+        try:
+            self.take_all(machines)
+            yield
+        finally:
+            self.put_back()
+            self.close()
+
+    @contextlib.contextmanager
+    def deciding(self, patience_s: float = 2 * DURATION_S) -> Iterator[None]:
         """Hold the lock of the decision while inside: two commands never decide at once. Raises Held."""
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                self._take(_ALL, "", "it is decided what")
+                self._take(_DECISION, "the choice of who is repaired", None, alone=False)
                 break
             except Held:
                 if time.monotonic() > deadline:
@@ -173,7 +281,7 @@ class Leases:
             yield
         finally:
             with contextlib.suppress(NoAnswer, Refused):
-                self._release(_ALL)
+                self._release(_DECISION)
 
     def close(self) -> None:
         """Renew nothing any more."""
@@ -181,21 +289,41 @@ class Leases:
         if self._thread is not None:
             self._thread.join(timeout=5)
 
-    def _live(self, item: Mapping[str, Any], now: float) -> bool:
-        spec = item["spec"]
-        holder = spec.get("holderIdentity") or ""
-        if not holder or dead_here(holder):
-            return False
-        renewed = dt.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=dt.UTC).timestamp()
-        return bool(renewed + spec["leaseDurationSeconds"] > now)
+    # What stands in the cluster
 
-    def _body(self, name: str, record: str, now: float, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        stamp = dt.datetime.fromtimestamp(now, dt.UTC).strftime(_TIME)
-        before = (base or {}).get("spec", {})
-        ours = before.get("holderIdentity") == self._me
-        metadata: dict[str, Any] = {"name": name, "labels": dict([_LABEL]), "annotations": {_RECORD: record}}
-        if base is not None:
-            metadata["resourceVersion"] = base["metadata"]["resourceVersion"]
+    def _call(self, method: str, path: str, body: Any = None) -> Answer:
+        sent = _clock()
+        answer = self._cluster.call_once(method, _NAMESPACE + path, body)
+        self._told = (answer.time, sent)
+        return answer
+
+    def _now(self) -> float:
+        """The control plane's time, or a little later: never so early that a lock ends before we think it does."""
+        told, when = self._told
+        return told + _clock() - when
+
+    def _seen(self, item: Mapping[str, Any], now: float) -> Seen:
+        metadata, spec = item["metadata"], item["spec"]
+        annotations = metadata.get("annotations") or {}
+        taken = spec.get("acquireTime") or ""
+        return Seen(
+            name=metadata["name"],
+            machine=annotations.get(_MACHINE) or metadata["name"].removeprefix(_PREFIX),
+            holder=spec.get("holderIdentity") or "",
+            since=taken.partition(".")[0].replace("T", " ") + " UTC" if taken else "",
+            live=_live(spec, now),
+            alone=_ALONE in annotations,
+            record=annotations.get(_RECORD, ""),
+        )
+
+    def _body(self, own: _Own, name: str, *, ours: bool) -> dict[str, Any]:
+        """The Lease as it is to be; ``ours`` when it is renewed, and not taken."""
+        stamp = dt.datetime.fromtimestamp(self._now(), dt.UTC).strftime(_TIME)
+        annotations = {_RECORD: own.record, _MACHINE: own.machine} | ({_ALONE: "true"} if own.alone else {})
+        metadata: dict[str, Any] = {"name": name, "labels": dict([_LABEL]), "annotations": annotations}
+        before = own.lease.get("spec", {})
+        if own.lease:
+            metadata["resourceVersion"] = own.lease["metadata"]["resourceVersion"]
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -205,91 +333,200 @@ class Leases:
                 "leaseDurationSeconds": round(self._duration_s),
                 "acquireTime": before.get("acquireTime", stamp) if ours else stamp,
                 "renewTime": stamp,
-                "leaseTransitions": before.get("leaseTransitions", 0) + (0 if ours or base is None else 1),
+                "leaseTransitions": (before.get("leaseTransitions") or 0) + (1 if own.lease and not ours else 0),
             },
         }
 
-    def _take(self, name: str, record: str, what: str) -> str:
-        # The control plane's clock, as any answer tells it.
+    # Taking
+
+    def _take(self, name: str, machine: str, record: str | None, *, alone: bool) -> str:
+        if not self._told[0]:
+            # What is made first needs the control plane's time, which only an answer tells.
+            sent = _clock()
+            self._told = (self._cluster.call_once("GET", "/version").time, sent)
         for _ in range(5):
             try:
-                found = self._cluster.call_once("GET", f"{_NAMESPACE}/{name}")
-            except Refused as error:
-                if error.status != _NOT_FOUND:
-                    raise
-                found = None
-            try:
-                if found is None:
-                    answer = self._cluster.call_once("POST", _NAMESPACE, self._body(name, record, self._now()))
-                else:
-                    holder = found.body["spec"].get("holderIdentity") or ""
-                    if holder != self._me and self._live(found.body, found.time):
-                        raise Held(what, who(holder))
-                    body = self._body(name, record, found.time, found.body)
-                    answer = self._cluster.call_once("PUT", f"{_NAMESPACE}/{name}", body)
+                own = self._made(name, machine, record, alone=alone)
             except Refused as error:
                 if error.status not in (_CONFLICT, _NOT_FOUND):
                     raise
                 continue  # somebody was quicker: look who
-            self._own[name] = _Own(answer.body, record, time.monotonic())
-            if found is None:
-                return ""
-            return str((found.body["metadata"].get("annotations") or {}).get(_RECORD, ""))
-        raise Held(what, "others who were quicker")
+            self._own[name] = own
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._renew_all, daemon=True)
+                self._thread.start()
+            return own.left
+        raise Held(machine, "others, who were quicker")
 
-    def _now(self) -> float:
-        # A Lease that is made needs a time before any answer about it brought one.
-        return self._cluster.session.ask("GET", "/version").time
+    def _made(self, name: str, machine: str, record: str | None, *, alone: bool) -> _Own:
+        own = _Own({}, machine, record or "", "", alone, _clock())
+        try:
+            own.lease = self._call("POST", "", self._body(own, name, ours=False)).body
+        except Refused as error:
+            if error.status != _CONFLICT:
+                raise
+            found = self._call("GET", f"/{name}")
+            seen = self._seen(found.body, found.time)
+            if seen.live and seen.holder != self._me:
+                raise Held(machine, seen.holder, seen.since) from None
+            own = _Own(found.body, machine, seen.record if record is None else record, seen.record, alone, _clock())
+            own.lease = self._call("PUT", f"/{name}", self._body(own, name, ours=False)).body
+        return own
 
-    def _renew_all(self) -> None:
-        while not self._stop.wait(self._duration_s / 4):
-            for name, own in list(self._own.items()):
-                # What cannot be renewed now is confirmed before the next step, or lost there.
-                with contextlib.suppress(GpunodesError), own.guard:
-                    if name in self._own:
-                        self._renew(name, own)
+    def _among_others(self, machines: list[str], *, alone: bool) -> None:
+        """Put what was just taken back, and raise, where somebody works on the control plane, or we do and others.
 
-    def _renew(self, name: str, own: _Own) -> None:
-        deadline = time.monotonic() + self._duration_s
+        Everybody takes first and then looks: of two at once, one at least sees the other.
+        """
+        try:
+            for seen in self.seen():
+                if seen.live and seen.holder != self._me and (alone or seen.alone):
+                    raise Held(seen.machine, seen.holder, seen.since)
+            # Who found no API has no Leases: there may be an API by now.
+            if (by_ssh := self._cluster.lock_holder()) is not None and by_ssh.get("holder") != self._me:
+                raise Taken(by_ssh)
+        except BaseException:
+            self._put_back(machines)
+            raise
+
+    # Keeping
+
+    def _check(self, own: _Own) -> None:
+        """Raise Lost or Unsure unless a lock is surely ours, without asking."""
+        if own.lost:
+            raise Lost(
+                f"the lock on {own.machine} was taken by {own.lost}",
+                "a lock that is held to the end",
+                "see what they do",
+            )
+        silent = _clock() - own.renewed
+        if silent > self._duration_s * (1 - _MARGIN):
+            raise Unsure(
+                f"the lock on {own.machine} could not be renewed for {silent:.0f} s: somebody else may hold it by now",
+                "a control plane that answers",
+                "run the command again when it does",
+            )
+
+    def _confirm(self, name: str, *, wait: bool) -> None:
+        own = self._own.get(name)
+        if own is None:
+            raise Lost(f"the lock {name} is not ours", "a lock that is held", "run the command again to go on")
         while True:
             try:
-                found = self._cluster.call_once("GET", f"{_NAMESPACE}/{name}")
-                if found.body["spec"].get("holderIdentity") != self._me:
-                    break
-                body = self._body(name, own.record, found.time, found.body)
-                own.lease = self._cluster.call_once("PUT", f"{_NAMESPACE}/{name}", body).body
-            except NoAnswer:
-                # Nobody else can take it either while nobody answers.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1)
-                continue
-            except Refused as error:
-                if error.status == _NOT_FOUND:
-                    break
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-                continue
-            own.renewed = time.monotonic()
-            return
-        self._own.pop(name, None)
-        raise Lost(
-            f"the lock {name} was taken by somebody else",
-            "a lock that is held to the end",
-            "see `gpunodes repair --resume`",
-        )
+                self._renew(name, own)
+            except (NoAnswer, Refused) as problem:
+                self._check(own)
+                if not wait:
+                    raise Unsure(f"the lock on {own.machine} cannot be renewed: {problem}") from problem
+                time.sleep(min(1.0, self._duration_s / 60))
+            else:
+                return
 
-    def _release(self, name: str) -> None:
+    def _renew(self, name: str, own: _Own) -> None:
+        """Renew a lock once; raises Lost when it is somebody else's, NoAnswer and Refused when nobody knows."""
+        with own.mutex:
+            while True:
+                if own.lost:
+                    self._check(own)
+                if self._own.get(name) is not own:
+                    return  # it was let go meanwhile
+                sent = _clock()
+                try:
+                    own.lease = self._call("PUT", f"/{name}", self._body(own, name, ours=True)).body
+                except Refused as error:
+                    if error.status not in (_CONFLICT, _NOT_FOUND):
+                        raise
+                    self._compare(name, own)
+                else:
+                    own.renewed = sent
+                    return
+
+    def _compare(self, name: str, own: _Own) -> None:
+        """The Lease is not as we left it: somebody took it, or only wrote on it."""
+        try:
+            found = self._call("GET", f"/{name}").body
+        except Refused as error:
+            if error.status != _NOT_FOUND:
+                raise
+            own.lost = "nobody: its Lease was deleted"
+            return
+        holder = found["spec"].get("holderIdentity") or ""
+        if holder == self._me:
+            own.lease = found
+        else:
+            own.lost = described(holder)
+
+    def _renew_all(self) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            good = True
+            # Soon again where it could not be renewed: a control plane that restarts is back in seconds.
+            while not self._stop.wait(self._duration_s / (4 if good else 30)):
+                good = all(pool.map(self._renewed, list(self._own.items())))
+
+    def _renewed(self, item: tuple[str, _Own]) -> bool:
+        """Whether nothing hinders a lock's renewal; what does is found by ``confirm`` and ``lost``."""
+        try:
+            self._renew(*item)
+        except (NoAnswer, Refused):
+            return False
+        except Lost:
+            pass
+        return True
+
+    # Letting go
+
+    def _put_back(self, machines: Iterable[str]) -> None:
+        for machine in machines:
+            try:
+                self._release(lock_name(machine), keep=True)
+            except NoAnswer:
+                return  # nor will it for the others
+            except Refused:
+                pass  # it expires
+
+    def _release(self, name: str, *, keep: bool = False) -> None:
         own = self._own.pop(name, None)
         if own is None:
             return
-        with own.guard:
-            body = {"preconditions": {"uid": own.lease["metadata"]["uid"]}}
-            try:
-                holder = self._cluster.call_once("GET", f"{_NAMESPACE}/{name}").body["spec"].get("holderIdentity")
-                if holder == self._me:
-                    self._cluster.call_once("DELETE", f"{_NAMESPACE}/{name}", body)
-            except Refused as error:
-                if error.status not in (_NOT_FOUND, _CONFLICT):
-                    raise
+        with own.mutex:
+            for _ in range(3):
+                if own.lost:
+                    return
+                metadata = own.lease["metadata"]
+                # Whoever took it since has made another version of it.
+                exactly = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+                try:
+                    if keep and own.left:
+                        self._call("PUT", f"/{name}", _unheld(own))
+                    else:
+                        self._call("DELETE", f"/{name}", {"preconditions": exactly})
+                except Refused as error:
+                    if error.status not in (_NOT_FOUND, _CONFLICT):
+                        raise
+                    self._compare(name, own)
+                else:
+                    return
+
+
+def _unheld(own: _Own) -> dict[str, Any]:
+    """The Lease as its dead holder left it, to be gone on with."""
+    metadata = {name: own.lease["metadata"][name] for name in ("name", "labels", "resourceVersion")}
+    metadata["annotations"] = {_RECORD: own.left, _MACHINE: own.machine}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+
+
+def _clock() -> float:
+    """Seconds that nobody sets, and that go on while the machine sleeps (clock_gettime(2), CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _live(spec: Mapping[str, Any], now: float) -> bool:
+    """Whether a Lease is held; one that nobody could read when it ends is held by nobody."""
+    holder = spec.get("holderIdentity") or ""
+    if not holder or dead_here(holder):
+        return False
+    try:
+        renewed = dt.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=dt.UTC).timestamp()
+        return bool(renewed + float(spec["leaseDurationSeconds"]) > now)
+    except (KeyError, TypeError, ValueError):
+        return False

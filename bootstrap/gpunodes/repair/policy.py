@@ -10,12 +10,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpunodes.ansible.module_utils.gpunodes.identity import NodeIdentity
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, State, Verdict
+from gpunodes.repair.maintenance import Maintenance
 
-CONTROL_PLANE_POOL = "control-plane"
-WORKER_POOL = "workers"
-"""The pool of workers whose nodes carry no label of one."""
+# The pools that no label names; a label's value holds no blank (RFC 1123), so that none can be called the same.
+CONTROL_PLANE_POOL = "control plane"
+GPU_POOL = "GPU workers"
+WORKER_POOL = "workers without GPUs"
+
+
+def pool_of(label: str, *, gpus: bool) -> str:
+    """The pool of a worker whose pool label is ``label`` ("" for none): GPU workers apart from the others."""
+    return label or (GPU_POOL if gpus else WORKER_POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +34,17 @@ class Node:
     addresses: tuple[str, ...] = ()
     ready: bool = True
     boot_id: str = ""
+    machine_id: str = ""
+    system_uuid: str = ""
+    uid: str = ""
     control_plane: bool = False
-    pool: str = WORKER_POOL
+    pool: str = GPU_POOL
+    """The pool of a worker."""
     cordoned: bool = False
     cordoned_by_us: str = ""
     """The id of the repair that cordoned it, "" when we did not."""
+    maintenance: Maintenance | None = None
+    """What a person keeps it for; None when nobody does."""
     needs_repair: str = ""
     """Why we gave it up, "" when we did not."""
     repairs: tuple[float, ...] = ()
@@ -46,9 +60,26 @@ class Node:
         return self.ready and not self.cordoned
 
     @property
+    def cordoned_by_others(self) -> bool:
+        """Whether neither a repair nor `gpunodes maintenance` cordoned it."""
+        ours = self.cordoned_by_us or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
+        return self.cordoned and not ours
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """What tells which machine it is."""
+        ids = (self.boot_id.lower(), self.machine_id.lower(), self.system_uuid.lower())
+        return NodeIdentity(self.name, self.uid, self.addresses, *ids)
+
+    @property
     def expected(self) -> int | None:
         """GPUs that it is to offer when it is well: a device plugin that finds one ill may have let go of it."""
         return max((count for count in (self.capacity, self.labelled) if count is not None), default=None)
+
+
+def pool_name(node: Node) -> str:
+    """The pool that a node counts in."""
+    return CONTROL_PLANE_POOL if node.control_plane else node.pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +97,9 @@ class Candidate:
     needs_repair: str = ""
     """Why it was given up, as our history says."""
     busy: str = ""
-    """Who repairs it now, "" when nobody does."""
+    """Who works on it now, "" when nobody does."""
+    unmatched: str = ""
+    """Why no node can be told to be this machine, "" where one is, or where no cluster is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +131,7 @@ class Limits:
     actions: frozenset[Action] = frozenset({Action.REBOOT})
     max_unavailable: Budget = Budget(1)
     sick_percent: int = 30
-    """More of a pool than this sick at once: nothing is repaired there. One alone never counts as too many."""
+    """More of a pool than this unhealthy at once: nothing is repaired there. One alone never counts as too many."""
     guard_repairs: int = 2
     guard_hours: float = 24.0
     by_hand: bool = False
@@ -129,21 +162,27 @@ class Decision:
     """It needs repair from now on: its node is to be marked."""
 
 
-def decide(candidates: Sequence[Candidate], nodes: Sequence[Node], limits: Limits, now: float) -> list[Decision]:
+def decide(
+    candidates: Sequence[Candidate],
+    nodes: Sequence[Node],
+    limits: Limits,
+    now: float,
+    beside: Sequence[Candidate] = (),
+) -> list[Decision]:
     """A decision for each candidate, in the order in which they are to be repaired.
 
-    ``nodes`` are all nodes of the cluster; where none is asked (``--without-cluster``) the candidates themselves are
-    taken for the pool. ``now`` is in seconds since 1970.
+    ``nodes`` are all nodes of the cluster, ``beside`` the machines whose verdict is known and on which nothing is
+    decided: they count in their pools. Where no cluster is asked (``--without-cluster``), ``nodes`` stand for the
+    inventory's machines. ``now`` is in seconds since 1970.
     """
-    pools = _pools(candidates, nodes)
-    taken = {pool: _Pool(members) for pool, members in pools.items()}
+    pools = _pools([*candidates, *beside], nodes)
     decisions = []
     for each in sorted(candidates, key=_order):
         ruling, why = _alone(each, limits, now)
         if ruling is Ruling.REPAIR:
-            ruling, why = _together(each, candidates, taken, limits) or (ruling, why)
+            ruling, why = _together(each, pools[_pool(each)], limits) or (ruling, why)
         if ruling is Ruling.REPAIR:
-            taken[_pool(each)].start(each)
+            pools[_pool(each)].unavailable.add(_name(each))
         # What asks for a repair and was not given up before has met the loop guard.
         guarded_now = each.verdict.action in limits.actions and not (limits.by_hand or _given_up(each))
         decisions.append(Decision(each.name, ruling, why, ruling is Ruling.NEEDS_REPAIR and guarded_now))
@@ -151,13 +190,13 @@ def decide(candidates: Sequence[Candidate], nodes: Sequence[Node], limits: Limit
 
 
 def guarded(repairs: Iterable[float], limits: Limits, now: float) -> int:
-    """How many of these repairs count for the loop guard."""
-    return sum(now - limits.guard_hours * 3600 < moment <= now for moment in repairs)
+    """How many of these repairs count for the loop guard; one that a fast clock dated after now counts as now."""
+    return sum(now - limits.guard_hours * 3600 < moment for moment in repairs)
 
 
 def sick(verdict: Verdict) -> bool:
-    """Whether a machine counts among the sick of its pool: it asks for a reset or more, or cannot be reached."""
-    return verdict.state is State.UNREACHABLE or verdict.action.rank >= Action.RESET_GPU.rank
+    """Whether a machine counts among the unhealthy of its pool: it cannot be used or reached, or asks for a reset."""
+    return verdict.state.rank >= State.SICK.rank or verdict.action.rank >= Action.RESET_GPU.rank
 
 
 def _order(each: Candidate) -> tuple[bool, bool, bool, int, str]:
@@ -174,8 +213,15 @@ def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
         {round(moment) for moment in (*each.repairs, *(each.node.repairs if each.node else ()))}, limits, now
     )
     asked = limits.by_hand or verdict.action in limits.actions
+    found = each.node.maintenance if each.node else None
+    kept = found.described() if found and found.holds(now) else ""
     answers = [
-        (bool(each.busy), Ruling.REFUSE, f"it is being repaired: {each.busy}"),
+        (bool(each.busy), Ruling.REFUSE, f"it is being worked on: {each.busy}"),
+        (
+            bool(kept) and (asked or sick(verdict)),
+            Ruling.REFUSE,
+            f"it is in maintenance: {kept}; `gpunodes maintenance off {each.name}` ends that",
+        ),
         (
             bool(given_up) and (asked or sick(verdict)),
             Ruling.NEEDS_REPAIR,
@@ -192,10 +238,16 @@ def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
             f"it cannot be reached, and nothing says it is sick; `gpunodes repair {each.name} --from bmc` resets it",
         ),
         (not asked, Ruling.NOTHING, f"its verdict asks for {_words(verdict.action)}"),
+        (bool(each.unmatched), Ruling.REFUSE, each.unmatched),
         (
             _control(each) and not each.named,
             Ruling.REFUSE,
             "it is a control-plane machine; such a machine is repaired only when it is named",
+        ),
+        (
+            each.node is not None and each.node.cordoned_by_others and not each.named,
+            Ruling.REFUSE,
+            f"somebody cordoned it, and may be at work there; `gpunodes repair {each.name}` repairs it all the same",
         ),
         (
             past >= limits.guard_repairs,
@@ -217,38 +269,34 @@ def _words(action: Action) -> str:
     return "nothing" if action is Action.NONE else action.value
 
 
+@dataclass(frozen=True, slots=True)
 class _Pool:
-    """The nodes of a pool, and what becomes of them by the decisions taken."""
+    """A pool as a whole, whatever was selected of it. Its sets hold names of nodes."""
 
-    def __init__(self, members: Collection[Node]) -> None:
-        self.size = len(members)
-        self.lost = {node.name for node in members if not node.available}
-        self.ours = {node.name for node in members if node.cordoned_by_us and not node.needs_repair}
-
-    def start(self, each: Candidate) -> None:
-        self.lost.add(_name(each))
-        self.ours.add(_name(each))
+    name: str
+    size: int
+    unhealthy: Collection[str]
+    """Not ready, or judged sick."""
+    unavailable: set[str]
+    """Not ready or cordoned, whoever cordoned them; those whose repair is decided are added."""
 
 
-def _together(
-    each: Candidate, candidates: Sequence[Candidate], pools: dict[str, _Pool], limits: Limits
-) -> tuple[Ruling, str] | None:
+def _together(each: Candidate, pool: _Pool, limits: Limits) -> tuple[Ruling, str] | None:
     """What the others of its pool make of a machine that is to be repaired; None when they let it."""
-    name, pool = _name(each), pools[_pool(each)]
-    ill = {_name(other) for other in candidates if _pool(other) == _pool(each) and sick(other.verdict)}
-    if not limits.by_hand and len(ill) > 1 and len(ill) * 100 > limits.sick_percent * pool.size:
+    ill = len(pool.unhealthy)
+    if not limits.by_hand and ill > 1 and ill * 100 > limits.sick_percent * pool.size:
         return Ruling.REFUSE, (
-            f"{len(ill)} of {pool.size} machines of pool {_pool(each)} are sick at once, more than "
+            f"{ill} of {pool.size} machines of pool {pool.name} are sick at once, more than "
             f"{limits.sick_percent} %: look for one cause (power, a switch, a driver roll-out); reboots do not cure it"
         )
-    others = pool.lost - {name}
+    others = pool.unavailable - {_name(each)}
     if _control(each) and others:
         return Ruling.WAIT, f"{_some(others)} of the control plane is not available; never two at once"
     most = limits.max_unavailable.of(pool.size)
-    # Repairing what is lost already costs the pool nothing; how many we repair at once stays bounded.
-    counted = pool.ours - {name} if name in pool.lost else others
-    if len(counted) + 1 > most:
-        return Ruling.WAIT, f"{_some(counted)} of pool {_pool(each)} not available; at most {most} may be"
+    if len(others) + 1 > most:
+        return Ruling.WAIT, (
+            f"{_some(others)} of pool {pool.name} not available; at most {most} may be (--max-unavailable)"
+        )
     return None
 
 
@@ -264,19 +312,27 @@ def _control(each: Candidate) -> bool:
 def _pool(each: Candidate) -> str:
     if _control(each):
         return CONTROL_PLANE_POOL
-    return each.node.pool if each.node else WORKER_POOL
+    return pool_name(each.node) if each.node else GPU_POOL
 
 
 def _name(each: Candidate) -> str:
     return each.node.name if each.node else each.name
 
 
-def _pools(candidates: Sequence[Candidate], nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    pools: dict[str, dict[str, Node]] = {}
+def _pools(candidates: Sequence[Candidate], nodes: Sequence[Node]) -> dict[str, _Pool]:
+    members: dict[str, dict[str, Node]] = {}
     for node in nodes:
-        pool = CONTROL_PLANE_POOL if node.control_plane else node.pool
-        pools.setdefault(pool, {})[node.name] = node
+        members.setdefault(pool_name(node), {})[node.name] = node
     for each in candidates:
-        stand_in = Node(each.name, cordoned_by_us=each.busy, cordoned=bool(each.busy))
-        pools.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)
-    return {pool: list(members.values()) for pool, members in pools.items()}
+        stand_in = Node(each.name, cordoned=bool(each.busy))
+        members.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)
+    ill = {_name(each) for each in candidates if sick(each.verdict)}
+    return {
+        pool: _Pool(
+            pool,
+            len(found),
+            {name for name, node in found.items() if name in ill or not node.ready},
+            {name for name, node in found.items() if not node.available},
+        )
+        for pool, found in members.items()
+    }

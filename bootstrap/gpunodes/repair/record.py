@@ -77,6 +77,8 @@ class Record:
     """How many GPUs it should have."""
     capacity: int | None = None
     """GPUs, or slices of them, that the node is to offer; None where nothing offers any."""
+    resets: tuple[str, ...] = ()
+    """PCI addresses of the GPUs that a GPU reset names; none for all."""
     rung: str = ""
     asked: float = 0.0
     """When the present rung was asked for; 0 when it was not yet."""
@@ -85,8 +87,6 @@ class Record:
     tried: tuple[str, ...] = ()
     outcome: Outcome | None = None
     why: str = ""
-    folder: str = ""
-    """Where the evidence lies, on the machine that started the repair."""
 
     def to(self, step: Step, **changes: Any) -> Record:
         """The record at another step."""
@@ -98,17 +98,31 @@ class Record:
 
 
 def parse(text: str) -> Record:
-    """The record that ``text`` holds; keys that a newer version added are left out. Raises ValueError."""
-    read = json.loads(text)
-    if not isinstance(read, Mapping):
-        raise ValueError("not a record of a repair")
-    known = {field.name for field in dataclasses.fields(Record)}
-    values = {name: value for name, value in read.items() if name in known}
-    values["step"] = Step(values.get("step", Step.LOOK))
-    values["outcome"] = Outcome(values["outcome"]) if values.get("outcome") else None
+    """The record that ``text`` holds; keys that a newer version added are left out. Raises ValueError.
+
+    It may come from a lock in the cluster: what has not the type of its field is no record.
+    """
     try:
+        read = json.loads(text)
+        known = {field.name for field in dataclasses.fields(Record)}
+        values = {name: value for name, value in read.items() if name in known}
+        values["step"] = Step(values.get("step", Step.LOOK))
+        values["outcome"] = Outcome(values["outcome"]) if values.get("outcome") else None
         values["armed"] = tuple((str(name), float(due)) for name, due in values.get("armed", ()))
-        values["tried"] = tuple(values.get("tried", ()))
-        return Record(**values)
-    except TypeError as error:
+        for name in ("tried", "resets"):
+            values[name] = tuple(str(each) for each in values.get(name, ()))
+        record = Record(**values)
+    except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a record of a repair: {error}") from error
+    for field in dataclasses.fields(Record):
+        if not isinstance(getattr(record, field.name), _TYPES.get(str(field.type), object)):
+            raise ValueError(f"not a record of a repair: {field.name} is {getattr(record, field.name)!r}")
+    return record
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "float": (int, float),
+    "int | None": (int, type(None)),
+}

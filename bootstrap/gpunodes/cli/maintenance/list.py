@@ -1,0 +1,28 @@
+"""gpunodes maintenance list"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common, terminal
+from gpunodes.errors import ExitCode
+
+
+@click.command()
+@common.inventory_option
+@common.json_option
+def command(inventory_path: Path, as_json: bool) -> int:
+    """Show which nodes are in maintenance: why, by whom, and until when.
+
+    Those whose time is over are shown until `maintenance off` gives them back.
+    """
+    from gpunodes.inventory import Inventory
+    from gpunodes.operations import maintenance
+    from gpunodes.operations.repair import World
+    from gpunodes.views import maintenance as views
+
+    kept = maintenance.listed(World(Inventory(inventory_path)))
+    terminal.echo(views.document(kept) if as_json else views.table(kept))
+    return ExitCode.DONE

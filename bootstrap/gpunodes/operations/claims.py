@@ -1,0 +1,134 @@
+"""What a command holds while it works on machines: their Leases, or a lock by SSH where there is no API to ask.
+
+Whoever works on the control plane works alone (engine/leases.py). Such a command holds the lock by SSH as well: it may
+take the API away, or make it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
+from gpunodes.engine import cluster as clusters
+from gpunodes.engine import leases, locks
+from gpunodes.engine.cluster import Cluster, NoAnswer, NoCluster, NoSession, Refused, Session
+from gpunodes.errors import GpunodesError
+from gpunodes.inventory import Inventory
+from gpunodes.model import Finding, Machine, Severity
+from gpunodes.repair.policy import Node
+
+PATIENCE_S = leases.DURATION_S
+"""Seconds without an API after which a command goes on without: whoever holds a Lease has stopped by then."""
+
+
+class Claim:
+    """The locks of one command on its machines."""
+
+    def __init__(self, session: Session, machines: Sequence[Machine], command: str, *, alone: bool) -> None:
+        self._cluster = Cluster(session, patience_s=0.0)
+        self._leases = leases.Leases(self._cluster, command)
+        self._machines = machines
+        self._facts: Mapping[str, Mapping[str, Any]] = {}
+        self._alone = alone
+        self._nodes: Sequence[Node] | None = None
+        self.lock: locks.Lock | None = None
+        self.findings: Sequence[Finding] = ()
+        """What a user should know of the locks."""
+
+    @property
+    def holder(self) -> str:
+        """Who we are, in a Lease."""
+        return self._leases.me
+
+    def take(self) -> None:
+        """Take the Leases of all machines; raises Held, and NoAnswer or Refused where no API can be asked."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                nodes = self._cluster.nodes()
+                self._leases.take_all(self._locked(nodes), alone=self._alone)
+                self._nodes = nodes
+                break
+            except (NoCluster, NoSession):
+                raise
+            except (NoAnswer, Refused):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what turns out to be ours to take now that machines have reported who they are; raises as ``take``."""
+        if self._nodes is None:
+            return
+        self._facts = facts
+        self._leases.take_all(self._locked(self._nodes), alone=self._alone)
+
+    def lost(self) -> GpunodesError | None:
+        """Why our locks may be ours no more, None while they are.
+
+        Work on the control plane itself goes on while nobody can be asked: that is what it does to it.
+        """
+        if self.lock and (problem := self.lock.lost()):
+            return problem
+        unsure = self._leases.lost()
+        return None if self._alone and isinstance(unsure, leases.Unsure) else unsure
+
+    def close(self) -> None:
+        """Let all of it go."""
+        self._leases.put_back()
+        self._leases.close()
+
+    def _locked(self, nodes: Sequence[Node]) -> list[str]:
+        """The names to lock: each machine's node; where it is none, its own, and the one that it would join by."""
+        names = []
+        machines = [reported(each.name, each.address, self._facts.get(each.name)) for each in self._machines]
+        matcher = Matcher([node.identity for node in nodes], machines)
+        for machine in machines:
+            node = matcher.match(machine, sure=False).node
+            names += [node.name] if node else [machine.name, machine.hostname or machine.name]
+        return names
+
+
+@contextlib.contextmanager
+def claimed(inventory: Inventory, machines: Sequence[Machine], command: str) -> Iterator[Claim]:
+    """Hold what a command on ``machines`` must hold, while inside.
+
+    Raises Held or Taken when somebody works on one of them already, and NoSession or NoLock when the control plane's
+    machine cannot be asked.
+    """
+    control = inventory.control_plane()
+    variables = inventory.connection(control.name)
+    alone = control.name in {machine.name for machine in machines}
+    with contextlib.ExitStack() as held:
+        session = Session(clusters.over_ssh(control.address, variables))
+        held.callback(session.close)
+        claim = Claim(session, machines, command, alone=alone)
+        held.callback(claim.close)
+        without = False
+        try:
+            claim.take()
+        except NoCluster:
+            without = True
+        except NoSession:
+            raise
+        except (NoAnswer, Refused) as problem:
+            without = True
+            claim.findings = [_unlocked(control.name, problem)]
+        if without or alone:
+            lock = locks.hold(control.address, variables, command, claim.holder, restarts=alone)
+            claim.lock = held.enter_context(lock)
+        yield claim
+
+
+def _unlocked(control: str, problem: GpunodesError) -> Finding:
+    return Finding(
+        control,
+        "lock",
+        f"no Leases can be taken: {problem.found}; a lock on this machine keeps other commands away",
+        "an API that answers",
+        "bring it back first, if that is not what this is for",
+        Severity.WARNING,
+    )

@@ -1,0 +1,96 @@
+"""Nodes that people keep for themselves: repairs leave them alone, and nothing new is scheduled to them."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
+from gpunodes.engine.cluster import Cluster
+from gpunodes.engine.leases import Leases
+from gpunodes.errors import WrongInput
+from gpunodes.model import Machine
+from gpunodes.operations.repair import World, unmatched
+from gpunodes.repair.maintenance import Maintenance
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A node's maintenance: what it is, or what it was until it was ended."""
+
+    node: str
+    machine: str
+    """Its name in the inventory, "" for a node that is not there."""
+    maintenance: Maintenance | None
+    """None where there was none to end."""
+    cordoned: bool
+    """The node is cordoned, whoever did it."""
+
+
+def begin(
+    world: World, machines: Sequence[Machine], reason: str, until: float | None, *, cordon: bool = True
+) -> list[Kept]:
+    """Keep repairs from the machines' nodes, and pods if ``cordon``, until a time (seconds since 1970; None: no end).
+
+    Raises Held while somebody works on one of them, and WrongInput for a machine that is no node: none is changed then.
+    """
+    now = float(int(time.time()))
+    made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", now, until)
+    with _nodes(world, machines) as (cluster, nodes):
+        for name in nodes:
+            cluster.begin_maintenance(name, made, cordon=cordon)
+            cluster.event(name, "MaintenanceBegun", made.described(), warning=False)
+        return _kept(cluster, nodes)
+
+
+def end(world: World, machines: Sequence[Machine]) -> list[Kept]:
+    """End the maintenance of the machines' nodes, and lift the cordons that were made for it; raises as ``begin``."""
+    with _nodes(world, machines) as (cluster, nodes):
+        ended = {name: cluster.end_maintenance(name) for name in nodes}
+        for name in [name for name, was in ended.items() if was]:
+            cluster.event(name, "MaintenanceEnded", f"by {getpass.getuser()}@{socket.gethostname()}", warning=False)
+        left = {node.name: node.cordoned for node in cluster.nodes()}
+        return [Kept(name, nodes[name], was, left.get(name, False)) for name, was in ended.items()]
+
+
+def listed(world: World) -> list[Kept]:
+    """All nodes that are in maintenance, those whose time is over included."""
+    with contextlib.closing(world.session()) as session:
+        cluster = Cluster(session)
+        nodes = cluster.nodes()
+        machines = world.identities({})
+        matcher = Matcher([node.identity for node in nodes], machines.values())
+        found = {name: matcher.match(machine, sure=False).node for name, machine in machines.items()}
+        names = {node.name: name for name, node in found.items() if node}
+        return _kept(cluster, {node.name: names.get(node.name, "") for node in nodes})
+
+
+@contextlib.contextmanager
+def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str]]]:
+    """The cluster, and the locked nodes of machines with their names."""
+    with contextlib.closing(world.session()) as session:
+        cluster = Cluster(session)
+        nodes = {}
+        known = world.identities({})
+        matcher = Matcher([node.identity for node in cluster.nodes()], known.values())
+        for machine in machines:
+            match = matcher.match(known[machine.name])
+            if match.node is None:
+                raise WrongInput(
+                    f"{machine.name}: {unmatched(match)}", "a node, which is what is kept", "see `gpunodes status`"
+                )
+            nodes[match.node.name] = machine.name
+        with Leases(cluster, "maintenance").holding(nodes):
+            yield cluster, nodes
+
+
+def _kept(cluster: Cluster, names: dict[str, str]) -> list[Kept]:
+    return [
+        Kept(node.name, names[node.name], node.maintenance, node.cordoned)
+        for node in cluster.nodes()
+        if node.maintenance and node.name in names
+    ]

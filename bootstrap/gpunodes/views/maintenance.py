@@ -1,0 +1,76 @@
+"""What a person or a program reads of maintenance. Takes the results of operations/maintenance.py by their shape."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpunodes.repair.maintenance import Maintenance
+from gpunodes.views import document as documents
+from gpunodes.views import text
+
+
+class Kept(Protocol):
+    """A node's maintenance."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def machine(self) -> str: ...
+    @property
+    def maintenance(self) -> Maintenance | None: ...
+    @property
+    def cordoned(self) -> bool: ...
+
+
+def table(kept: Sequence[Kept]) -> str:
+    """Nodes that are in maintenance."""
+    if not kept:
+        return "no node is in maintenance"
+    rows = [("NODE", "MACHINE", "STATE", "PODS", "")]
+    rows += [
+        (
+            each.node,
+            each.machine or "-",
+            "in maintenance" if each.maintenance.holds(time.time()) else "its time is over",
+            "cordoned" if each.cordoned else "may come",
+            each.maintenance.described(),
+        )
+        for each in kept
+        if each.maintenance
+    ]
+    return text.table(rows)
+
+
+def ended(nodes: Sequence[Kept]) -> str:
+    """Nodes whose maintenance was ended."""
+    lines = []
+    for each in nodes:
+        was = "given back" if each.maintenance else "it was not in maintenance"
+        lines.append(f"{each.machine}: {was}" + ("; it stays cordoned, by somebody else" if each.cordoned else ""))
+    return "\n".join(lines)
+
+
+def document(kept: Sequence[Kept]) -> str:
+    """``gpunodes.maintenance/1``."""
+    return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": [_entry(each) for each in kept]})
+
+
+def _entry(each: Kept) -> dict[str, object]:
+    found = each.maintenance
+    return {
+        "node": each.node,
+        "machine": each.machine,
+        "cordoned": each.cordoned,
+        "in_force": found is not None and found.holds(time.time()),
+        "reason": found.reason if found else "",
+        "by": found.by if found else "",
+        "since": _stamp(found.since) if found else None,
+        "until": _stamp(found.until) if found else None,
+    }
+
+
+def _stamp(moment: float | None) -> str | None:
+    return None if moment is None else dt.datetime.fromtimestamp(moment, dt.UTC).isoformat()

@@ -1,0 +1,46 @@
+"""One operator's command, as a process of its own: `python command_process.py KUBECONFIG COMMAND MACHINE...`.
+
+Takes what such a command holds (operations/claims.py), says "held" and works until its standard input ends; then says
+what it lost, if it did. A machine whose name begins with c is the control plane. All is real but SSH: the session with
+the API runs on this machine, and so would the lock by SSH, which is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gpunodes.engine import cluster, locks
+from gpunodes.errors import GpunodesError
+from gpunodes.model import Machine, Role
+from gpunodes.operations import claims
+
+
+def main(kubeconfig: str, command: str, *names: str) -> None:
+    """Hold what the command holds."""
+    transport = cluster.here(sys.executable, Path(kubeconfig))
+    cluster.over_ssh = lambda *_: transport
+    unlocked = SimpleNamespace(lost=lambda: None)
+    locks.hold = lambda *_, **__: contextlib.nullcontext(unlocked)  # type: ignore[assignment]  # a stand-in
+    machines = [Machine(name, name, Role.CONTROL_PLANE if name.startswith("c") else Role.WORKER) for name in names]
+    control = Machine("c0", "c0", Role.CONTROL_PLANE)
+    inventory: Any = SimpleNamespace(
+        control_plane=lambda: control, connection=lambda _: {}, machines=lambda *_: machines, cluster="simulated"
+    )
+    began = time.monotonic()
+    try:
+        with claims.claimed(inventory, machines, command) as claim:
+            sys.stdout.write(f"held after {time.monotonic() - began:.1f} s\n")
+            sys.stdout.flush()
+            sys.stdin.read()
+            sys.stdout.write(f"{claim.lost() or 'kept'}\n")
+    except GpunodesError as problem:
+        sys.stdout.write(f"{problem}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,256 @@
+"""What excludes what (docs/repair.md), each pair on a real API server, each operator a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.engine import cluster
+from gpunodes.engine.cluster import Cluster, Session
+from gpunodes.engine.leases import Held, Leases
+from gpunodes.operations import maintenance
+
+from . import apiserver, kwok
+from .apiserver import ApiServer
+from .operator_process import World
+from .test_simulation import OPERATOR
+
+COMMAND = Path(__file__).with_name("command_process.py")
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+NAMES = ("c0", *(f"n{index}" for index in range(10)))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server with nodes that are ready; no kubelet is there."""
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made:
+        for name in NAMES:
+            made.call("POST", "/api/v1/nodes", kwok.node(name, {"test/pool": "p"}))
+            ready = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "x", "message": "x"}]}}
+            made.call("PATCH", f"/api/v1/nodes/{name}/status", ready, "application/merge-patch+json")
+        yield made
+
+
+@pytest.fixture
+def machines(tmp_path: Path, server: ApiServer) -> Path:
+    """The machines' files: n1 is sick, and needs a few seconds to be repaired."""
+    folder = tmp_path / "machines"
+    folder.mkdir()
+    for name in NAMES[1:]:
+        boot = server.call("GET", f"/api/v1/nodes/{name}")["status"]["nodeInfo"]["bootID"]
+        count = int(boot.rpartition("-")[2])
+        state = {"sick": name == "n1", "boot": count, "deaf": ["reboot"], "done": [], "back": 0}
+        (folder / f"{name}.json").write_text(json.dumps(state))
+    server.call(
+        "PATCH",
+        "/api/v1/nodes/n1",
+        {"metadata": {"annotations": {"gpunodes.dev/repairs": None}}},
+        "application/merge-patch+json",
+    )
+    return folder
+
+
+@contextlib.contextmanager
+def command(server: ApiServer, words: str, *names: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A command that works on machines while inside, and the first that it said."""
+    with subprocess.Popen(
+        [sys.executable, str(COMMAND), str(server.kubeconfig), words, *names],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        yield process, process.stdout.readline().strip()
+        if process.poll() is None:
+            said, _ = process.communicate(timeout=120)
+            assert said.strip() in {"kept", ""}
+
+
+def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -> subprocess.Popen[str]:
+    state = tmp_path / f"operator-{number}"
+    state.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(OPERATOR), str(server.kubeconfig), str(machines), "2"],
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / f"operator-{number}.log").open("a"),
+        text=True,
+    )
+
+
+def outcome(process: subprocess.Popen[str], tmp_path: Path) -> dict[str, Any]:
+    """What became of n1."""
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
+    found: dict[str, Any] = next(each for each in json.loads(out)["machines"] if each["name"] == "n1")
+    return found
+
+
+def used(machines: Path) -> list[str]:
+    found: list[str] = json.loads((machines / "n1.json").read_text())["done"]
+    return found
+
+
+def held(server: ApiServer) -> list[str]:
+    every = [item["metadata"]["name"] for item in server.call("GET", LEASES)["items"]]
+    return sorted(name for name in every if name.startswith("gpunodes-"))
+
+
+def test_two_commands_on_one_machine(server: ApiServer) -> None:
+    with command(server, "gpu install", "n1", "n2") as (_, first):
+        assert first.startswith("held")
+        assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"]
+        with command(server, "remove", "n0", "n2", "n3") as (_, second):
+            assert second.startswith("n2 is being worked on: `gpunodes gpu install` of ")
+            assert ", since 2" in second
+        assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"], "all or none"
+    assert held(server) == []
+
+
+def test_two_commands_on_different_machines_run_side_by_side(server: ApiServer) -> None:
+    with command(server, "join", "n1") as (_, first), command(server, "reset", "n2") as (_, second):
+        assert first.startswith("held")
+        assert second.startswith("held")
+
+
+def test_a_command_on_the_control_plane_and_one_on_a_worker(server: ApiServer) -> None:
+    with command(server, "join", "n1") as (_, first):
+        assert first.startswith("held")
+        with command(server, "reset", "c0") as (_, second):
+            assert second.startswith("n1 is being worked on: `gpunodes join` of ")
+    with command(server, "init-master", "c0") as (_, first):
+        assert first.startswith("held")
+        with command(server, "join", "n1") as (_, second):
+            assert second.startswith("c0 is being worked on: `gpunodes init-master` of ")
+    assert held(server) == []
+
+
+def test_a_command_that_was_killed_is_followed_at_once_on_the_same_host(server: ApiServer) -> None:
+    with command(server, "join", "n1") as (process, _):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        began = time.monotonic()
+        with command(server, "join", "n1") as (_, second):
+            assert second.startswith("held")
+            assert time.monotonic() - began < 30
+    assert held(server) == []
+
+
+def test_a_repair_leaves_a_machine_alone_that_a_command_works_on(
+    server: ApiServer, machines: Path, tmp_path: Path
+) -> None:
+    with command(server, "gpu install", "n1"):
+        found = outcome(repair(server, machines, tmp_path), tmp_path)
+        assert found["ruling"] == "refuse"
+        assert "`gpunodes gpu install` of " in found["why"]
+        assert used(machines) == []
+    assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
+    assert used(machines) == ["reboot", "force"]
+    assert held(server) == []
+
+
+def test_a_command_leaves_a_machine_alone_that_is_being_repaired(
+    server: ApiServer, machines: Path, tmp_path: Path
+) -> None:
+    slow = json.loads((machines / "n1.json").read_text()) | {"deaf": ["reboot", "force", "sysrq"]}
+    (machines / "n1.json").write_text(json.dumps(slow))
+    process = repair(server, machines, tmp_path)
+    deadline = time.monotonic() + 60
+    while used(machines) == []:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with command(server, "remove", "n1") as (_, said):
+        assert said.startswith("n1 is being worked on: `gpunodes health` of ")
+    with command(server, "reset", "c0") as (_, said):
+        assert said.startswith("n1 is being worked on: `gpunodes health` of ")
+    with command(server, "gpu install", "n5") as (_, said):
+        assert said.startswith("held"), "another machine"
+        assert outcome(process, tmp_path)["outcome"] == "repaired"
+    assert held(server) == []
+
+
+def test_two_repairs_of_one_machine(server: ApiServer, machines: Path, tmp_path: Path) -> None:
+    operators = [repair(server, machines, tmp_path, number) for number in (1, 2)]
+    found = [outcome(process, tmp_path) for process in operators]
+    assert used(machines) == ["reboot", "force"], "once"
+    assert sum(each["outcome"] == "repaired" for each in found) in (1, 2)
+    assert held(server) == []
+
+
+def test_a_repair_leaves_a_machine_in_maintenance_alone(server: ApiServer, machines: Path, tmp_path: Path) -> None:
+    world = World(server.kubeconfig, machines)
+    entry = next(each for each in world.entries if each.name == "n1")
+    try:
+        maintenance.begin(world, [entry], "replace GPU 5", time.time() + 3600)
+        assert server.call("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"]
+        found = outcome(repair(server, machines, tmp_path), tmp_path)
+        assert found["ruling"] == "refuse"
+        assert "it is in maintenance: replace GPU 5, by " in found["why"]
+        assert used(machines) == []
+        with command(server, "gpu install", "n1") as (_, said):
+            assert said.startswith("held"), "it is what maintenance is for"
+            with pytest.raises(Held):
+                maintenance.end(world, [entry])
+        assert [each.node for each in maintenance.listed(world)] == ["n1"]
+        maintenance.end(world, [entry])
+        assert not server.call("GET", "/api/v1/nodes/n1")["spec"].get("unschedulable")
+    finally:
+        world.made.close()
+        world.close()
+    assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
+
+
+def test_two_choices_of_who_is_repaired(server: ApiServer) -> None:
+    """The lock lives as long as it is held, with nothing taken under it."""
+    sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    first, second = (Leases(Cluster(session), "health", duration_s=3.0) for session in sessions)
+    try:
+        with first.deciding():
+            time.sleep(4.5)
+            with pytest.raises(Held, match="the choice of who is repaired"), second.deciding(patience_s=0):
+                pass
+        with second.deciding(patience_s=0):
+            pass
+    finally:
+        for each in (first, second):
+            each.close()
+        for session in sessions:
+            session.close()
+    assert held(server) == []
+
+
+def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiServer) -> None:
+    """By the API's own versions: a renewal that comes too late does not overwrite who took it."""
+    sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    first, second = (Leases(Cluster(session), "repair", duration_s=3.0) for session in sessions)
+    try:
+        first.take("n1", "")
+        first._stop.set()  # as a process that the kernel does not let run
+        time.sleep(3.5)
+        assert "could not be renewed" in str(first.lost())
+        second.take("n1", "")
+        with pytest.raises(Exception, match="was taken by `gpunodes repair` of "):
+            first.confirm("n1")
+        first.release("n1")
+        second.confirm("n1")
+        second.release("n1")
+        calls = sessions[1].calls
+        second.take_all(["n2", "n3"])
+        second.put_back()
+        print(f"\nAPI calls to lock two machines and let them go: {sessions[1].calls - calls}")
+        assert sessions[1].calls - calls <= 8
+    finally:
+        for each in (first, second):
+            each.close()
+        for session in sessions:
+            session.close()
+    assert held(server) == []

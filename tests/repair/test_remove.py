@@ -1,0 +1,119 @@
+"""Removing a node on a real API server: which pods may go, and what is said of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpunodes.ansible.module_utils.gpunodes import cluster, kubeconfig, process
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+
+from . import apiserver, kwok
+from .apiserver import ApiServer
+
+PODS = "/api/v1/namespaces/default/pods"
+PATCH = "application/merge-patch+json"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A node with a pod that a budget protects, one of a DaemonSet, and one that has ended."""
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
+    monkeypatch.setattr(process, "PATH", f"{apiserver.programs()[0].parent}:{process.PATH}")
+    server.call("POST", "/api/v1/nodes", kwok.node("n1", {}))
+    for name, owner in (("web", "ReplicaSet"), ("agent", "DaemonSet"), ("ended", "ReplicaSet")):
+        pod = kwok.pod(name, "n1", owner)
+        pod["metadata"]["labels"] = {"app": name}
+        server.call("POST", PODS, pod)
+        phase = "Succeeded" if name == "ended" else "Running"
+        status = {"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]}}
+        server.call("PATCH", f"{PODS}/{name}/status", status, PATCH)
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+    server.call("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
+    # No controller runs that would count.
+    counts = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
+    server.call("PATCH", f"{budgets}/web/status", {"status": {**counts, "observedGeneration": 1}}, PATCH)
+    return "n1"
+
+
+@pytest.fixture(autouse=True)
+def clean(server: ApiServer) -> Iterator[None]:
+    yield
+    for path in (PODS, "/apis/policy/v1/namespaces/default/poddisruptionbudgets", "/api/v1/nodes"):
+        for thing in server.call("GET", path)["items"]:
+            body = {"gracePeriodSeconds": 0}
+            server.call("DELETE", f"{path}/{thing['metadata']['name']}", body)
+
+
+def report(server: ApiServer, node: str, *, ready: bool) -> None:
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown", "reason": "NodeStatusUnknown"}
+    condition |= {"message": "Kubelet stopped posting node status."}
+    server.call("PATCH", f"/api/v1/nodes/{node}/status", {"status": {"conditions": [condition]}}, PATCH)
+
+
+def there(server: ApiServer, path: str) -> list[str]:
+    found: list[dict[str, Any]] = server.call("GET", path)["items"]
+    return sorted(thing["metadata"]["name"] for thing in found)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_node_that_is_not_ready_keeps_its_pods_until_somebody_says_so(
+    server: ApiServer, node: str, check: bool
+) -> None:
+    """Without force nothing of a dead node is touched, not even its cordon, and the pods are named."""
+    report(server, node, ready=False)
+    with pytest.raises(MachineProblem, match=r"these pods have ended: default/web;.*--force-drain"):
+        cluster.remove(node, 5, force=False, check=check)
+    assert there(server, PODS) == ["agent", "ended", "web"]
+    assert "unschedulable" not in server.call("GET", f"/api/v1/nodes/{node}")["spec"]
+
+    _, notes = cluster.remove(node, 5, force=True, check=check)
+    assert notes == ["pods of n1 deleted by force: default/web"]
+    assert there(server, PODS) == (["agent", "ended", "web"] if check else ["agent", "ended"])
+    assert there(server, "/api/v1/nodes") == ([node] if check else [])
+
+
+def test_a_node_that_is_ready_is_drained_within_the_budgets(server: ApiServer, node: str) -> None:
+    """A budget holds a working node back; with force the pod goes, and is named."""
+    report(server, node, ready=True)
+    with pytest.raises(MachineProblem, match=r"n1 cannot be drained within 3 s.*--force-drain"):
+        cluster.remove(node, 3, force=False, check=False)
+    assert "web" in there(server, PODS)
+    _, notes = cluster.remove(node, 3, force=True, check=False)
+    assert notes == ["pods of n1 deleted by force: default/web"]
+    assert there(server, "/api/v1/nodes") == []
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_machine_that_was_reset_joins_again_whatever_its_old_node_lists(
+    server: ApiServer, node: str, ready: bool
+) -> None:
+    """Its stale node goes at once, ready for the API or not: `join` ended at its pods, naming an option it lacks."""
+    report(server, node, ready=ready)
+    tasks = yaml.safe_load((Path(__file__).parents[2] / "roles/worker/tasks/main.yml").read_text())
+    [order] = [task["node_removed"] for block in tasks for task in block.get("block", ()) if "node_removed" in task]
+    began = time.monotonic()
+    _, notes = cluster.remove(node, order["timeout"], order.get("force", False), check=False)
+    assert time.monotonic() - began < 15
+    assert notes == ["pods of n1 deleted by force: default/web"]
+    assert there(server, "/api/v1/nodes") == []
+    assert "web" not in there(server, PODS)
+
+
+def test_a_node_without_pods_goes_without_a_word(server: ApiServer, node: str) -> None:
+    """An empty node that is not ready needs no force."""
+    server.call("DELETE", f"{PODS}/web", {"gracePeriodSeconds": 0})
+    report(server, node, ready=False)
+    assert cluster.remove(node, 5, force=False, check=False) == (["drain n1", "delete node n1"], [])
+    assert there(server, "/api/v1/nodes") == []

@@ -1,0 +1,337 @@
+"""What commands hold while they work on machines, and what they do when they may hold it no more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
+from gpunodes.ansible.module_utils.gpunodes import session
+from gpunodes.engine import cluster, leases, locks, runner, shell
+from gpunodes.engine.cluster import Answer, NoSession
+from gpunodes.engine.leases import Held, Leases
+from gpunodes.engine.locks import Taken
+from gpunodes.errors import GpunodesError
+from gpunodes.model import Machine, MachineResult, Outcome, Role
+from gpunodes.operations import claims, preflight
+from gpunodes.operations import run as running
+from gpunodes.operations.remove import OPERATION as REMOVE
+
+from tests.repair_world import Api
+
+ANN = "ann@desk/repair/another-boot/7/7/7"
+CONTROL = Machine("c0", "addr-c0", Role.CONTROL_PLANE)
+WORKERS = [Machine(f"w{index}", f"addr-w{index}", Role.WORKER) for index in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of the test's own, and locks of a second."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.5)
+
+
+class Place:
+    """A cluster, what is between it and us, and the locks by SSH that are taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api = Api()
+        for machine in (CONTROL, *WORKERS):
+            self.api.add_node(machine.name)
+        self.status: int | None = None
+        self.by_ssh: list[str] = []
+        monkeypatch.setattr(claims, "Session", lambda _: self)
+        monkeypatch.setattr(cluster, "over_ssh", lambda *_: None)
+        monkeypatch.setattr(locks, "hold", self._hold)
+        self.inventory: Any = SimpleNamespace(
+            control_plane=lambda: CONTROL,
+            connection=lambda _: {},
+            machines=lambda *_: [CONTROL, *WORKERS],
+            cluster="test",
+        )
+
+    @contextlib.contextmanager
+    def _hold(self, address: str, variables: Any, command: str, holder: str, *, restarts: bool) -> Iterator[Any]:
+        if self.api.by_ssh:
+            raise Taken(self.api.by_ssh)
+        self.api.by_ssh = {"who": "us", "command": command, "holder": holder}
+        self.by_ssh.append(command)
+        yield SimpleNamespace(lost=lambda: None)
+        self.api.by_ssh = None
+
+    def ask(self, method: str, path: str, *more: Any, **named: Any) -> Answer:
+        if self.status is not None:
+            return Answer(self.status, None, "nobody answers", 0.0)
+        return self.api.ask(method, path, *more, **named)
+
+    def close(self) -> None:
+        pass
+
+    def claimed(self, machines: Sequence[Machine], command: str = "join") -> Any:
+        return claims.claimed(self.inventory, machines, command)
+
+    @property
+    def locked(self) -> list[str]:
+        return sorted(name.removeprefix("gpunodes-machine-") for name in self.api.leases)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(monkeypatch)
+
+
+def test_a_command_holds_the_leases_of_its_machines_and_no_other_lock(place: Place) -> None:
+    with place.claimed(WORKERS[:2]) as claim:
+        assert place.locked == ["w0", "w1"]
+        assert claim.lost() is None
+        with place.claimed(WORKERS[2:], "gpu-install"):
+            assert place.locked == ["w0", "w1", "w2"]
+        with (
+            pytest.raises(Held, match=r"w1 is being worked on: `gpunodes join` of .*, since 20"),
+            place.claimed(WORKERS[1:]),
+        ):
+            pass
+        assert place.locked == ["w0", "w1"]
+    assert place.locked == []
+    assert place.by_ssh == []
+
+
+def test_a_command_on_the_control_plane_works_alone_and_keeps_the_lock_by_ssh(place: Place) -> None:
+    with place.claimed([CONTROL], "reset"):
+        assert place.by_ssh == ["reset"]
+        with pytest.raises(Held, match="c0"), place.claimed(WORKERS):
+            pass
+        # The API goes with the cluster, and what comes then finds the lock.
+        place.status = -1
+        with pytest.raises(Taken, match="reset of us"), place.claimed([CONTROL], "init-master"):
+            pass
+        place.status = None
+    with place.claimed(WORKERS), pytest.raises(Held, match="w0"), place.claimed([CONTROL], "reset"):
+        pass
+
+
+def test_where_there_is_no_cluster_yet_the_lock_by_ssh_keeps_others_away_also_when_there_is_one(place: Place) -> None:
+    place.status = -1
+    with place.claimed([CONTROL, *WORKERS], "up") as claim:
+        assert (place.by_ssh, place.locked, list(claim.findings)) == (["up"], [], [])
+        # It has come so far that there is an API: a join would take Leases.
+        place.status = None
+        with pytest.raises(Taken, match="another command works on this cluster: up of us"), place.claimed(WORKERS[:1]):
+            pass
+        assert place.locked == []
+
+
+def test_an_api_that_is_down_is_said_and_waited_for(place: Place) -> None:
+    place.status = 0
+    began = time.monotonic()
+    with place.claimed(WORKERS, "reset") as claim:
+        assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
+        assert place.by_ssh == ["reset"]
+        (finding,) = claim.findings
+        assert "no Leases can be taken" in finding.fact
+        assert finding.severity == "warning"
+
+
+def test_a_control_plane_that_lets_nobody_in_gives_no_lock(place: Place) -> None:
+    place.status = -2
+    with pytest.raises(NoSession), place.claimed(WORKERS):
+        pass
+
+
+def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
+    """Two operators may call one machine by two names: the node has one."""
+    node = place.api.nodes.pop("w0")
+    node["metadata"]["name"] = "w0.example.com"
+    node["status"]["nodeInfo"]["bootID"] = "11111111-2222-4333-8444-555555555555"
+    place.api.nodes["w0.example.com"] = node
+    with place.claimed(WORKERS[:1]) as claim:
+        claim.take_more({"w0": {"hostname": "w0", "boot_id": "11111111-2222-4333-8444-555555555555"}})
+        assert "w0.example.com" in place.locked
+
+
+def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(place: Place) -> None:
+    del place.api.nodes["w0"]
+    with place.claimed(WORKERS[:1]) as claim:
+        assert place.locked == ["w0"]
+        claim.take_more({"w0": {"hostname": "rack7-u3", "boot_id": "x"}})
+        assert place.locked == ["rack7-u3", "w0"]
+
+
+def test_a_lock_that_may_be_lost_ends_the_run_except_where_it_restarts_the_control_plane(
+    place: Place,
+) -> None:
+    with place.claimed(WORKERS) as claim:
+        place.status = -2
+        time.sleep(1.0)
+        assert "could not be renewed" in str(claim.lost())
+        place.status = None
+        time.sleep(0.3)
+        assert claim.lost() is None
+    with place.claimed([CONTROL, *WORKERS]) as claim:
+        place.status = -2
+        time.sleep(1.2)
+        assert claim.lost() is None
+        place.status = None
+        for lease in place.api.leases.values():
+            lease["spec"]["holderIdentity"] = ANN
+            lease["metadata"]["resourceVersion"] = "7"
+        time.sleep(0.5)
+        assert "was taken by `gpunodes repair` of ann@desk" in str(claim.lost())
+
+
+def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lost: list[GpunodesError] = []
+
+    @contextlib.contextmanager
+    def claimed(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(
+            lost=lambda: lost[0] if lost else None, findings=(), holder="me", take_more=lambda _: None
+        )
+
+    def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.Ended:
+        assert not ends()
+        lost.append(GpunodesError("the lock on w0 was taken by `gpunodes repair` of ann@desk"))
+        assert ends()
+        return runner.Ended(ok=False, interrupted=True, log=tmp_path / "log")
+
+    monkeypatch.setattr(claims, "claimed", claimed)
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(preflight, "check_settings", lambda *_: None)
+    monkeypatch.setattr(preflight, "wished_version", lambda *_: "1.36.3")
+    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "findings", "ended"), lambda *_: None))
+    inventory: Any = SimpleNamespace(control_plane=lambda: CONTROL, variables=lambda _: {}, path=tmp_path)
+    result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.Options())
+    assert not result.interrupted
+    assert result.exit_code == 1
+    (found,) = result.machines
+    assert isinstance(found, MachineResult)
+    assert (found.outcome, found.cause) == (Outcome.FAILED, "the lock on w0 was taken by `gpunodes repair` of ann@desk")
+
+
+def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None:
+    """Before the next second is over, and so before the next phase."""
+    pid = tmp_path / "pid"
+    with subprocess.Popen(["sleep", "60"]) as ansible:
+        pid.write_text(str(ansible.pid))
+        ended = False
+        stop = runner._Stop(pid, lambda: ended)
+        assert not stop.overdue()
+        assert not stop.asked
+        ended = True
+        assert not stop.overdue(), "it gets its time"
+        assert stop.asked
+        assert ansible.wait(timeout=5) == -signal.SIGTERM
+
+
+# The lock by SSH, its far side run here
+
+
+@pytest.fixture
+def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The program that holds the lock, without SSH before it; the lock's file."""
+    path = tmp_path / "lock"
+    begins = f"print();print({shell._ANSWER!r}, flush=True)"
+    monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", begins + locks._HOLDER])
+    monkeypatch.setattr(locks, "_remote", lambda _, who: f"{who}\0{locks.PATIENCE}\0{path}")
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **more: start([*words[:-1], *words[-1].split("\0")], **more))
+    return path
+
+
+def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Path) -> None:
+    assert session.lock_holder(str(far_side)) is None
+    with locks.hold("here", {}, "up", "me") as lock:
+        assert lock.lost() is None
+        assert session.lock_holder(str(far_side))["command"] == "up"
+        with (
+            pytest.raises(Taken, match="another command works on this cluster: up of "),
+            locks.hold("here", {}, "join"),
+        ):
+            pass
+    assert session.lock_holder(str(far_side)) is None
+    with locks.hold("here", {}, "join"):
+        pass
+
+
+@pytest.mark.usefixtures("far_side")
+def test_a_lock_by_ssh_whose_connection_dies_is_seen_to_be_lost() -> None:
+    with locks.hold("here", {}, "up") as lock:
+        os.kill(lock._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while lock.lost() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert "that holds the cluster's lock is lost" in str(lock.lost())
+
+
+@pytest.mark.usefixtures("far_side")
+def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "PATIENCE", 1.0)
+    monkeypatch.setattr(locks, "MARGIN", 0.4)
+    with locks.hold("here", {}, "up") as lock:
+        time.sleep(0.5)
+        assert lock.lost() is None
+        os.kill(lock._process.pid, signal.SIGSTOP)
+        time.sleep(0.8)
+        assert "has not answered" in str(lock.lost())
+        os.kill(lock._process.pid, signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("far_side")
+def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_to_be_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks, "_AGAIN", 0.1)
+    with locks.hold("here", {}, "up", restarts=True) as lock:
+        first = lock._process.pid
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while lock._process.pid == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert lock.lost() is None
+        monkeypatch.setattr(locks, "_AGAIN", 1.0)
+        os.kill(lock._process.pid, signal.SIGKILL)
+        with locks.hold("here", {}, "reset"):
+            deadline = time.monotonic() + 5
+            while lock.lost() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert "reset of" in str(lock.lost())
+
+
+# Tokens
+
+
+def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
+    ours = {"description": remote_cluster._OURS}
+    tokens: list[dict[str, Any]] = [
+        {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": ours},
+        {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": ours},
+        {"metadata": {"name": "killed", "annotations": {"gpunodes.dev/run": "dead"}}, "data": ours},
+        {"metadata": {"name": "old"}, "data": ours},
+        {"metadata": {"name": "kubeadms"}, "data": {}},
+    ]
+    now = 1_800_000_000.0
+    held: list[dict[str, Any]] = [
+        {"spec": {"holderIdentity": "ann", "renewTime": "2027-01-15T07:59:30.000000Z", "leaseDurationSeconds": 60}},
+        {"spec": {"holderIdentity": "dead", "renewTime": "2027-01-15T07:50:00.000000Z", "leaseDurationSeconds": 60}},
+        {"spec": {}},
+    ]
+    assert remote_cluster.abandoned(tokens, held, "me", now) == ["mine", "killed", "old"]
+    assert remote_cluster.abandoned(tokens, held, "", now) == ["mine", "killed", "old"]
+    assert json.dumps(leases.identity("join"))

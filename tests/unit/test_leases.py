@@ -1,0 +1,311 @@
+"""Locks in the cluster: who holds them, that they end with their holder, and that a doubtful one stops its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from gpunodes.engine import leases, records
+from gpunodes.engine.cluster import Answer, Cluster
+from gpunodes.engine.leases import Held, Leases, Lost, Unsure
+from gpunodes.errors import GpunodesError
+from gpunodes.operations import repair, repair_one
+from gpunodes.repair.ladder import Rung
+from gpunodes.repair.policy import Budget, Limits, Ruling
+from gpunodes.repair.record import Outcome
+
+from tests import repair_world
+from tests.repair_world import LEASES, Api, World, world
+
+ANN = "ann@desk/repair/another-boot/7/7/7"
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of the test's own, locks of a second, and rungs that wait for a moment only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
+    quick_limits = repair_one.Limits
+    monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
+
+
+class Line:
+    """One operator's session with the API; cut, nothing of theirs gets there, while others are served."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.cut = False
+
+    def ask(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
+    ) -> Answer:
+        return Answer(0, None, "cut", 0.0) if self.cut else self._api.ask(method, path, body, kind, keep)
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def operator(session: Any, holder: str = "", command: str = "repair") -> Iterator[Leases]:
+    made = Leases(Cluster(session), command)
+    made._me = holder or made._me
+    yield made
+    made.close()
+
+
+def taken_by_ann(api: Api, name: str) -> None:
+    """What a Lease says after its time was over and somebody else took it."""
+    api.version += 1
+    lease = api.leases[name]
+    lease["metadata"]["resourceVersion"] = str(api.version)
+    lease["spec"] |= {"holderIdentity": ANN, "renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+
+
+def run(place: World, said: list[str] | None = None, **wish: Any) -> repair.RepairResult:
+    made = repair.Wish("health", wish.pop("limits", Limits()), **wish)
+    told = said if said is not None else []
+    return repair.run(place, place.entries, made, lambda name, text: told.append(f"{name}: {text}"))
+
+
+def before_the_reboot(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
+    """Let something happen once, after a machine was emptied and before it is rebooted."""
+    boot, done = repair_world.Hands.boot, threading.Event()
+
+    def boot_of(hands: repair_world.Hands) -> Any:
+        if hands._machine.name == name and not done.is_set():
+            done.set()
+            act()
+        return boot(hands)
+
+    monkeypatch.setattr(repair_world.Hands, "boot", boot_of)
+
+
+def on_a_line(place: World, monkeypatch: pytest.MonkeyPatch) -> Line:
+    line = Line(place.api)
+    monkeypatch.setattr(place, "session", lambda: line)
+    return line
+
+
+def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world(5, ["w1"])
+    line = on_a_line(place, monkeypatch)
+
+    def cut() -> None:
+        line.cut = True
+        taken_by_ann(place.api, next(iter(place.api.leases)))
+
+    before_the_reboot(monkeypatch, "w1", cut)
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert place.machines["w1"].done == []
+    assert found.outcome is Outcome.NOT_REPAIRED
+    assert "could not be renewed" in found.why
+    assert "--resume" in found.why
+    assert set(records.read("test")) == {"w1"}, "it can be gone on with"
+
+
+def test_a_repair_whose_lock_was_taken_stops_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the control plane itself is repaired, and well within the time of a renewal."""
+    for control_planes in ((), ("w1",)):
+        place = world(5, ["w1"])
+        place._control_planes = control_planes
+        before_the_reboot(monkeypatch, "w1", lambda: taken_by_ann(place.api, next(iter(place.api.leases))))  # noqa: B023 - run below
+        (found,) = [each for each in run(place, named=frozenset({"w1"})).machines if each.machine == "w1"]
+        assert place.machines["w1"].done == []
+        assert "was taken by `gpunodes repair` of ann@desk" in found.why
+
+
+def test_the_control_planes_own_repair_goes_on_without_its_lock_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world(5, ["w1"])
+    place._control_planes = ("w1",)
+    line, said = on_a_line(place, monkeypatch), list[str]()
+
+    def cut() -> None:
+        line.cut = True
+        threading.Timer(1.5, lambda: setattr(line, "cut", False)).start()
+
+    before_the_reboot(monkeypatch, "w1", cut)
+    (found,) = [each for each in run(place, said, named=frozenset({"w1"})).machines if each.machine == "w1"]
+    assert found.outcome is Outcome.REPAIRED
+    assert [line for line in said if "without its lock" in line]
+    assert place.api.leases == {}
+
+
+def test_the_lock_of_the_decision_lives_as_long_as_it_is_held() -> None:
+    """Before a first machine is locked, too: two deciders must not spend one budget."""
+    api = Api()
+    with operator(Line(api)) as ours, operator(Line(api), ANN) as anns, ours.deciding():
+        time.sleep(1.5)
+        with pytest.raises(Held), anns.deciding(patience_s=0):
+            pass
+
+
+def test_nothing_is_begun_by_a_decision_that_another_one_has_overtaken() -> None:
+    place = world(10, ["w1"])
+    with operator(Line(place.api), ANN) as anns:
+        # While we read the nodes, our lock is lost, and ann spends the budget on w0.
+        def overtake(_: str, path: str) -> None:
+            if path == "/api/v1/nodes" and place.api.leases:
+                place.api.before = lambda *_: None
+                taken_by_ann(place.api, next(iter(place.api.leases)))
+                anns.take("w0", "")
+
+        place.api.before = overtake
+        (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert place.machines["w1"].done == []
+    assert (found.ruling, "w0" in found.why) == (Ruling.WAIT, True)
+
+
+def test_a_control_plane_that_is_away_for_a_moment_ends_no_repair_that_goes_on() -> None:
+    """What is decided next waits; nothing is interrupted for it."""
+    place = world(20, ["w1", "w2"])
+    place.machines["w2"].deaf = frozenset({"reboot", "force"})
+    asked = 0
+
+    def away(method: str, path: str) -> None:
+        nonlocal asked
+        asked += (method, path) == ("GET", "/api/v1/nodes")
+        if "w1" not in place.machines or asked < 1 or place.machines["w1"].sick or place.api.down:
+            return
+        if method == "POST" and path == LEASES:  # the second decision
+            place.api.before = lambda *_: None
+            place.api.down = True
+            threading.Timer(0.3, lambda: setattr(place.api, "down", False)).start()
+
+    place.api.before = away
+    result = run(place, limits=Limits(max_unavailable=Budget(2)))
+    assert {each.machine: each.outcome for each in result.machines if each.outcome} == {
+        "w1": Outcome.REPAIRED,
+        "w2": Outcome.REPAIRED,
+    }
+    assert not result.interrupted
+
+
+def test_a_lock_that_is_let_go_late_is_not_taken_from_its_new_holder() -> None:
+    api = Api()
+    with operator(Line(api)) as ours:
+        ours.take("w1", "")
+        (name,) = api.leases
+
+        def overtake(method: str, _: str) -> None:
+            if method == "DELETE":
+                api.before = lambda *_: None
+                taken_by_ann(api, name)
+
+        api.before = overtake
+        ours.release("w1")
+    assert api.leases[name]["spec"]["holderIdentity"] == ANN
+
+
+def test_a_host_of_the_same_name_is_not_this_host() -> None:
+    """Clones and containers share names: only a process that was to be seen from here is known to be dead."""
+    me = leases.identity("repair").rsplit("/", 4)
+    assert not leases.dead_here("/".join(me))
+    assert leases.dead_here("/".join([*me[:3], "1", me[4]])), "its process ended, another has its number"
+    assert not leases.dead_here("/".join([me[0], "another-boot", "1", "1", me[4]]))
+    assert not leases.dead_here("/".join([me[0], "another-boot", str(os.getpid()), *me[3:]]))
+
+
+def test_a_held_lock_says_who_what_and_since_when() -> None:
+    api = Api()
+    with operator(Line(api), ANN.replace("repair", "gpu install")) as anns, operator(Line(api)) as ours:
+        anns.take_all(["w1"])
+        with pytest.raises(Held, match=r"^w1 is being worked on: `gpunodes gpu install` of ann@desk, since 20.* UTC; "):
+            ours.take_all(["w0", "w1", "w2"])
+        assert len(api.leases) == 1, "all of them or none"
+
+
+def test_who_works_on_the_control_plane_works_alone() -> None:
+    api = Api()
+    with operator(Line(api), ANN) as anns, operator(Line(api)) as ours:
+        anns.take("w1", "")
+        with pytest.raises(Held, match="w1"):
+            ours.take("control-1", "", alone=True)
+        ours.take("w2", "")
+        ours.release("w2")
+        anns.release("w1")
+        ours.take("control-1", "", alone=True)
+        with pytest.raises(Held, match="control-1"):
+            anns.take_all(["w1"])
+        ours.release("control-1")
+    assert api.leases == {}
+
+
+def test_a_lock_outlives_a_control_plane_that_restarts() -> None:
+    api = Api()
+    line = Line(api)
+    with operator(line) as ours, operator(Line(api), ANN) as anns:
+        ours.take_all(["w1", "w2"])
+        line.cut = True
+        time.sleep(1.0)
+        assert isinstance(ours.lost(), Unsure)
+        line.cut = False
+        time.sleep(0.2)
+        assert ours.lost() is None
+        with pytest.raises(Held):
+            anns.take("w2", "")
+        line.cut = True
+        time.sleep(1.2)
+        anns.take("w2", "")
+        line.cut = False
+        with pytest.raises(Lost, match="ann@desk"):
+            ours.confirm("w2")
+        assert not isinstance(ours.lost(), Unsure)
+
+
+def test_a_command_leaves_the_record_of_a_dead_repair_where_it_found_it() -> None:
+    """For `repair --resume`: the lock is the only place where another operator finds it."""
+    api = Api()
+    with operator(Line(api)) as dead:
+        dead.take("w1", "how far it came")
+    (lease,) = api.leases.values()
+    parts = lease["spec"]["holderIdentity"].rsplit("/", 3)
+    lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])
+    with operator(Line(api), command="gpu install") as ours:
+        ours.take_all(["w1"])
+        assert [(seen.live, seen.record) for seen in ours.seen()] == [(True, "how far it came")]
+        ours.put_back()
+        assert [(seen.live, seen.record) for seen in ours.seen()] == [(False, "how far it came")]
+    with operator(Line(api)) as next_one:
+        assert next_one.take("w1", "goes on") == "how far it came"
+        next_one.release("w1")
+    assert api.leases == {}
+
+
+@pytest.mark.parametrize(
+    ("machine", "node", "same"),
+    [
+        ("gpu-3", "gpu-3.example.com", "gpunodes-machine-gpu-3.example.com"),
+        ("GPU-3", "", "gpunodes-machine-gpu-3"),
+        ("gpu_3", "", "gpunodes-machine-gpu-3-"),
+        ("x" * 300, "", "gpunodes-machine-" + "x" * 40 + "-"),
+        ("10.0.0.7", "", "gpunodes-machine-10.0.0.7"),
+        ("fd00::7", "", "gpunodes-machine-fd00-7-"),
+    ],
+)
+def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -> None:
+    name = leases.lock_name(machine, node)
+    assert name.startswith(same)
+    assert len(name) <= 253
+    assert name == leases.lock_name(machine.upper(), node), "however an inventory writes it"
+
+
+def test_a_lease_that_nobody_can_read_is_held_by_nobody() -> None:
+    api = Api()
+    with operator(Line(api), ANN) as anns, operator(Line(api)) as ours:
+        anns.take("w1", "")
+        (lease,) = api.leases.values()
+        for odd in ({"renewTime": None}, {"renewTime": "soon"}, {"leaseDurationSeconds": None}):
+            lease["spec"] |= odd
+            assert [seen.live for seen in ours.seen()] == [False]
+
+
+def test_an_error_of_a_lock_is_one_sentence() -> None:
+    assert isinstance(Held("w1", ""), GpunodesError)
+    assert "somebody" in str(Held("w1", ""))
