@@ -8,8 +8,9 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
 # The environment: venv, and a compiler with headers for libvirt's Python binding, which comes as source only.
-# The tests and benchmarks of the health sweep run SSH servers of their own.
-packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client openssh-server)
+# The tests and benchmarks of the health sweep run SSH servers of their own. They log in with the shells that people
+# have, and let apt's own program judge signatures.
+packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client openssh-server fish tcsh sudo gpgv)
 list=$here/gpunodes/lab/system-packages.txt
 if [[ -r $list ]]; then
     mapfile -t -O "${#packages[@]}" packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")

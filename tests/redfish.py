@@ -3,58 +3,154 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
+import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+ROOT, SYSTEMS, SYSTEM = "/redfish/v1/", "/redfish/v1/Systems", "/redfish/v1/Systems/1"
+RESET = f"{SYSTEM}/Actions/ComputerSystem.Reset"
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    ROOT: {"Id": "RootService", "Name": "fake", "RedfishVersion": "1.6.0", "Systems": {"@odata.id": SYSTEMS}},
+    SYSTEMS: {"Name": "systems", "Members": [{"@odata.id": SYSTEM}], "Members@odata.count": 1},
+    SYSTEM: {
+        "Id": "1",
+        "Name": "gpu-1",
+        "Status": {},
+        "Actions": {
+            "#ComputerSystem.Reset": {
+                "target": RESET,
+                "ResetType@Redfish.AllowableValues": ["On", "ForceOff", "ForceRestart"],
+            }
+        },
+    },
+}
+INTERFACES = f"{SYSTEM}/EthernetInterfaces"
+DRIP_S = 0.1
+
 
 class _Bmc(BaseHTTPRequestHandler):
-    """It ``refuses`` every reset, or ``lies``: takes it, and says ``state`` as before."""
+    """It ``refuses`` every reset, ``hangs-up`` instead of an answer to one, or ``lies``: takes it, and says ``state``
+    as before; ``obeys`` changes the state. One that ``drips`` sends a byte of a body now and then, for ever;
+    ``drips-headers``: a byte of those.
+
+    ``odd`` are answers by path, as they are: status, headers and body. ``hardware`` is what it reports of its machine:
+    ``UUID``, ``SerialNumber``, and ``macs``; ``resets`` is what it was told.
+    """
 
     manner = "lies"
     state = "Off"
+    odd: Mapping[str, tuple[int, Mapping[str, str], bytes]]
+    orders: list[str]
+    hardware: Mapping[str, Any]
+    resets: list[str]
 
     def log_message(self, *_: Any) -> None:
         pass
 
     def do_GET(self) -> None:
-        system = "/redfish/v1/Systems/1"
-        documents: dict[str, dict[str, Any]] = {
-            "/redfish/v1/": {"Id": "RootService", "Name": "fake", "RedfishVersion": "1.6.0"}
-            | {"Systems": {"@odata.id": "/redfish/v1/Systems"}},
-            "/redfish/v1/Systems": {"Name": "systems", "Members": [{"@odata.id": system}], "Members@odata.count": 1},
-            system: {"Id": "1", "Name": "gpu-1", "PowerState": self.state, "Status": {}}
-            | {
-                "Actions": {
-                    "#ComputerSystem.Reset": {
-                        "target": f"{system}/Actions/ComputerSystem.Reset",
-                        "ResetType@Redfish.AllowableValues": ["On", "ForceOff", "ForceRestart"],
-                    }
-                }
-            },
-        }
+        if self.manner.startswith("drips"):
+            self.drip()
+            return
+        documents = DOCUMENTS | self.machine()
         self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
 
+    def machine(self) -> dict[str, dict[str, Any]]:
+        """The documents of its machine."""
+        found = {key: value for key, value in self.hardware.items() if key != "macs"}
+        documents = {SYSTEM: {**DOCUMENTS[SYSTEM], "PowerState": self.state, **found}}
+        if macs := self.hardware.get("macs"):
+            paths = [f"{INTERFACES}/{number}" for number in range(len(macs))]
+            members = [{"@odata.id": path} for path in paths]
+            documents[SYSTEM]["EthernetInterfaces"] = {"@odata.id": INTERFACES}
+            documents[INTERFACES] = {"Name": "interfaces", "Members": members, "Members@odata.count": len(members)}
+            documents |= {
+                path: {"Id": "1", "Name": "nic", "MACAddress": mac} for path, mac in zip(paths, macs, strict=True)
+            }
+        return documents
+
     def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == RESET:
+            self.orders.append(self.path)
+            reset = json.loads(body)["ResetType"]
+            self.resets.append(reset)
+            if self.manner == "obeys":
+                type(self).state = "Off" if reset == "ForceOff" else "On"
         if self.manner == "refuses":
             self.answer(500, {"error": {"code": "Base.1.0.GeneralError", "message": "the fuse is blown"}})
+        elif self.manner == "hangs-up" and self.path == RESET:
+            self.close_connection = True
         else:
             self.answer(200, {})
 
     def answer(self, status: int, document: dict[str, Any]) -> None:
-        data = json.dumps(document).encode()
+        status, headers, data = self.odd.get(self.path, (status, {}, json.dumps(document).encode()))
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
+    def drip(self) -> None:
+        self.send_response(200)
+        if self.manner == "drips":
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+        else:
+            self.flush_headers()
+        try:
+            while True:
+                self.wfile.write(b" " if self.manner == "drips" else b"x")
+                time.sleep(DRIP_S)
+        except OSError:
+            self.close_connection = True
 
-def fake(manner: str, context: ssl.SSLContext | None = None, state: str = "Off") -> ThreadingHTTPServer:
-    """Serve such a BMC on this machine until ``shutdown`` is called."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bmc", (_Bmc,), {"manner": manner, "state": state}))
+
+def fake(
+    manner: str,
+    context: ssl.SSLContext | None = None,
+    state: str = "Off",
+    odd: Mapping[str, tuple[int, Mapping[str, str], bytes]] | None = None,
+    orders: list[str] | None = None,
+    hardware: Mapping[str, Any] | None = None,
+    resets: list[str] | None = None,
+) -> ThreadingHTTPServer:
+    """Serve such a BMC on this machine until ``shutdown`` is called; the paths of its orders go to ``orders``."""
+    more = {"manner": manner, "state": state, "odd": odd or {}, "orders": [] if orders is None else orders}
+    more |= {"hardware": hardware or {}, "resets": [] if resets is None else resets}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bmc", (_Bmc,), more))
     if context:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
+
+
+def dripping_handshake() -> socket.socket:
+    """A port whose TLS handshake comes a byte at a time and never ends, until it is closed."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def drip(peer: socket.socket) -> None:
+        with peer:
+            try:
+                # A TLS record of a handshake, of which 16 KiB are to follow.
+                peer.sendall(b"\x16\x03\x03\x40\x00")
+                while True:
+                    peer.sendall(b"\x02")
+                    time.sleep(DRIP_S)
+            except OSError:
+                return
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=drip, args=(peer,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening

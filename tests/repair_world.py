@@ -9,6 +9,7 @@ machine with its BMC.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Api:
     sticky: set[str] = field(default_factory=set)
     """Pods that never end."""
     down: bool = False
+    by_ssh: dict[str, str] | None = None
+    """Who holds the lock of commands that found no API."""
     calls: int = 0
     version: int = 1
     before: Callable[[str, str], None] = lambda method, path: None
@@ -80,6 +83,8 @@ class Api:
         self.before(method, path)
         if self.down:
             return Answer(0, None, "connection refused", time.time())
+        if method == "LOCK":
+            return Answer(200, self.by_ssh, "", time.time())
         status, answer = self._answer(method, urlsplit(path).path, parse_qs(urlsplit(path).query), copy.deepcopy(body))
         error = "" if status == 200 else f"the Kubernetes API says: {answer}"
         return Answer(status, copy.deepcopy(answer) if status == 200 else None, error, time.time())
@@ -145,6 +150,9 @@ class Api:
         elif method == "GET":
             return 200, found
         elif method == "DELETE":
+            version = found["metadata"]["resourceVersion"]
+            if body["preconditions"].get("resourceVersion", version) != version:
+                return 409, "conflict"
             del self.leases[name]
             return 200, {}
         elif body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
@@ -185,6 +193,9 @@ class Machine:
     sshd: bool = True
     off: bool = False
     boot: int = 1
+    gpus: int = 8
+    after: Verdict | None = None
+    """What is found when it is sick no more, but for its boot and GPUs; None for a machine that is well."""
     done: list[str] = field(default_factory=list)
 
     @property
@@ -194,8 +205,12 @@ class Machine:
     def verdict(self) -> Verdict:
         if self.off or not self.sshd:
             return Verdict(self.name, "live", State.UNREACHABLE, Action.NONE)
+        if not self.sick and self.after:
+            return dataclasses.replace(self.after, boot_id=self.boot_id, gpus_expected=self.gpus, gpus_seen=self.gpus)
         if not self.sick:
-            return Verdict(self.name, "live", State.WELL, Action.NONE, False, (), (), self.boot_id, 8, 8)
+            return Verdict(
+                self.name, "live", State.WELL, Action.NONE, False, (), (), self.boot_id, self.gpus, self.gpus
+            )
         rule = "hung-in-driver" if self.hung else "xid"
         finding = Finding(rule, "", self.action, State.HUNG if self.hung else State.SICK, evidence=("the line",))
         return Verdict(self.name, "live", finding.state, self.action, self.hung, (), (), self.boot_id, 8, 8, (finding,))
@@ -227,7 +242,8 @@ class Hands:
         return Boot(Reached.ENDED, machine.boot_id, 1.0) if machine.sshd else Boot(Reached.REFUSED)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
-        return []
+        (folder / f"{self._machine.name}.kernel.log").write_text("the line\n")
+        return [f"{self._machine.name}.kernel.log"]
 
     def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
         if self._machine.off or not self._machine.sshd:
@@ -280,19 +296,24 @@ class World(repair.World):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "gpunodes_repair_pool_label": "",
+            "gpunodes_repair_pool_label": "gpunodes.dev/pool",
             "gpunodes_repair_look_pause": 0,
             "gpunodes_repair_drain_timeout": 0.3,
             "gpunodes_repair_drain_timeout_hung": 0.2,
             "gpunodes_repair_boot_timeout": 0.3,
             "gpunodes_repair_verify_timeout": 0.5,
             "gpunodes_repair_settle": 0,
+            "gpunodes_repair_evidence_days": 90,
+            "gpunodes_repair_evidence_mib": 100,
         }
+
+    def pool_label(self, name: str) -> str:
+        return str(self.api.nodes[self.machines[name].name]["metadata"]["labels"].get("gpunodes.dev/pool", ""))
 
     def session(self) -> Any:
         return self.api
 
-    def hands(self, machine: Entry) -> Any:
+    def hands(self, machine: Entry, **_: Any) -> Any:
         return Hands(self.machines[machine.name])
 
     def look(self, machines: Sequence[Entry]) -> dict[str, repair.Seen]:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +56,15 @@ def new_key(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, processes: Sequence[Mapping[tuple[str, int], str]]) -> Iterator[Servers]:
-    """Run one sshd for each mapping: the places that it listens at, and the command forced there ("" for none)."""
+def serving(
+    folder: Path,
+    processes: Sequence[Mapping[tuple[str, int], str]],
+    prepare: Callable[[Servers], str] = lambda _: "",
+) -> Iterator[Servers]:
+    """Run one sshd for each mapping: the places that it listens at, and the command forced there ("" for none).
+
+    ``prepare`` gives more lines for their configuration.
+    """
     assert SSHD is not None
     # Where a packaged sshd separates its privileges; made by its service otherwise.
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -66,7 +73,7 @@ def serving(folder: Path, processes: Sequence[Mapping[tuple[str, int], str]]) ->
     try:
         for number, places in enumerate(processes):
             text = "".join(f"ListenAddress {address}:{port}\n" for address, port in places)
-            text += _CONFIG.format(key=servers.host_key, folder=folder)
+            text += _CONFIG.format(key=servers.host_key, folder=folder) + prepare(servers)
             text += "".join(
                 f"Match LocalAddress {address} LocalPort {port}\n  ForceCommand {command}\n"
                 for (address, port), command in places.items()

@@ -36,3 +36,12 @@ class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes:
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "") -> None:
         super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)
+
+
+def sentence(problem: Exception) -> str:
+    """Any error in one line: ours as it stands, the operating system's by its reason, others by their kind."""
+    if isinstance(problem, GpunodesError):
+        return str(problem)
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    return " ".join(f"unexpected {type(problem).__name__}: {problem}".split())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import functools
 import io
 import ipaddress
 import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,10 @@ from gpunodes.model import Machine, Role
 
 if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
+
+SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+"""The names of sudo's password that Ansible's become plugin knows."""
+_BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
 
 DEFAULT_PATH = Path("inventory/hosts.yml")
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
@@ -59,7 +65,7 @@ class Inventory:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
-                "correct them; for a vault, name the file of its password in ANSIBLE_VAULT_PASSWORD_FILE",
+                "correct them; for a vault, use --ask-vault-pass, or name its file in ANSIBLE_VAULT_PASSWORD_FILE",
             ) from error
         return merged
 
@@ -141,13 +147,20 @@ class Inventory:
                 raise WrongInput(
                     f"{key} of {name} cannot be rendered",
                     "a value, or a template of values that are there",
-                    "correct it; for a vault, name the file of its password in ANSIBLE_VAULT_PASSWORD_FILE",
+                    "correct it; for a vault, use --ask-vault-pass, or name its file in ANSIBLE_VAULT_PASSWORD_FILE",
                 ) from error
         return found
 
     def connection(self, name: str) -> dict[str, Any]:
-        """All variables of a machine, those that say how it is reached rendered; raises WrongInput as ``rendered``."""
-        return self.variables(name) | self.rendered(name, "ansible_")
+        """All variables of a machine, those that say how it is reached rendered; raises WrongInput as ``rendered``.
+
+        Where it has no password for sudo, the file that $ANSIBLE_BECOME_PASSWORD_FILE names gives one, as with Ansible.
+        """
+        found = self.variables(name) | self.rendered(name, "ansible_")
+        file = os.environ.get(_BECOME_FILE)
+        if file and not any(found.get(each) for each in SUDO_PASSWORDS):
+            found[SUDO_PASSWORDS[0]] = _password(file)
+        return found
 
     def knows(self, address: str) -> bool:
         """Whether a machine has this name or address."""
@@ -307,16 +320,35 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     return manager, variables_of
 
 
+@functools.cache
+def _password(file: str) -> str:
+    """The password in a file, or that a program prints, as Ansible takes it; raises WrongInput where there is none."""
+    path = Path(file).expanduser()
+    try:
+        if os.access(path, os.X_OK) and path.stat().st_mode & 0o111:
+            done = subprocess.run([path], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+            found = done.stdout
+        else:
+            found = path.read_text(encoding="utf-8")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise WrongInput(
+            f"{_BECOME_FILE} names {file}, which gives no password ({type(error).__name__})",
+            "a file with sudo's password, or a program that prints it",
+            "correct it, or use --ask-become-pass",
+        ) from error
+    return found.strip()
+
+
 def _unlock(loader: Any) -> None:
     """Let vaults be read with the password file that Ansible's own settings name ($ANSIBLE_VAULT_PASSWORD_FILE)."""
     from ansible import constants
     from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
 
     secrets = []
-    if constants.DEFAULT_VAULT_PASSWORD_FILE:
-        secret = get_file_vault_secret(
-            filename=constants.DEFAULT_VAULT_PASSWORD_FILE, vault_id="default", loader=loader
-        )
+    # Ansible read the environment when it was imported.
+    file = os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE") or constants.DEFAULT_VAULT_PASSWORD_FILE
+    if file:
+        secret = get_file_vault_secret(filename=file, vault_id="default", loader=loader)
         secret.load()
         secrets = [("default", secret)]
         loader.set_vault_secrets(secrets)

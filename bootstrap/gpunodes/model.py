@@ -11,8 +11,13 @@ from gpunodes.errors import ExitCode
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters: what a machine says must not steer the terminal."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+    """One line without control characters: what a machine reports must not steer the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for several lines."""
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 class Role(StrEnum):
@@ -156,6 +161,8 @@ class MachineResult:
     cause: str = ""
     changes: Sequence[str] = ()
     """Titles of the tasks that changed something."""
+    notes: Sequence[str] = ()
+    """What a person must know of it, however it came out; modules return such sentences as ``notes``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def test_an_error_is_a_document_too(tmp_path: Path) -> None:
 RESULT = RunResult(
     "join",
     [
-        MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",)),
+        MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",), notes=("pods deleted by force: \x1b[2Jx/y",)),
         MachineResult("b", Outcome.FAILED, 2.0, "node", "no\x1b[2J"),
     ],
     [Finding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
@@ -106,13 +106,14 @@ def test_the_document_of_a_run() -> None:
         "phase": "",
         "cause": "",
         "changes": ["Join"],
+        "notes": ["pods deleted by force: \x1b[2Jx/y"],
     }
     assert said["findings"][0]["severity"] == "warning"
 
 
 def test_a_summary_has_every_machine_and_no_escapes() -> None:
     said = text.summary(RESULT)
-    assert "a  changed  1 min 05 s" in said
+    assert "a  changed  1 min 05 s\n  pods deleted by force:  [2Jx/y" in said
     assert "b  FAILED  2 s  node: no" in said
     assert "\x1b" not in said
 

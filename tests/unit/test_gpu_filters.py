@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleFilterError
 from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
 from gpunodes.ansible.module_utils.gpunodes import facts
 from gpunodes.model import GpuLevel, GpuProof, Machine, Phase, Role, TaskStarted
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_proof
+from test_preflight import facts as preflight_facts
 
 WISHES: dict[str, Any] = {
     "gpunodes_driver_branch": "",
@@ -28,15 +30,7 @@ NONE: dict[str, str] = {"url": "", "key": "", "fingerprint": ""}
 def machine(*functions: dict[str, Any]) -> dict[str, Any]:
     system = {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13"}
     gpu = {"functions": list(functions), "nvswitches": 0, "nouveau": "available", "headers": {"running": True}}
-    return {
-        "os": system,
-        "arch": "x86_64",
-        "kernel": "6.12.1",
-        "time": 0,
-        "gpu": gpu,
-        "packages": {},
-        "hostname": "gpu-1",
-    }
+    return preflight_facts(os=system, kernel="6.12.1", time=0, gpu=gpu, packages={}, hostname="gpu-1")
 
 
 def installed(found: dict[str, Any], **wishes: Any) -> dict[str, Any]:
@@ -174,3 +168,22 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
         # Ansible starts a task before it sees that it skips it.
         tracker.on_event(TaskStarted(name, "gpu_driver", "Install the driver and load it"))
     assert shown == [("gpu-1", "gpu_driver")]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"node-role.kubernetes.io/control-plane": ""},
+        {"gpunodes.dev/pool": "a"},
+        {"gpunodes.dev/gpu-x": "{{ x }}"},
+        {"gpunodes.dev/gpu-x": ["a"]},
+        {"gpunodes.dev/gpu-x\n": "a"},
+    ],
+    ids=str,
+)
+def test_a_machine_labels_its_node_with_its_gpus_only(found: dict[str, Any]) -> None:
+    """A machine's report of its GPUs cannot give its node a role, a pool, or any other label."""
+    with pytest.raises(AnsibleFilterError, match="gpu-1: its answer"):
+        filters.labels(found, "gpu-1")
+    good = {"gpunodes.dev/gpu-product": "NVIDIA-H100-80GB-HBM3", "gpunodes.dev/gpu-count": "8"}
+    assert filters.labels(good, "gpu-1") == good

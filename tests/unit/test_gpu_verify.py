@@ -20,6 +20,18 @@ SMI = """<?xml version="1.0" ?>
 </nvidia_smi_log>"""
 
 
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '"x"', "{", '{"labels": 5, "taints": {"a": 1}}', '{"labels": [[], {}, 1]}']
+)
+def test_a_node_that_spoils_its_annotation_has_nothing_of_ours(text: str) -> None:
+    """A node may write its own annotations: what is no list of names there stops nobody from reading the cluster."""
+    spoilt = {"metadata": {"annotations": {pools.MANAGED: text}, "labels": {"a": "b"}, "resourceVersion": "1"}}
+    assert pools.managed(spoilt) == {"labels": {}, "taints": []}
+    patch = pools.patch_of(spoilt, {"gpunodes.dev/pool": "x"}, [])
+    assert patch is not None
+    assert patch["metadata"]["labels"] == {"gpunodes.dev/pool": "x"}
+
+
 def test_what_nvidia_smi_says_becomes_labels() -> None:
     seen = gpu_verify.parse_smi(SMI)
     assert (seen.driver, seen.cuda, [gpu["uuid"] for gpu in seen.gpus]) == ("580.65.06", "13.0", ["GPU-1", "GPU-2"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 from gpunodes.engine import history
 from gpunodes.engine.history import Entry, Kind, Past
+from gpunodes.errors import GpunodesError
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +50,71 @@ def test_lines_that_are_none_are_passed_over(line: str) -> None:
         file.write(line + "\n")
     history.append(entry(Kind.END))
     assert history.read() == [entry(Kind.END)]
+
+
+LINE = {"time": 1.0, "machine": "gpu-1", "kind": "end", "what": "repair", "cluster": "c"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time": "1"},
+        {"time": None},
+        {"time": True},
+        {"time": float("nan")},
+        {"time": 1e300},
+        {"time": 10**400},
+        {"time": -1},
+        {"seconds": "long"},
+        {"seconds": float("inf")},
+        {"machine": {"name": "gpu-1"}},
+        {"machine": ["gpu-1"]},
+        {"machine": 1},
+        {"kind": []},
+        {"kind": {}},
+        {"what": None},
+        {"outcome": 5},
+        {"detail": {}},
+        {"repair": []},
+        {"cluster": 1},
+        {"by": None},
+        {"evidence": "text"},
+        {"evidence": {"a": 1}},
+        {"evidence": [1]},
+        {"evidence": 5},
+    ],
+    ids=repr,
+)
+def test_lines_whose_values_have_other_types_are_passed_over(wrong: dict[str, object]) -> None:
+    """Nothing that reads the history stumbles over a line that somebody, or another program, wrote there."""
+    with history.path().open("a") as file:
+        file.write(json.dumps({**LINE, **wrong}) + "\n" + "[" * 100_000 + "\n")
+    history.append(entry(Kind.END))
+    assert history.read() == [entry(Kind.END)]
+    assert set(history.pasts("c")) == {"gpu-1"}
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_no_half_line() -> None:
+    """What cannot be written is said once, and what was written before is as it was."""
+    history.append(entry(Kind.RUNG))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel writes as much as there is room for, as on a full disk.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (history.path().stat().st_size + 20, limit[1]))
+    try:
+        with pytest.raises(GpunodesError, match="the history of gpu-1 cannot be written"):
+            history.append(entry(Kind.END))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert history.path().read_bytes().endswith(b"}\n")
+    history.append(entry(Kind.END))
+    assert history.read() == [entry(Kind.RUNG), entry(Kind.END)]
+
+
+def test_what_is_no_utf_8_is_written_all_the_same() -> None:
+    """A machine's words may be anything."""
+    history.append(entry(Kind.RUNG, detail="no \udcff"))
+    assert history.read()[0].detail == "no ?"
 
 
 def test_many_writers() -> None:

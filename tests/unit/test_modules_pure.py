@@ -24,6 +24,7 @@ from gpunodes.ansible.module_utils.gpunodes import (
 )
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import Done
+from gpunodes.planner import reports
 
 MODULES = sorted(
     path for path in (Path(host.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
@@ -179,12 +180,12 @@ class TestHost:
     def test_a_wrong_key_is_refused(self) -> None:
         source = host.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
         with pytest.raises(MachineProblem, match=FINGERPRINT):
-            host.check_key(KEY, source)
+            host.checked_key(KEY, source)
         with pytest.raises(MachineProblem, match="no OpenPGP key"):
-            host.check_key("<html>", source)
+            host.checked_key("<html>", source)
         with pytest.raises(MachineProblem, match="plain HTTP"):
-            host.check_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
-        host.check_key(KEY, host.Repository("kubernetes", "http://m/", KEY, fingerprint=FINGERPRINT.lower()))
+            host.checked_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
+        host.checked_key(KEY, host.Repository("kubernetes", "http://m/", KEY, fingerprint=FINGERPRINT.lower()))
 
 
 # Made for this test with Ed25519; nothing is signed by it.
@@ -445,6 +446,62 @@ class TestCluster:
         described = cluster.describe(self.NODE, [])
         assert described["proven"]
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
+
+    @pytest.mark.parametrize("changed", [None, "uid", "machine_id", "boot_id"])
+    def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
+        self, changed: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the choice and its turn the name may have become another machine's: looked at again, and by uid."""
+        node = {**self.NODE, "metadata": {**self.NODE["metadata"], "uid": "uid-1"}}
+        calls: list[tuple[Any, ...]] = []
+
+        class Client:
+            def find(self, path: str) -> Any:
+                return node
+
+            def call(self, *words: Any) -> None:
+                calls.append(words)
+
+        def drained(*_: Any) -> bool:
+            calls.append(("drain",))
+            return True
+
+        monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.kube_api.admin", Client)
+        monkeypatch.setattr(cluster, "_drained", drained)
+        described = cluster.describe(node, [])
+        expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
+        if changed:
+            with pytest.raises(MachineProblem, match=f"another machine's by now: it reports {changed}"):
+                cluster.remove("worker-1", 10, False, False, {**expected, changed: "before"})
+            assert calls == []
+        else:
+            cluster.remove("worker-1", 10, False, False, expected)
+            assert calls == [
+                ("drain",),
+                ("DELETE", "/api/v1/nodes/worker-1", {"preconditions": {"uid": "uid-1"}}),
+            ]
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, '{"labels":' * 100_000, "x" * 1_000_000])
+    def test_an_annotation_that_cannot_be_read_tells_of_nothing_of_ours(self, text: str) -> None:
+        """A node that writes it keeps nobody from the others."""
+        annotations = {**self.NODE["metadata"]["annotations"], "gpunodes.dev/managed": text}
+        described = cluster.describe(
+            {**self.NODE, "metadata": {**self.NODE["metadata"], "annotations": annotations}}, []
+        )
+        assert described["managed"] == {"labels": {}, "taints": []}
+
+    def test_what_one_node_reports_oddly_is_its_own_trouble(self) -> None:
+        """The cluster's report keeps its shape, whatever a kubelet writes: nobody else's command is refused for it."""
+        info = {**self.NODE["status"]["nodeInfo"], "kubeletVersion": "", "containerRuntimeVersion": "X://"}
+        resources = {"nvidia.com/gpu": str((1 << 63) - 1), "nvidia.com/gpu.shared": str((1 << 63) - 1)}
+        addresses = [{"type": "InternalIP", "address": "not an ip"}]
+        status = {**self.NODE["status"], "nodeInfo": info, "allocatable": resources, "addresses": addresses}
+        told = cluster.describe({**self.NODE, "status": status}, [])
+        assert (told["address"], told["version"], told["runtime"], told["gpus"]) == ("", "", "", 0)
+        assert [told[key] for key in ("ready", "proven", "gpus_proven")] == [False] * 3
+        assert told["reason"] == "its kubelet reports an odd address and version and runtime"
+        whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
+        assert reports.of_cluster(whole) == ""
 
     def test_a_reboot_ends_the_proof(self) -> None:
         info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}

@@ -1,13 +1,11 @@
-"""Phases, the tracker's verdicts, exit codes, kubeconfigs and versions."""
+"""Phases, the tracker's verdicts, exit codes and versions."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.model import (
     Finding,
@@ -22,7 +20,7 @@ from gpunodes.model import (
     TaskEnded,
     TaskStarted,
 )
-from gpunodes.operations import gpu_install, kubeconfig, phases, status
+from gpunodes.operations import gpu_install, phases, status
 from gpunodes.operations.tracker import Tracker
 from gpunodes.planner import versions
 
@@ -69,6 +67,15 @@ def test_the_tracker_tells_phases_and_changes() -> None:
     assert (a.outcome, a.changes) == (Outcome.CHANGED, ("Do node",))
     assert b.outcome is Outcome.UNCHANGED
     assert view.seen == [("a", "node"), ("b", "node"), ("a", "worker"), ("b", "worker")]
+
+
+def test_what_a_module_notes_is_kept_whatever_it_is() -> None:
+    """What a person must know of a machine is in its result, and a machine cannot break it by another type."""
+    tracker = Tracker(TWO, WORK, Silent())
+    tracker.on_event(TaskEnded("a", "node", "x", Outcome.CHANGED, 1.0, {"notes": ["pods deleted by force: x/y", 1]}))
+    tracker.on_event(TaskEnded("b", "node", "x", Outcome.CHANGED, 1.0, {"notes": "no list"}))
+    a, b = tracker.results(ok=True)
+    assert (a.notes, b.notes) == (("pods deleted by force: x/y", "1"), ())
 
 
 def test_the_first_cause_is_kept() -> None:
@@ -158,46 +165,6 @@ def test_findings_fail_a_run_and_warnings_do_not() -> None:
     assert result(Severity.WARNING).exit_code is ExitCode.DONE
 
 
-def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
-    return kubeconfig.renamed(
-        {
-            "clusters": [{"name": "kubernetes", "cluster": {"server": server}}],
-            "users": [{"name": "kubernetes-admin", "user": {"token": "x"}}],
-        },
-        name,
-    )
-
-
-def test_merging_keeps_what_is_there_and_replaces_its_own() -> None:
-    first = kubeconfig.merged(kubeconfig_of("work", "https://w"), kubeconfig_of("lab", "https://old"))
-    second = kubeconfig.merged(first, kubeconfig_of("lab", "https://new"))
-    assert {entry["name"]: entry["cluster"]["server"] for entry in second["clusters"]} == {
-        "work": "https://w",
-        "lab": "https://new",
-    }
-    assert second["current-context"] == "lab"
-
-
-def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        target = tmp_path / "kube" / "config"
-        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
-        kubeconfig.write(target, kubeconfig_of("b", "https://b"), merge=True)
-    finally:
-        os.umask(before)
-    assert target.stat().st_mode & 0o777 == 0o600
-    assert len(yaml.safe_load(target.read_text())["contexts"]) == 2
-    assert [path.name for path in target.parent.iterdir()] == ["config"]
-
-
-def test_a_kubeconfig_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "config"
-    target.write_text("- a\n")
-    with pytest.raises(WrongInput, match="not a mapping"):
-        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
-
-
 @pytest.mark.parametrize("version", ["1.36", "1.36.3", "v1.35.4"])
 def test_known_versions(version: str) -> None:
     assert versions.check(version) == version.removeprefix("v")
@@ -219,7 +186,7 @@ def test_status_matches_nodes_with_machines() -> None:
             {**node, "name": "other", "address": "10.0.0.9", "ready": False, "reason": "NetworkPluginNotReady"},
         ],
     }
-    found = status.assemble(TWO, cluster)
+    found = status.assemble([MachineIdentity(each.name, (each.address,)) for each in TWO], cluster)
     assert [(entry.name, entry.machine) for entry in found.nodes] == [("a", "a"), ("other", "")]
     assert found.missing == ["b"]
     assert not found.well

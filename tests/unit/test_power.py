@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,10 @@ import pytest
 from gpunodes import settings
 from gpunodes.engine import power
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
+from gpunodes.engine.power import command as power_command
+from gpunodes.engine.power import ipmi as power_ipmi
+from gpunodes.engine.power import program as power_program
+from gpunodes.engine.power import redfish as power_redfish
 from gpunodes.errors import GpunodesError, WrongInput
 
 from tests import redfish
@@ -106,6 +113,151 @@ def test_a_bmc_that_lies_and_one_that_refuses_are_told_apart(manner: str, troubl
     server.shutdown()
 
 
+def at(server: ThreadingHTTPServer) -> power.Power:
+    return power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
+
+
+def test_an_order_whose_answer_is_lost_is_given_once() -> None:
+    """Nobody knows whether a reset was carried out when the BMC hangs up; a second one would reset a second time."""
+    orders: list[str] = []
+    server = redfish.fake("hangs-up", orders=orders)
+    with pytest.raises(PowerProblem):
+        at(server).order(Order.RESET)
+    assert orders == [redfish.RESET]
+    server.shutdown()
+
+
+@pytest.mark.parametrize("manner", ["drips", "drips-headers", "handshake", "resolver"])
+def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BMC that sends a byte now and then holds nobody: in its answer, in TLS, or in the name service."""
+    monkeypatch.setattr(power_redfish, "_CALL_S", 1.0)
+    threads = threading.active_count()
+    address = "https://bmc.invalid"
+    resolve, done = socket.getaddrinfo, threading.Event()
+
+    def hanging(*args: Any, **more: Any) -> Any:
+        if args[0] == "bmc.invalid" and not more.get("flags"):
+            done.wait(20)
+        return resolve(*args, **more)
+
+    if manner == "handshake":
+        listening = redfish.dripping_handshake()
+        address = f"https://127.0.0.1:{listening.getsockname()[1]}"
+    elif manner != "resolver":
+        server = redfish.fake(manner)
+        address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(PowerProblem, match="in time") as said:
+            power.connect("gpu-1", access(address=address, verify=False)).state()
+        assert said.value.trouble is Trouble.DOWN
+    assert time.monotonic() - began < 8
+    done.set()
+    if manner == "handshake":
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+    elif manner != "resolver":
+        server.shutdown()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads:
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.1)
+
+
+def complaint(ask: Callable[[], object]) -> PowerProblem | None:
+    """What went wrong, if anything did; any other exception is the test's failure."""
+    try:
+        ask()
+    except PowerProblem as problem:
+        return problem
+    return None
+
+
+DEEP = 100_000
+BODIES = {
+    "list": b"[]",
+    "text": b'"On"',
+    "null": b"null",
+    "number": b"5",
+    "deep list": b"[" * DEEP + b"]" * DEEP,
+    "deep object": b'{"a":' * 400 + b"1" + b"}" * 400,
+    "no JSON": b"<html>\x1b[2J</html>",
+    "no UTF-8": b'{"PowerState": "\xff\xfe"}',
+    "nothing": b"",
+    "huge": b'{"PowerState": "' + b"x" * 2**21 + b'"}',
+    "long number": b'{"PowerState": ' + b"9" * 10_000 + b"}",
+    "wrong types": b'{"PowerState": {"a": []}, "Systems": [1], "Members": {"a": 1}, "Actions": "x", "Id": []}',
+    "null everywhere": b'{"PowerState": null, "Systems": null, "Members": [null], "Actions": null, "Id": null}',
+    "members of numbers": b'{"Members": [{"@odata.id": 5}], "Systems": {"@odata.id": {}}, "PowerState": 1}',
+    "elsewhere": b'{"Members": [{"@odata.id": "http://127.0.0.1:1/x"}], "Systems": {"@odata.id": "http://127.0.0.1:1/"}}',
+    "control signs": b'{"Members": [{"@odata.id": "/a/\\u001b[2J"}, {"@odata.id": "/b"}], "PowerState": "\\u001b["}',
+}
+HEADERS = {
+    "redirect": (302, {"Location": "http://127.0.0.1:1/elsewhere"}, b""),
+    "redirect in a circle": (307, {"Location": redfish.ROOT}, b""),
+    "bomb": (200, {"Content-Encoding": "gzip"}, gzip.compress(b" " * 2**24)),
+    "no gzip": (200, {"Content-Encoding": "gzip"}, b"{}"),
+    "odd length": (200, {"Content-Length": "-5"}, b"{}"),
+    "no status": (99, {}, b"{}"),
+    "error in a list": (500, {}, b'[{"error": 1}]'),
+    "error of wrong types": (400, {}, b'{"error": [1]}'),
+    "login in a list": (401, {}, b"[]"),
+}
+ODD = {**{name: (200, {}, body) for name, body in BODIES.items()}, **HEADERS}
+
+
+@pytest.mark.parametrize("path", [redfish.ROOT, redfish.SYSTEMS, redfish.SYSTEM, redfish.RESET])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_whatever_a_bmc_answers_is_a_state_or_a_sentence(
+    odd: tuple[int, Mapping[str, str], bytes], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists, strings, null, deep and huge JSON, redirects: one line without control characters, and no other error."""
+    monkeypatch.setattr(power_redfish, "_CALL_S", 5.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    server = redfish.fake("lies", odd={path: odd})
+    bmc = at(server)
+    for ask in (bmc.state, lambda: bmc.order(Order.RESET)):
+        said = complaint(ask)
+        assert said is None or str(said).isprintable()
+        assert len(str(said)) < 600
+        assert said is None or said.trouble is Trouble.REFUSED or "401" in str(odd[0]), said
+    server.shutdown()
+
+
+def test_a_bmcs_own_certificate_authority_that_is_not_there_is_named() -> None:
+    """A path that does not exist is said before anything is sent."""
+    with pytest.raises(PowerProblem, match=r"/nowhere/ca\.pem"):
+        power.connect("gpu-1", access(address="127.0.0.1:1", verify="/nowhere/ca.pem")).state()
+
+
+def bmc(**said: Any) -> Access:
+    """How a BMC with these settings is reached."""
+    found = power.access("gpu-1", settings.of({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **said}))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "verified"),
+    [("", True), (None, True), (True, True), ("true", True), (False, False), ("false", False), ("False", False)],
+)
+def test_only_false_turns_the_verification_of_a_certificate_off(value: Any, verified: bool) -> None:
+    """An empty setting did; INI inventories have words where YAML has booleans."""
+    assert bmc(gpunodes_bmc_verify=value).verify is verified
+
+
+@pytest.mark.parametrize("value", ["0", 0, "no", "off", [], {}, "/no/such/ca.pem", 1])
+def test_what_is_neither_a_choice_nor_a_file_is_refused(value: Any) -> None:
+    with pytest.raises(WrongInput, match="gpunodes_bmc_verify of gpu-1"):
+        bmc(gpunodes_bmc_verify=value)
+
+
+def test_the_certificate_authority_of_a_bmc(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    assert bmc(gpunodes_bmc_verify=str(tmp_path / "ca.pem")).verify == str(tmp_path / "ca.pem")
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     path = tmp_path / "bmc.pem"
@@ -189,6 +341,57 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
     with pytest.raises(PowerProblem) as said:
         power.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
     assert said.value.trouble is Trouble.DOWN
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("printf '\\377\\033[2J'; exit 1", "refuses"),
+        ("printf 'on\\377'", ""),
+        ("yes", "printed more than"),
+        ("sleep 60 & wait", "did not end in 1 s"),
+        ("sleep 60 & echo on", ""),
+        ("exec 2>&- 1>&-; sleep 60", "did not end in 1 s"),
+    ],
+)
+def test_a_program_that_misbehaves_is_a_sentence(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No UTF-8, a flood, no end, children that hold its output: for commands of a user and for ipmitool."""
+    for module in (power_command, power_ipmi):
+        monkeypatch.setattr(module, "_TIMEOUT_S", 1)
+    program = tmp_path / "ipmitool"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    began = time.monotonic()
+    for bmc in (
+        power.connect("gpu-1", access("command", command=str(program))),
+        power.connect("gpu-1", access("ipmi", "10.0.0.8")),
+    ):
+        found = complaint(bmc.state)
+        assert (found is None) is (not said)
+        assert found is None or said in str(found)
+        assert found is None or str(found).isprintable()
+    assert time.monotonic() - began < 8
+
+
+def test_a_program_that_has_ended_by_itself_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended between its last word and our verdict: that is still the verdict, and no traceback."""
+
+    def heard(process: subprocess.Popen[bytes], *_: object) -> tuple[str, str]:
+        process.wait()
+        raise power_program.Failed("printed more than 64 KiB")
+
+    monkeypatch.setattr(power_program, "_heard", heard)
+    with pytest.raises(power_program.Failed, match="printed more"):
+        power_program.run(["true"], 5)
+
+
+@pytest.mark.parametrize("command", ["'", " ", "x 'y"])
+def test_a_command_that_is_none_is_wrong_input(command: str) -> None:
+    with pytest.raises(WrongInput, match="gpunodes_bmc_command"):
+        power.connect("gpu-1", access("command", command=command))
 
 
 def of(**given: object) -> dict[str, Any]:

@@ -193,6 +193,21 @@ def test_a_stranger_with_a_nodes_name_is_refused() -> None:
     assert "node worker-1" in found[0].fact
 
 
+def test_boards_without_a_uuid_of_their_own_share_none() -> None:
+    """Two boards on which the vendor left the default UUID could not join one cluster; a copied UUID still cannot."""
+
+    def judged(uuid: str) -> list[str]:
+        pair = [
+            Candidate(name, Role.WORKER, facts(hostname=name, product_uuid=uuid, machine_id=name))
+            for name in ("a", "b")
+        ]
+        return [finding.check for finding in judge(pair, WANTS)]
+
+    assert judged("03000200-0400-0500-0006-000700080009") == []
+    assert judged("FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF") == []
+    assert judged("4c4c4544-0042-4810-8052-b2c04f595331") == ["product_uuid", "product_uuid"]
+
+
 def test_copied_disks_are_found() -> None:
     twins = [
         Candidate(name, Role.WORKER, facts(hostname=name, product_uuid=name, machine_id="same")) for name in ("a", "b")

@@ -12,6 +12,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight
 from test_operations import Silent
+from test_preflight import facts
 
 INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}
@@ -24,13 +25,19 @@ def versions_asked(
 ) -> list[str]:
     """The versions that machines are asked about, look by look, where ``cluster`` is found; "" is the settings'."""
     asked = []
+    if cluster:
+        cluster = {"endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "a" * 64, "nodes": [], **cluster}
 
     def run(play: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.Ended:
         asked.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
         if cluster:
             answer = {"cluster": cluster}
             on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, answer))
-        on_event(TaskEnded("worker-1", "preflight", "Read", Outcome.UNCHANGED, 1.0, {"host_facts": {"hostname": "w"}}))
+        on_event(
+            TaskEnded(
+                "worker-1", "settings", "Read", Outcome.UNCHANGED, 1.0, {"host_facts": facts(gpu={"functions": []})}
+            )
+        )
         return runner.Ended(ok=True, interrupted=False, log=folder / "stdout")
 
     monkeypatch.setattr(runner, "run", run)

@@ -376,7 +376,7 @@ def test_nvidia_smi_that_does_not_end_is_ended(root: Root, script: str) -> None:
     assert facts["smi"]["status"] == "timeout"
     assert facts["smi"]["pid"] is None
     assert facts["smi"]["said"] == "begins\n"
-    assert 2 <= facts["smi"]["took_s"] < 3.5
+    assert 1.9 < facts["smi"]["took_s"] < 3.5  # the wait may end a millisecond before its time
     assert not Path("/proc", (root.folder / "pid").read_text().strip()).exists()
 
 

@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from gpunodes.cli import health
+from gpunodes.engine import sweep
 from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.inventory import Inventory
+from gpunodes.operations import repair
 from gpunodes.operations.repair import Repaired, RepairResult
 from gpunodes.repair.policy import Ruling
 from gpunodes.repair.record import Outcome
@@ -92,7 +98,6 @@ RESULT = RepairResult(
         Repaired("gpu-2", Ruling.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
         Repaired("gpu-3", Ruling.NOTHING, "its verdict asks for nothing"),
     ],
-    "/run",
 )
 
 
@@ -106,7 +111,7 @@ def test_a_summary_says_how_each_came_out() -> None:
 
 def test_a_plan_shows_rungs_and_evidence_and_no_escapes() -> None:
     plan = RepairResult(
-        "health", [Repaired("gpu-1", Ruling.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], "", True
+        "health", [Repaired("gpu-1", Ruling.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], True
     )
     said = views.summary(plan)
     assert "it would start with: reboot" in said
@@ -125,3 +130,35 @@ def test_the_document() -> None:
         ("nothing", None),
     ]
     assert document["machines"][0]["verdict"]["action"] == "reboot"
+
+
+def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None:
+    """The pool of a machine is what `join` labels its node with: its group, gpunodes_pool, or a label of its own."""
+    (tmp_path / "hosts.yml").write_text(
+        "control_plane: {hosts: {c1: {}}}\n"
+        "h100: {hosts: {gpu-1: {}, gpu-2: {gpunodes_pool: spare}, gpu-3: {gpunodes_node_labels: {rack: r7}}}}\n"
+        "workers: {children: {h100: {}}, hosts: {worker-1: {}}}\n"
+    )
+    world = repair.World(Inventory(tmp_path / "hosts.yml"))
+    names = ("gpu-1", "gpu-2", "gpu-3", "worker-1")
+    assert [world.pool_label(name) for name in names] == ["h100", "spare", "h100", ""]
+    world.settings = lambda: {"gpunodes_repair_pool_label": "rack"}  # type: ignore[method-assign]  # another label
+    assert [world.pool_label(name) for name in names] == ["", "", "r7", ""]
+
+
+def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`health --deadline --parallel` bound the probes of --reboot-hung, too."""
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
+    bounds: list[tuple[float, int]] = []
+
+    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:
+        bounds.append((deadline_s, parallel))
+        for target in targets:
+            on_answer(sweep.Answer(target.name, sweep.Reach.NO_ROUTE))
+
+    monkeypatch.setattr(sweep, "sweep", sweep_them)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    words = ["--reboot-hung", "--dry-run", "--without-cluster", "-i", str(tmp_path / "hosts.yml")]
+    CliRunner().invoke(health.command, [*words, "--deadline", "7", "--parallel", "3"], standalone_mode=False)
+    CliRunner().invoke(health.command, words, standalone_mode=False)
+    assert bounds == [(7.0, 3), (60.5, 64)]

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import climb, session
-from gpunodes.engine import hands, shell
+from gpunodes.engine import cluster, hands, shell
 from gpunodes.engine.shell import Reached
+from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.operations import repair_one
 from gpunodes.repair import ladder
 from gpunodes.views import repair as views
 
@@ -69,6 +71,8 @@ def harmless(folder: Path) -> str:
         ('"/proc/sysrq-trigger"', f'"{folder}/trigger"'),
         ('"/dev/kmsg"', f'"{folder}/kmsg"'),
         ('"/run/gpunodes-gpu-reset"', f'"{folder}/reset"'),
+        ('"/dev/nvidia"', f'"{folder}/nvidia"'),
+        ('"/proc/driver/nvidia/gpus/%s/information"', f'"{folder}/%s"'),
         ('["systemctl", "reboot", "--no-wall"]', f'["touch", "{folder}/reboot"]'),
         ('["systemctl", "reboot", "--force", "--force"]', f'["touch", "{folder}/force"]'),
     ):
@@ -130,6 +134,91 @@ def test_a_gpu_reset_tells_what_nvidia_smi_said(tmp_path: Path, code: int, asked
     assert (tmp_path / "reset").exists() == asked, "what the log says of before is over"
 
 
+GPUS = ("0000:3b:00.0", "0000:5e:00.0")
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path) -> Path:
+    """A machine with two GPUs, whose nvidia-smi writes down what it is asked for; the folder of all that."""
+    for minor, gpu in enumerate(GPUS):
+        (tmp_path / gpu).write_text(f"Model: \t\t NVIDIA A100\nDevice Minor: \t {minor}\nGPU Excluded: \t No\n")
+        (tmp_path / f"nvidia{minor}").touch()
+    (tmp_path / "nvidiactl").touch()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ ! -e {tmp_path}/joined ] || [ -z "$2" ] || exit 3\n'
+    )
+    program.chmod(0o755)
+    return tmp_path
+
+
+def reset(folder: Path, *gpus: str) -> tuple[bool, list[str], str]:
+    """Ask for a reset; whether it was done, what nvidia-smi was asked for, and what came of it."""
+    answer = climbs(folder, str(folder / "bin"), rung="gpu-reset", boot_id="", gpus=gpus, limit_s=3)
+    asked = (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+    return answer["asked"], asked, answer["said"]
+
+
+def test_one_gpu_is_reset_while_the_other_is_used(two_gpus: Path) -> None:
+    """A process on another GPU, or one that only has the driver's control device open, does not hold up a reset."""
+    with (two_gpus / "nvidia1").open(), (two_gpus / "nvidiactl").open():
+        assert reset(two_gpus, GPUS[0]) == (True, [f"--gpu-reset -i {GPUS[0]}"], "")
+        done, asked, said = reset(two_gpus, *GPUS)
+        assert (done, len(asked)) == (False, 1)
+        assert said.startswith("the GPU is held by ")
+    assert reset(two_gpus, *GPUS)[1][-1] == f"--gpu-reset -i {','.join(GPUS)}", "together, in one command"
+
+
+def test_gpus_that_nvlink_joins_are_reset_together_where_none_is_used(two_gpus: Path) -> None:
+    """nvidia-smi refuses one of several that belong together: then all are reset, unless somebody uses one."""
+    (two_gpus / "joined").touch()
+    with (two_gpus / "nvidia1").open():
+        assert reset(two_gpus, GPUS[0])[:2] == (False, [f"--gpu-reset -i {GPUS[0]}"])
+    assert reset(two_gpus, GPUS[0])[:2] == (True, [f"--gpu-reset -i {GPUS[0]}"] * 2 + ["--gpu-reset"])
+
+
+def test_a_gpu_that_the_driver_does_not_know_is_held_by_whoever_holds_any(two_gpus: Path) -> None:
+    """Without its device's number nobody can tell who holds it."""
+    with (two_gpus / "nvidia1").open():
+        assert not reset(two_gpus, "0000:99:00.0")[0]
+
+
+@pytest.mark.parametrize("gpu", ["0", "-r", "GPU-1; reboot", "0000:3b:00", "0000:3b:00.0\n", "../../etc/passwd"])
+def test_what_is_no_pci_address_is_not_reset(two_gpus: Path, gpu: str) -> None:
+    """What a record names is checked where it is used."""
+    done, asked, said = reset(two_gpus, gpu)
+    assert (done, asked) == (False, [])
+    assert "no PCI addresses" in said
+
+
+GPU_3B = {"address": "0000:3b:00.0", "vendor": "10de", "class": "030200"}
+GPU_5E = {"address": "0000:5e:00.0", "vendor": "10de", "class": "030200"}
+SWITCH = {"address": "0000:c5:00.0", "vendor": "10de", "class": "068000"}
+
+
+@pytest.mark.parametrize(
+    ("findings", "pci", "expected"),
+    [
+        ([("0000:3b:00.0", Action.RESET_GPU)], [GPU_3B, GPU_5E], ("0000:3b:00.0",)),
+        ([("0000:3b:00.0", Action.RESET_GPU)], [GPU_3B, GPU_5E, SWITCH], ()),
+        ([("0000:3b:00.0", Action.RESET_GPU), ("0000:5e:00.0", Action.RESTART_APP)], [GPU_3B, GPU_5E], ()),
+        ([("", Action.RESET_GPU)], [GPU_3B, GPU_5E], ()),
+        ([("0000:77:00.0", Action.RESET_GPU)], [GPU_3B, GPU_5E], ()),
+        ([("0000:5e:00.0", Action.RESET_GPU), ("0000:3b:00.0", Action.NONE)], [GPU_3B, GPU_5E], ("0000:5e:00.0",)),
+        ([], [GPU_3B], ()),
+    ],
+)
+def test_which_gpus_a_reset_names(findings: Any, pci: Any, expected: tuple[str, ...]) -> None:
+    """The GPUs that the verdict names, where nothing else is wrong and no NVSwitch joins them; else all."""
+    made = tuple(
+        Finding("xid", gpu, action, State.WELL if action is Action.NONE else State.DEGRADED) for gpu, action in findings
+    )
+    verdict = Verdict("gpu-1", "live", State.DEGRADED, Action.RESET_GPU, findings=made)
+    assert repair_one.resets(verdict, {"pci": pci}) == expected
+    assert repair_one.resets(verdict, None) == ()
+
+
 def test_a_gpu_reset_that_hangs_is_left_behind(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
@@ -143,6 +232,75 @@ def test_a_gpu_reset_that_hangs_is_left_behind(tmp_path: Path) -> None:
 def test_the_program_knows_all_rungs_that_need_a_shell() -> None:
     source = Path(climb.__file__).read_text()
     assert all(f'"{rung.name}"' in source for rung in ladder.rungs() if rung.over is ladder.Over.SSH)
+
+
+BANNERS = {
+    "none": "",
+    "text": "Welcome to gpu-1",
+    "numbers": "load: 0.42",
+    "json": '{"asked": true}',
+    "half a line": "no newline\\c",
+    "much": "x" * 60_000,
+}
+
+
+@pytest.fixture(params=list(BANNERS))
+def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> hands.Hands:
+    """A machine, this one, whose login shell prints a banner before each command."""
+    banner = BANNERS[request.param]
+
+    def run(_address: str, _variables: object, words: str, **more: Any) -> shell.Said:
+        greeting = f"printf '%b' '{banner}{'' if banner.endswith('c') or not banner else chr(92) + 'n'}'; "
+        return shell.local(["sh", "-c", greeting + words], **more)
+
+    monkeypatch.setattr(shell, "run", run)
+    # Root's work, by whoever runs this.
+    remote = shell.remote
+    monkeypatch.setattr(shell, "remote", lambda words, variables, _rise="": remote(words, variables, shell.Rise.NEVER))
+    return hands.Hands("gpu-1", "addr", {"ansible_python_interpreter": sys.executable}, 0.0)
+
+
+def test_a_banner_is_no_boot_id_and_hides_none(greeted: hands.Hands) -> None:
+    """What a login shell prints is not taken for the machine's boot, and does not keep the boot from being read."""
+    boot = greeted.boot()
+    assert boot.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert boot.uptime_s > 0
+
+
+def test_a_banner_is_no_answer_to_an_order(greeted: hands.Hands) -> None:
+    """An order that was refused stays refused, whatever the login shell prints before."""
+    asked = greeted.ask(ladder.rung("reboot"), "another boot", [(0.0, "force")], ())
+    assert asked == hands.Asked(False, "another boot runs already")
+
+
+def test_evidence_holds_no_banner(greeted: hands.Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed report with a banner before it could not be unpacked."""
+    monkeypatch.setattr(hands, "_BUG_REPORT", "printf '\\037\\213'")
+    assert greeted.collect(tmp_path, None, bug_report=True)
+    assert (tmp_path / "gpu-1.nvidia-bug-report.log.gz").read_bytes() == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "load: 0.42", "0.42 0.42", "01234567-89ab-cdef-0123-456789abcdef", "x" * 36 + " 1.0 2.0"]
+)
+def test_what_is_no_boot_id_is_no_boot(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """Another text than before is taken for a reboot only where it is a boot id."""
+    monkeypatch.setattr(
+        shell, "run", lambda *_, **__: shell.Said(Reached.ENDED, 0, f"\ngpunodes-answer-follows\n{answer}\n".encode())
+    )
+    assert hands.Hands("gpu-1", "addr", {}, 0.0).boot() == hands.Boot(Reached.ENDED)
+
+
+def test_a_session_passes_over_a_banner() -> None:
+    """A control plane whose login shell prints a banner can be asked."""
+    program = (
+        "import json, sys; print('Welcome'); print('[1]'); sys.stdin.readline(); "
+        "asked = json.loads(sys.stdin.readline()); "
+        "print(json.dumps({'id': asked['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
+    )
+    session_here = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
+    assert session_here.ask("GET", "/version").status == 200
+    session_here.close()
 
 
 def test_only_what_is_kept_of_an_answer_travels() -> None:
@@ -179,12 +337,14 @@ def test_a_bug_report_is_kept_only_when_it_is_asked_for(tmp_path: Path, monkeypa
     def run(_address: str, _variables: object, words: str, **bounds: Any) -> shell.Said:
         asked.append(words)
         if "bug-report" not in words:
-            return shell.Said(Reached.ENDED, 0, b"something")
+            return shell.Said(Reached.ENDED, 0, b"\ngpunodes-answer-follows\nsomething")
         program = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", words]
         return shell.local(program, deadline_s=bounds["deadline_s"], most=bounds["most"])
 
     monkeypatch.setattr(shell, "run", run)
-    monkeypatch.setattr(shell, "as_root", lambda words, variables: words)
+    # Root's work, by whoever runs this.
+    remote = shell.remote
+    monkeypatch.setattr(shell, "remote", lambda words, variables, _rise="": remote(words, variables, shell.Rise.NEVER))
     machine = hands.Hands("gpu-1", "addr", {}, 0.0)
     assert machine.collect(tmp_path, None, bug_report=False) == ["gpu-1.kernel.log", "gpu-1.processes.txt"]
     assert not any("bug-report" in words for words in asked)

@@ -9,6 +9,8 @@ from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.repair import ladder, policy
 from gpunodes.repair.policy import Budget, Candidate, Decision, Limits, Node, Ruling
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -87,10 +89,104 @@ def test_one_at_a_time_and_the_lost_one_first() -> None:
     ]
 
 
-def test_two_that_are_lost_do_not_block_each_other() -> None:
+def test_what_is_lost_counts_for_everybody_but_itself() -> None:
+    """A node that is not ready, or that somebody cordoned, is unavailable, whichever of its pool is to be repaired."""
     nodes = workers(20, w1=Node("w1", ready=False), w2=Node("w2", ready=False))
-    decisions = decide([candidate("w1", node=nodes[1]), candidate("w2", node=nodes[2])], nodes)
-    assert rulings(decisions) == {"w1": Ruling.REPAIR, "w2": Ruling.WAIT}
+    both = [candidate("w1", node=nodes[1]), candidate("w2", node=nodes[2])]
+    assert set(rulings(decide(both, nodes)).values()) == {Ruling.WAIT}
+    assert set(rulings(decide(both, nodes, Limits(max_unavailable=Budget(2)))).values()) == {Ruling.REPAIR}
+    assert rulings(decide(both[:1], workers(20, w1=nodes[1]))) == {"w1": Ruling.REPAIR}
+    cordoned = workers(20, w1=nodes[1], w2=Node("w2", cordoned=True))
+    assert rulings(decide(both[:1], cordoned)) == {"w1": Ruling.WAIT}
+
+
+def test_a_selection_does_not_shrink_what_is_sick() -> None:
+    """One selected of three that are sick is no single case: the pool counts, by its nodes and by what was judged."""
+    lost = workers(4, **{f"w{index}": Node(f"w{index}", ready=False) for index in range(3)})
+    (decision,) = decide([candidate("w0", node=lost[0])], lost, Limits(max_unavailable=Budget(4)))
+    assert (decision.ruling, decision.why[:6]) == (Ruling.REFUSE, "3 of 4")
+    ready = workers(4)
+    beside = [candidate("w1"), candidate("w2"), candidate("w3", Action.NONE)]
+    (decision,) = policy.decide([candidate("w0")], ready, Limits(), NOW, beside)
+    assert (decision.ruling, decision.why[:6]) == (Ruling.REFUSE, "3 of 4")
+
+
+def test_gpu_workers_are_a_pool_apart_from_the_others() -> None:
+    """Sixteen CPU nodes do not make three sick GPU nodes of four look like few."""
+    nodes = [*workers(4), *(Node(f"cpu{index}", pool=policy.pool_of("", gpus=False)) for index in range(16))]
+    decisions = decide([candidate(f"w{index}") for index in range(3)], nodes)
+    assert set(rulings(decisions).values()) == {Ruling.REFUSE}
+    assert "3 of 4 machines of pool GPU workers" in decisions[0].why
+    assert policy.pool_of("a100", gpus=True) == "a100"
+
+
+def test_a_repair_stamped_by_a_fast_clock_counts() -> None:
+    """A repair that another operator's clock dates to tomorrow was made by now."""
+    ahead = candidate("w0", repairs=(NOW + HOUR, NOW + 40 * HOUR))
+    assert rulings(decide([ahead], workers(9))) == {"w0": Ruling.NEEDS_REPAIR}
+
+
+NODES = st.builds(
+    Node,
+    name=st.sampled_from([f"n{index}" for index in range(24)]),
+    ready=st.booleans(),
+    cordoned=st.booleans(),
+    control_plane=st.sampled_from([False, False, False, True]),
+    pool=st.sampled_from(["a", policy.GPU_POOL, policy.WORKER_POOL]),
+)
+VERDICTS = st.sampled_from(
+    [
+        verdict("", Action.NONE),
+        verdict("", Action.NONE),
+        verdict("", Action.RESET_GPU),
+        verdict("", Action.REBOOT),
+        verdict("", Action.REBOOT, hung=True),
+        verdict("", Action.NONE, state=State.UNREACHABLE),
+    ]
+)
+LIMITS = st.builds(
+    Limits,
+    actions=st.sampled_from([frozenset({Action.REBOOT}), frozenset({Action.REBOOT, Action.RESET_GPU})]),
+    max_unavailable=st.one_of(
+        st.builds(Budget, st.integers(1, 6)), st.builds(Budget, st.integers(1, 100), st.just(True))
+    ),
+    sick_percent=st.integers(0, 100),
+    by_hand=st.booleans(),
+)
+
+
+@given(
+    st.lists(NODES, unique_by=lambda node: node.name, max_size=24),
+    st.data(),
+    LIMITS,
+)
+@settings(max_examples=300, deadline=None)
+def test_no_selection_goes_past_budget_and_percentage(nodes: list[Node], data: st.DataObject, limits: Limits) -> None:
+    """Whatever is selected of whatever pools: in none are more unavailable, or more sick, than what is allowed."""
+    machines = [
+        Candidate(node.name, dataclasses.replace(data.draw(VERDICTS), name=node.name), node, named=True)
+        for node in nodes
+    ]
+    chosen = data.draw(st.sets(st.sampled_from(machines).map(lambda each: each.name))) if machines else set()
+    decisions = policy.decide(
+        [each for each in machines if each.name in chosen],
+        nodes,
+        limits,
+        NOW,
+        [each for each in machines if each.name not in chosen],
+    )
+    begun = {decision.machine for decision in decisions if decision.ruling is Ruling.REPAIR}
+    for pool in {policy.pool_name(node) for node in nodes}:
+        members = [each for each in machines if policy.pool_name(each.node or Node("")) == pool]
+        if not {each.name for each in members} & begun:
+            continue
+        down = {each.name for each in members if each.node and not each.node.available} | begun & {
+            each.name for each in members
+        }
+        assert len(down) <= limits.max_unavailable.of(len(members))
+        assert pool != policy.CONTROL_PLANE_POOL or len(down) == 1
+        ill = sum(policy.sick(each.verdict) or not (each.node and each.node.ready) for each in members)
+        assert limits.by_hand or ill <= 1 or ill * 100 <= limits.sick_percent * len(members)
 
 
 def test_pools_have_budgets_of_their_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -11,15 +12,16 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import history, leases, records
-from gpunodes.engine.cluster import Cluster
+from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.hands import Boot
 from gpunodes.engine.shell import Reached
-from gpunodes.health.model import Action
+from gpunodes.health import judge
+from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict
 from gpunodes.operations import repair, repair_one
 from gpunodes.repair import ladder
 from gpunodes.repair import record as recording
 from gpunodes.repair.ladder import Rung
-from gpunodes.repair.policy import Budget, Limits, Ruling
+from gpunodes.repair.policy import Budget, Candidate, Limits, Ruling
 from gpunodes.repair.record import Outcome, Record
 
 from tests import repair_world
@@ -235,6 +237,30 @@ def test_a_machine_whose_nvidia_smi_fails_is_not_well(monkeypatch: pytest.Monkey
     assert "nvidia-smi does not end with 0: Unknown Error" in place.api.events[-1]["message"]
 
 
+XID_43 = b"[   61.000000] NVRM: Xid (PCI:0000:3b:00): 43, pid=4242, name=python3, Ch 00000010\n"
+XID_79 = b"[   61.000000] NVRM: Xid (PCI:0000:3b:00): 79, pid=0, name=, GPU has fallen off the bus.\n"
+NO_FABRIC = Finding("fabric-manager", "", Action.RESTART_APP, State.SICK)
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"),
+    [
+        (judge.judge_files("w1", [[XID_43]], SiteRules()), Outcome.REPAIRED),
+        (judge.judge_files("w1", [[XID_79]], SiteRules(xids={79: Action.NONE})), Outcome.REPAIRED),
+        (judge.judge_files("w1", [[XID_79]], SiteRules()), Outcome.NEEDS_REPAIR),
+        (judge.judge_files("w1", [[XID_43]], SiteRules(xids={43: Action.RESTART_APP})), Outcome.NEEDS_REPAIR),
+        (Verdict("w1", "live", State.SICK, Action.RESTART_APP, findings=(NO_FABRIC,)), Outcome.NEEDS_REPAIR),
+    ],
+    ids=["an application's fault", "marked harmless", "off the bus", "marked as a fault", "sick without a code"],
+)
+def test_the_sites_own_rules_say_what_is_well_again(after: Verdict, outcome: Outcome) -> None:
+    """A machine is given back exactly when its verdict is well by the site's rules, whatever codes its log has."""
+    place = world(5, ["w1"], after=after)
+    assert of(run(place))["w1"] is outcome
+    assert place.machines["w1"].done == (["reboot"] if outcome is Outcome.REPAIRED else ["reboot", "cold"])
+    assert bool(place.api.nodes["w1"]["spec"].get("unschedulable")) is (outcome is Outcome.NEEDS_REPAIR)
+
+
 def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
     place = world(5, ["w1"])
     place.api.add_pod("stuck", "w1")
@@ -252,7 +278,7 @@ def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
 def test_somebody_elses_cordon_stays() -> None:
     place = world(5, ["w1"])
     place.api.nodes["w1"]["spec"]["unschedulable"] = True
-    assert of(run(place))["w1"] is Outcome.REPAIRED
+    assert of(run(place, named=frozenset({"w1"})))["w1"] is Outcome.REPAIRED
     assert place.api.nodes["w1"]["spec"]["unschedulable"]
     assert place.api.leases == {}
 
@@ -303,6 +329,7 @@ def test_two_commands_at_once_repair_no_machine_twice() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(results) == 2, "one ended by an error"
     assert {name: machine.done for name, machine in place.machines.items() if machine.done} == {
         "w1": ["reboot"],
         "w5": ["reboot"],
@@ -322,6 +349,51 @@ def test_three_of_four_sick_stops() -> None:
     assert (told.kind, told.what, told.outcome) == (history.Kind.VERDICT, "reboot", "hung"), "once"
     assert told.detail.startswith("refuse: 3 of 4")
     assert history.read("w3") == []
+
+
+def run_on(place: World, *names: str, **wish: Any) -> repair.Repaired:
+    """Repair some machines of a place only; the first one's result."""
+    chosen = [entry for entry in place.entries if entry.name in names]
+    result = repair.run(place, chosen, repair.Wish("health", Limits(), **wish), lambda *_: None)
+    return {each.machine: each for each in result.machines}[names[0]]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("without_cluster", [False, True])
+def test_one_selected_of_three_sick_stops_as_well(ready: bool, without_cluster: bool) -> None:
+    """What was selected does not shrink a pool: the others of it are looked at, or known from their nodes."""
+    place = world(4, ["w0", "w1", "w2"])
+    if not ready:
+        place.machines["w1"].sick = place.machines["w2"].sick = without_cluster
+        for name in ("w0", "w1", "w2"):
+            place.api.nodes[name]["status"]["conditions"][0]["status"] = "Unknown"
+    found = run_on(place, "w0", without_cluster=without_cluster)
+    assert (found.ruling, found.why[:6]) == (Ruling.REFUSE, "3 of 4")
+    assert not any(machine.done for machine in place.machines.values())
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("without_cluster", [False, True])
+def test_cpu_nodes_do_not_thin_out_sick_gpu_nodes(labelled: bool, without_cluster: bool) -> None:
+    """GPU nodes are a pool of their own: by the label gpunodes.dev/pool, or by their GPUs where none has it."""
+    place = world(20, ["w0", "w1", "w2"])
+    for name, node in list(place.api.nodes.items())[4:]:
+        node["status"] |= {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}
+        place.machines[name].gpus = 0
+    if labelled:
+        for name, node in place.api.nodes.items():
+            node["metadata"]["labels"]["gpunodes.dev/pool"] = "h100" if name in {"w0", "w1", "w2", "w3"} else "cpu"
+    found = run_on(place, "w0", "w1", "w2", without_cluster=without_cluster)
+    assert (found.ruling, found.why[:6]) == (Ruling.REFUSE, "3 of 4"), found.why
+
+
+def test_only_the_pool_of_what_is_repaired_is_looked_at_beside_it() -> None:
+    """A repair of one machine costs a look at its own pool, and none at the others'."""
+    place = world(20, ["w0"])
+    for name, node in place.api.nodes.items():
+        node["metadata"]["labels"]["gpunodes.dev/pool"] = "a" if name in {"w0", "w1", "w2", "w3"} else "b"
+    assert run_on(place, "w0", dry_run=True).ruling is Ruling.REPAIR
+    assert place.looks == 1 + 1 + 3, "twice at itself, once at each of its pool"
 
 
 def test_the_loop_guard_stops_the_third() -> None:
@@ -357,6 +429,141 @@ def test_without_a_cluster_only_the_machine_is_touched() -> None:
     assert records.read("test") == {}
 
 
+FULL = OSError(errno.ENOSPC, "No space left on device", "/var/lib/x")
+
+
+def odd_hands(place: World, patch: pytest.MonkeyPatch) -> None:
+    hands = place.hands
+
+    def give(machine: Any, **_: Any) -> Any:
+        if machine.name == "w1":
+            raise ValueError("its variables are odd")
+        return hands(machine)
+
+    patch.setattr(place, "hands", give)
+
+
+def odd_boot(_: World, patch: pytest.MonkeyPatch) -> None:
+    boot = repair_world.Hands.boot
+
+    def answer(self: repair_world.Hands) -> Boot:
+        if self._machine.name == "w1":
+            raise ValueError("could not convert string to float: 'load:'")
+        return boot(self)
+
+    patch.setattr(repair_world.Hands, "boot", answer)
+
+
+def odd_look(place: World, patch: pytest.MonkeyPatch) -> None:
+    look = place.look
+
+    def answer(machines: Any) -> Any:
+        if place.machines["w1"].done and machines[0].name == "w1":
+            raise RecursionError("deep")
+        return look(machines)
+
+    patch.setattr(place, "look", answer)
+
+
+def full_at(kind: history.Kind) -> Callable[[World, pytest.MonkeyPatch], None]:
+    def prepare(_: World, patch: pytest.MonkeyPatch) -> None:
+        append = history.append
+
+        def full(entry: history.Entry) -> None:
+            if entry.machine == "w1" and entry.kind is kind:
+                raise FULL
+            append(entry)
+
+        patch.setattr(history, "append", full)
+
+    return prepare
+
+
+def full_record(_: World, patch: pytest.MonkeyPatch) -> None:
+    write = records.write
+
+    def full(record: Record) -> None:
+        if record.machine == "w1":
+            raise FULL
+        write(record)
+
+    patch.setattr(records, "write", full)
+
+
+def odd_report(_: World, patch: pytest.MonkeyPatch) -> None:
+    def odd(**values: Any) -> Candidate:
+        if values["name"] == "w1":
+            raise KeyError("what it reported")
+        return Candidate(**values)
+
+    patch.setattr("gpunodes.operations.repair.Candidate", odd)
+
+
+ODD = {
+    "decision": (odd_report, "unexpected KeyError: 'what it reported'"),
+    "hands": (odd_hands, "unexpected ValueError: its variables are odd"),
+    "boot": (odd_boot, "unexpected ValueError: could not convert"),
+    "look": (odd_look, "unexpected RecursionError: deep"),
+    "history before": (full_at(history.Kind.VERDICT), "/var/lib/x: No space left on device"),
+    "history after the order": (full_at(history.Kind.RUNG), "/var/lib/x: No space left on device"),
+    "history at the end": (full_at(history.Kind.END), "/var/lib/x: No space left on device"),
+    "record": (full_record, "/var/lib/x: No space left on device"),
+}
+
+
+@pytest.mark.parametrize("where", list(ODD))
+def test_an_odd_machine_stops_no_other(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with one machine ends its repair with a sentence; the others are repaired all the same."""
+    place = world(20, ["w1", "w5", "w9"])
+    prepare, said = ODD[where]
+    with monkeypatch.context() as patch:
+        prepare(place, patch)
+        results = {each.machine: each for each in run(place, limits=Limits(max_unavailable=Budget(2))).machines}
+    assert results["w1"].why.startswith(said)
+    assert not results["w1"].well
+    assert [results[name].outcome for name in ("w5", "w9")] == [Outcome.REPAIRED] * 2
+    # Nothing stands in the way any more: the same command goes on with it.
+    bury(place)
+    run(place)
+    assert place.machines["w1"].done == ["reboot"], "and it was asked once"
+    clean(place)
+
+
+def test_an_odd_machine_that_was_left_behind_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair that cannot be gone on with does not keep the next run from the others."""
+    place = world(20, ["w1", "w5"])
+    records.write(Record("id-1", "w1", "test", 0.0, "", "reboot", recording.Step.CLIMB, node="w1", rung="reboot"))
+    odd_hands(place, monkeypatch)
+    results = {each.machine: each for each in run(place).machines}
+    assert results["w1"].why == "unexpected ValueError: its variables are odd"
+    assert results["w5"].outcome is Outcome.REPAIRED
+
+
+def test_a_control_plane_that_goes_away_stops_only_what_was_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is left with the reason, what was begun goes on by itself."""
+    place = world(20, ["w1", "w5"])
+    deciding = leases.Leases.deciding
+
+    def once(self: leases.Leases) -> Any:
+        if place.machines["w1"].done:
+            raise NoAnswer("the control plane does not answer")
+        return deciding(self)
+
+    monkeypatch.setattr(leases.Leases, "deciding", once)
+    results = {each.machine: each for each in run(place).machines}
+    assert results["w1"].outcome is Outcome.REPAIRED
+    assert (results["w5"].ruling, results["w5"].why) == (Ruling.REFUSE, "the control plane does not answer")
+    assert place.machines["w5"].done == []
+    clean(place)
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000, b'{"id": 5}', b'{"machine": []}'])
+def test_a_lock_with_an_odd_record_is_a_lock_without_one(text: bytes) -> None:
+    """What stands in a lock may be anything."""
+    with pytest.raises(ValueError, match=r"not a record|JSON|Expecting|decode"):
+        recording.parse(text.decode("utf-8", "replace"))
+
+
 class Killed(BaseException):
     """kill -9, as far as a test in one process can have it: nothing of the command runs on."""
 
@@ -384,10 +591,15 @@ def killed(place: World, monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -
         patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
         with contextlib.suppress(Killed):
             run(place)
-    for lease in place.api.leases.values():
-        parts = lease["spec"]["holderIdentity"].split("/")
-        lease["spec"]["holderIdentity"] = "/".join([*parts[:2], "1", "0", parts[4]])
+    bury(place)
     return written
+
+
+def bury(place: World) -> None:
+    """Let the holders of all locks be dead."""
+    for lease in place.api.leases.values():
+        parts = lease["spec"]["holderIdentity"].rsplit("/", 3)
+        lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -438,8 +650,8 @@ def test_a_forgotten_cordon_is_found() -> None:
 def test_a_live_lock_of_another_is_respected() -> None:
     place = world(5, ["w1"])
     place.api.add_node("other")
-    other = leases.Leases(Cluster(place.session()))
-    other._me = "ann@desk/x/1/1/1"
+    other = leases.Leases(Cluster(place.session()), "repair")
+    other._me = "ann@desk/repair/x/1/1/1"
     other.take("w1", "")
     result = run(place)
     assert {each.machine: (each.ruling, "ann@desk" in each.why) for each in result.machines}["w1"] == (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunodes import __version__
+from gpunodes.cli import terminal
 
 if TYPE_CHECKING:
     from gpunodes.errors import GpunodesError
@@ -30,6 +31,7 @@ COMMANDS = {
     "gates": "List the kubelet's feature gates that matter for GPUs.",
     "repair": "Repair machines by hand: empty, reboot by whatever it takes, prove well, give back.",
     "history": "Show what was found and done about a machine, or about all.",
+    "maintenance": "Keep repairs and new pods from machines that somebody works on.",
     "power": "Switch a machine on or off by its BMC, or say whether it is on.",
     "uncordon": 'Clear "needs repair": a machine that was given up may be scheduled to, and repaired, again.',
     "lab": "Virtual machines to try gpunodes on.",
@@ -76,11 +78,11 @@ def root() -> None:
 
 def _fail(error: GpunodesError) -> int:
     """Say an error, as a document too where one is wanted; returns its exit code."""
-    click.echo(f"gpunodes: {error}", err=True)
+    terminal.echo(f"gpunodes: {error}", err=True)
     if "--json" in sys.argv:
         from gpunodes.views import document
 
-        click.echo(document.error(error))
+        terminal.echo(document.error(error))
     return error.exit_code
 
 
@@ -91,7 +93,7 @@ def main() -> None:
     try:
         code = root.main(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("gpunodes: interrupted", err=True)
+        terminal.echo("gpunodes: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None

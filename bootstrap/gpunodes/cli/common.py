@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any, TypeVar
 import click
 
 from gpunodes import inventory as inventories
+from gpunodes.cli import passwords, terminal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, RunResult
+from gpunodes.operations import nodes
 from gpunodes.operations.phases import skipped
 from gpunodes.operations.run import Operation, Options, carry_out
 from gpunodes.planner import gpu, versions
@@ -40,7 +43,7 @@ class Connection:
 
 
 def inventory_option(command: _Command) -> _Command:
-    """-i/--inventory"""
+    """-i/--inventory, and the passwords that reading it and reaching its machines may need."""
     return click.option(
         "-i",
         "--inventory",
@@ -49,7 +52,7 @@ def inventory_option(command: _Command) -> _Command:
         default=inventories.DEFAULT_PATH,
         show_default=True,
         help="The Ansible inventory.",
-    )(command)
+    )(passwords.options(command))
 
 
 def json_option(command: _Command) -> _Command:
@@ -182,9 +185,40 @@ def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machi
     return show(result, as_json=flags.as_json)
 
 
+def execute_confirmed(
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    flags: Flags,
+    question: str,
+    *,
+    yes: bool,
+) -> int:
+    """Show which node each machine is, ask ``question``, then carry the operation out; returns the exit code.
+
+    Raises WrongInput where nobody can be asked, GpunodesError where a machine and a node contradict each other.
+    """
+    names = ", ".join(machine.name for machine in machines)
+    asks = not yes and not flags.options.dry_run
+    if asks and not sys.stdin.isatty():
+        raise WrongInput(
+            f"{operation.name} of {names} is not confirmed", "a yes", "add --yes where nobody can be asked"
+        )
+    view = text.progress()
+    try:
+        chosen = nodes.choose(operation.name, inventory, machines, view)
+    finally:
+        view.close()
+    for line in chosen.lines:
+        terminal.echo(line, err=True)
+    if asks:
+        terminal.confirm(question.format(names))
+    return execute(operation, inventory, machines, replace(flags, options=replace(flags.options, seen=chosen.seen)))
+
+
 def show(result: RunResult, *, as_json: bool) -> int:
     """Print a run's result; returns its exit code."""
-    click.echo(document.run(result) if as_json else text.summary(result))
+    terminal.echo(document.run(result) if as_json else text.summary(result))
     return int(result.exit_code)
 
 

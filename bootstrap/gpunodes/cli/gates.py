@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.planner import gates
 from gpunodes.views import gpu as view_of
 
@@ -19,5 +19,5 @@ def command(version: str, as_json: bool) -> int:
     it, its default, whether it is locked, and what gpunodes sets, with the reason.
     """
     minor, found = gates.minor_of(version), gates.gates(version)
-    click.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found))
+    terminal.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found))
     return 0

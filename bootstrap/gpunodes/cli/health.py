@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import repair_options
+from gpunodes.cli import passwords, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
@@ -64,7 +64,8 @@ class _MachinesOrWord(click.Group):
     "--deadline",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="When to end, answers or not. By default 60, and a quarter more for each machine.",
+    help="When to end, answers or not. By default 60, and a quarter more for each machine. With --reboot-hung this is "
+    "the end of each scan; repairs take their own time.",
 )
 @click.option(
     "--parallel",
@@ -81,6 +82,7 @@ class _MachinesOrWord(click.Group):
     help="With --reboot-hung: the verdicts' actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
+@passwords.options
 @_json_option
 def command(
     patterns: tuple[str, ...],
@@ -108,7 +110,8 @@ def command(
             raise WrongInput(
                 "--reboot-hung repairs live machines", "no --from and no --watch beside it", "leave it out"
             )
-        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, as_json=as_json)
+        pace = (deadline, parallel)
+        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
     if actions or repair_flags.given():
         raise WrongInput("a repair is described and not asked for", "--reboot-hung", "add it")
     if not files:
@@ -135,7 +138,7 @@ def explain(kind: str, code: int, as_json: bool) -> int:
     from gpunodes.views import health as view
 
     meaning = health.explain(kind, code)
-    click.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
+    terminal.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
     return ExitCode.DONE
 
 
@@ -147,7 +150,7 @@ def rules(as_json: bool) -> int:
     from gpunodes.views import health as view
 
     found = health.rules()
-    click.echo(view.dump(view.rules_document(found)) if as_json else view.rules(found))
+    terminal.echo(view.dump(view.rules_document(found)) if as_json else view.rules(found))
     return ExitCode.DONE
 
 
@@ -179,9 +182,9 @@ def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     if as_json:
         import json
 
-        click.echo(json.dumps({"schema": "gpunodes.health-timer/1", "units": units}, indent=2))
+        terminal.echo(json.dumps({"schema": "gpunodes.health-timer/1", "units": units}, indent=2))
     else:
-        click.echo("\n".join(f"# /etc/systemd/system/{name}\n{text}" for name, text in units.items()).rstrip())
+        terminal.echo("\n".join(f"# /etc/systemd/system/{name}\n{text}" for name, text in units.items()).rstrip())
     return ExitCode.DONE
 
 
@@ -190,6 +193,7 @@ def _repair(
     inventory_path: Path,
     actions: str,
     flags: repair_options.Flags,
+    pace: tuple[float | None, int],
     *,
     as_json: bool,
 ) -> int:
@@ -198,7 +202,7 @@ def _repair(
     from gpunodes.operations import repair
 
     inventory = Inventory(inventory_path)
-    world = repair.World(inventory)
+    world = repair.World(inventory, *pace)
     wish = repair_options.wish(flags, "health", world, patterns, actions=actions)
     machines = inventory.select(patterns)
     return repair_options.carry_out(world, machines, wish, yes=flags.yes, as_json=as_json)
@@ -225,7 +229,11 @@ def _live(
         began = time.monotonic()
         try:
             verdicts = sweep.run(
-                machines, view, deadline_s=deadline or sweep.deadline_for(len(machines)), parallel=parallel
+                machines,
+                view,
+                deadline_s=deadline or sweep.deadline_for(len(machines)),
+                parallel=parallel,
+                cluster=inventory.cluster,
             )
         finally:
             view.close()
@@ -240,5 +248,5 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     """Print verdicts; returns the exit code."""
     from gpunodes.views import health as view
 
-    click.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
+    terminal.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
     return ExitCode.DONE if all(verdict.state is State.WELL for verdict in verdicts) else ExitCode.PARTLY

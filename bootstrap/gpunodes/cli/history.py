@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 
 
 @click.command()
@@ -24,7 +24,7 @@ def command(machine: str, as_json: bool) -> int:
 
     entries = [dataclasses.asdict(entry) for entry in history.of(machine)]
     if as_json:
-        click.echo(document.dump({"schema": "gpunodes.history/1", "entries": entries}))
+        terminal.echo(document.dump({"schema": "gpunodes.history/1", "entries": entries}))
     else:
-        click.echo(repair.history(entries))
+        terminal.echo(repair.history(entries))
     return ExitCode.DONE

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.inventory import Inventory
 from gpunodes.operations import kubeconfig
-from gpunodes.views import document, text
+from gpunodes.views import document
 
 
 @click.command()
@@ -26,17 +26,12 @@ def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> i
 
     It is written with mode 0600: who has it owns the cluster.
     """
-    inventory = Inventory(inventory_path)
-    view = text.progress()
-    try:
-        fetched = kubeconfig.fetch(inventory, view)
-    finally:
-        view.close()
+    fetched = kubeconfig.fetch(Inventory(inventory_path))
     path = (kubeconfig.user_file() if merge else output).absolute()
     kubeconfig.write(path, fetched, merge=merge)
     context = fetched["current-context"]
     if as_json:
-        click.echo(document.dump({"schema": "gpunodes.kubeconfig/1", "path": str(path), "context": context}))
+        terminal.echo(document.dump({"schema": "gpunodes.kubeconfig/1", "path": str(path), "context": context}))
     else:
-        click.echo(f"{path}: context {context}")
+        terminal.echo(f"{path}: context {context}")
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.views import document
 
@@ -171,7 +171,7 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
     _show(
         {"schema": "gpunodes.lab-power/1", "machine": machine, "action": action},
         as_json,
-        lambda: click.echo(f"{machine}: power {action}"),
+        lambda: terminal.echo(f"{machine}: power {action}"),
     )
 
 
@@ -211,7 +211,7 @@ def fault(
     _show(
         {"schema": "gpunodes.lab-fault/1", "machine": machine, "fault": fault, "code": code, "gpu": gpu},
         as_json,
-        lambda: click.echo(f"{machine}: {fault}{'' if code is None else f' {code}'}"),
+        lambda: terminal.echo(f"{machine}: {fault}{'' if code is None else f' {code}'}"),
     )
 
 
@@ -225,7 +225,7 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
 
     seconds = lab.snapshot(layout, _snapshot_name(name))
     data = {"schema": "gpunodes.lab-snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
-    _show(data, as_json, lambda: click.echo(f"snapshot {name} taken in {seconds:.1f} s"))
+    _show(data, as_json, lambda: terminal.echo(f"snapshot {name} taken in {seconds:.1f} s"))
 
 
 @command.command()
@@ -238,7 +238,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
 
     seconds = lab.restore(layout, _snapshot_name(name))
     data = {"schema": "gpunodes.lab-snapshot/1", "snapshot": name, "seconds": round(seconds, 1)}
-    _show(data, as_json, lambda: click.echo(f"snapshot {name} restored in {seconds:.1f} s"))
+    _show(data, as_json, lambda: terminal.echo(f"snapshot {name} restored in {seconds:.1f} s"))
 
 
 @command.command()
@@ -252,21 +252,21 @@ def doctor(as_json: bool) -> int:
 
     def lines() -> None:
         for check in found:
-            click.echo(f"{'ok     ' if check.ok else 'MISSING'} {check.name}: {check.found}")
+            terminal.echo(f"{'ok     ' if check.ok else 'MISSING'} {check.name}: {check.found}")
             if not check.ok:
-                click.echo(f"        {check.remedy}")
+                terminal.echo(f"        {check.remedy}")
 
     _show(data, as_json, lines)
     return ExitCode.DONE if all(check.ok for check in found) else ExitCode.FAILED
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    terminal.echo(line, err=True)
 
 
 def _show(data: dict[str, Any], as_json: bool, render: Callable[[], None]) -> None:
     if as_json:
-        click.echo(document.dump(data))
+        terminal.echo(document.dump(data))
     else:
         render()
 
@@ -317,19 +317,19 @@ def _print_status(state: Status) -> None:
     from gpunodes.lab import bmc
 
     record = state.record
-    click.echo(f"lab {record.name}: {record.system.value}, {record.accelerator}, {record.subnet}")
+    terminal.echo(f"lab {record.name}: {record.system.value}, {record.accelerator}, {record.subnet}")
     for each in state.machines:
         reach = "ssh ok" if each.ssh else "no ssh"
         size = f"{each.machine.cpus} CPUs, {each.machine.memory_mib} MiB"
-        click.echo(
+        terminal.echo(
             f"  {each.machine.name:<12} {each.machine.address:<15} power {each.power:<7} {reach}  {size}  "
             f"BMC {bmc.url(record, each.machine)}"
         )
     stopped = [name for name, runs in state.daemons.items() if not runs]
     if stopped:
-        click.echo(f"  not running: {', '.join(stopped)}; `gpunodes lab up` repairs it")
+        terminal.echo(f"  not running: {', '.join(stopped)}; `gpunodes lab up` repairs it")
     if record.mirror is None:
-        click.echo("  no mirror: nothing can be installed on the machines")
+        terminal.echo("  no mirror: nothing can be installed on the machines")
     if state.snapshots:
-        click.echo(f"  snapshots: {', '.join(state.snapshots)}")
-    click.echo(f"  inventory: {record.inventory}")
+        terminal.echo(f"  snapshots: {', '.join(state.snapshots)}")
+    terminal.echo(f"  inventory: {record.inventory}")

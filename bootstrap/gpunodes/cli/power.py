@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options
+from gpunodes.cli import common, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 _ACTIONS = ("status", "on", "off", "cycle")
@@ -22,7 +22,8 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     """Switch a machine on or off by its BMC, or say whether it is on.
 
     MACHINE is a name or address of the inventory. A cycle takes its power away and gives it back. Nothing is asked of
-    the machine's own system, and its node is not emptied: `gpunodes repair` does that.
+    the machine's own system, and its node is not emptied: `gpunodes repair` does that. A BMC that reports another
+    machine's UUID, serial number or MAC addresses takes no power away; status shows what both report.
     """
     import dataclasses
 
@@ -35,9 +36,15 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         repair_options.confirm(f"Take the power of {chosen.name} away", yes=yes)
-    done = power.power(World(inventory), chosen, power.Action(action))
+    world, asked, say = World(inventory), power.Action(action), repair_options.lines().say
+    with power.locked(world, chosen, asked, say):
+        named = repair_options.named(chosen, [machine])
+        done = power.power(world, chosen, asked, named=named, say=lambda text: say(chosen.name, text))
     if as_json:
-        click.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
+        terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
-        click.echo(f"{done.machine}: {done.state} ({done.bmc})")
+        terminal.echo(f"{done.machine}: {done.state} ({done.bmc})")
+        if done.identities:
+            whose = {True: "its own", False: "another machine's", None: "not known to be its own"}[done.own]
+            terminal.echo(f"{done.machine}: the BMC is {whose}: {done.identities}")
     return ExitCode.DONE

@@ -17,14 +17,27 @@ from gpunodes.operations.remove import OPERATION
 @click.option(
     "--drain-timeout", type=click.IntRange(1), metavar="SECONDS", help="Most seconds to wait for pods to end."
 )
+@click.option(
+    "--force-drain",
+    is_flag=True,
+    help="Delete pods that do not leave, past their disruption budgets; also those of a node that is not ready.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @common.run_options(OPERATION)
-def command(machines: tuple[str, ...], drain_timeout: int | None, flags: common.Flags) -> int:
+def command(
+    machines: tuple[str, ...], drain_timeout: int | None, force_drain: bool, yes: bool, flags: common.Flags
+) -> int:
     """Empty a node, delete it from the cluster and reset its machine.
 
-    MACHINES are names, addresses, groups or patterns of the inventory's workers.
+    MACHINES are names, addresses, groups or patterns of the inventory's workers. Each machine's node is shown before
+    anything is changed.
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines, Role.WORKER)
-    variables = {"gpunodes_drain_timeout": drain_timeout} if drain_timeout else {}
+    variables: dict[str, object] = {"gpunodes_drain_timeout": drain_timeout} if drain_timeout else {}
+    if force_drain:
+        variables["gpunodes_drain_force"] = True
     options = dataclasses.replace(flags.options, variables=variables)
-    return common.execute(OPERATION, inventory, chosen, dataclasses.replace(flags, options=options))
+    flags = dataclasses.replace(flags, options=options)
+    question = "Remove {}? Their nodes are drained and deleted, and what Kubernetes keeps on them is lost"
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes)

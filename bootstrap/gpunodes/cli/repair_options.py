@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpunodes.cli import terminal
 from gpunodes.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ def options(command: _Command) -> _Command:
         metavar="NUMBER|PERCENT",
         help="How many of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
     )
-    @click.option("--force-drain", is_flag=True, help="Delete what does not leave a node whose driver hangs.")
+    @click.option(
+        "--force-drain",
+        is_flag=True,
+        help="Delete pods that do not leave, past their disruption budgets; on nodes whose driver hangs only.",
+    )
     @click.option("--bug-report", is_flag=True, help="Keep what nvidia-bug-report.sh says, too; it takes minutes.")
     @click.option("--without-cluster", is_flag=True, help="Repair machines without their nodes: no lock, no drain.")
     @functools.wraps(command)
@@ -111,9 +116,9 @@ def carry_out(world: World, machines: Sequence[Machine], wish: Wish, *, yes: boo
                 "the repair is not confirmed", "a yes", "add --yes where nobody can be asked, or --dry-run"
             )
         plan = repair.run(world, machines, dataclasses.replace(wish, dry_run=True), say)
-        click.echo(views.summary(plan), err=True)
+        terminal.echo(views.summary(plan), err=True)
         if any(each.ruling == "repair" for each in plan.machines):
-            click.confirm("Repair as planned?", abort=True, err=True)
+            terminal.confirm("Repair as planned?")
     return show(repair.run(world, machines, wish, say), as_json=as_json)
 
 
@@ -122,7 +127,7 @@ def show(result: RepairResult, *, as_json: bool) -> int:
     from gpunodes.views import document
     from gpunodes.views import repair as views
 
-    click.echo(document.dump(views.document(result)) if as_json else views.summary(result))
+    terminal.echo(document.dump(views.document(result)) if as_json else views.summary(result))
     return int(result.exit_code)
 
 
@@ -139,7 +144,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise WrongInput("it is not confirmed", "a yes", "add --yes where nobody can be asked")
-    click.confirm(f"{question}?", abort=True, err=True)
+    terminal.confirm(f"{question}?")
 
 
 def one_machine(inventory: Inventory, name: str) -> Machine:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.operations.reset import OPERATION
@@ -27,5 +27,5 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.Flags) -> int:
     if not yes and not flags.options.dry_run:
         if not sys.stdin.isatty():
             raise WrongInput(f"reset of {names} is not confirmed", "a yes", "add --yes where nobody can be asked")
-        click.confirm(f"Reset {names}? What Kubernetes keeps there is lost", abort=True, err=True)
+        terminal.confirm(f"Reset {names}? What Kubernetes keeps there is lost")
     return common.execute(OPERATION, inventory, chosen, flags)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import status
@@ -29,7 +29,7 @@ def command(inventory_path: Path, as_json: bool) -> int:
     finally:
         view.close()
     if as_json:
-        click.echo(document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}))
+        terminal.echo(document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}))
     else:
         rows = [("NODE", "MACHINE", "ROLE", "STATE", "VERSION", "ADDRESS", "")]
         rows += [
@@ -45,5 +45,5 @@ def command(inventory_path: Path, as_json: bool) -> int:
             for node in found.nodes
         ]
         rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
-        click.echo(f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows)}")
+        terminal.echo(f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows)}")
     return ExitCode.DONE if found.well else ExitCode.PARTLY

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options
+from gpunodes.cli import common, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 
@@ -32,8 +32,8 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
         World(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
     )
     if as_json:
-        click.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
+        terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
     else:
         said = {True: "it can be scheduled to", False: "somebody else's cordon stays", None: "its node was not asked"}
-        click.echo(f"{done.machine}: cleared; {said[done.schedulable]}")
+        terminal.echo(f"{done.machine}: cleared; {said[done.schedulable]}")
     return ExitCode.DONE

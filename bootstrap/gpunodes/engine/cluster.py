@@ -7,9 +7,9 @@ The machine that runs us needs SSH only: a small program on the control-plane ma
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import json
-import shlex
 import subprocess
 import threading
 import time
@@ -22,10 +22,13 @@ from urllib.parse import quote, urlencode
 
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import devices
+from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError
-from gpunodes.repair.policy import WORKER_POOL, Node
+from gpunodes.repair import maintenance
+from gpunodes.repair.maintenance import Maintenance
+from gpunodes.repair.policy import Node, pool_of
 
 ADMIN = "/etc/kubernetes/admin.conf"
 _PREFIX = "gpunodes.dev/"
@@ -45,8 +48,12 @@ _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 _CALL_S = 45.0
 """Seconds for one answer; the session's own limit is 30."""
 _PATIENCE_S = 60.0
+_PAUSE_S = 0.05
+"""Between the tries to change a node that somebody else changes, too."""
 # No answer; 403 from an API server that has not read its own roles yet; busy; etcd timed out.
-_PASSING = frozenset({0, 403, 429, 500, 503, 504})
+_PASSING = frozenset({0, -2, 403, 429, 500, 503, 504})
+_NO_CLUSTER = -1
+_NO_SESSION = -2
 _OK = 200
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -76,6 +83,14 @@ class NoAnswer(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """The control plane cannot be asked."""
 
 
+class NoCluster(NoAnswer):
+    """The control plane's machine runs no cluster."""
+
+
+class NoSession(NoAnswer):
+    """The control plane's machine cannot be reached, or does not let us in."""
+
+
 class Refused(GpunodesError):  # noqa: N818 - as above
     """The API answered with an error."""
 
@@ -99,8 +114,7 @@ class Transport:
 
 def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
     """A session on a control-plane machine."""
-    python = str(variables.get("ansible_python_interpreter", "/usr/bin/python3"))
-    program = shell.as_root(f"{python} -c {shlex.quote(_BOOT)}", variables)
+    program = shell.remote(shell.python(variables, _BOOT), variables)
     patient = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
         [*shell.command(address, variables, *patient), program],
@@ -140,7 +154,7 @@ class Session:
     def ask(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Answer:
-        """One request, once; status 0 where no answer came."""
+        """One request, once; its status is 0 or less where no answer came."""
         request = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
         future: Future[Answer] = Future()
         with self._guard:
@@ -155,14 +169,14 @@ class Session:
                 process.stdin.flush()
             except OSError as error:
                 self._waiting.pop(number, None)
-                return Answer(0, None, str(error), time.time())
+                return Answer(_NO_SESSION, None, str(error), time.time())
         try:
             return future.result(_CALL_S)
         except TimeoutError:
             with self._guard:
                 self._waiting.pop(number, None)
                 self._end()
-            return Answer(0, None, f"no answer in {_CALL_S:.0f} s", time.time())
+            return Answer(_NO_SESSION, None, f"no answer in {_CALL_S:.0f} s", time.time())
 
     def close(self) -> None:
         """End the session."""
@@ -179,6 +193,7 @@ class Session:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
         )
         assert self._process.stdin  # noqa: S101 - for the type checker
@@ -194,11 +209,15 @@ class Session:
         assert process.stderr  # noqa: S101 - for the type checker
         with contextlib.suppress(ValueError, OSError):
             for line in process.stdout:
-                read = json.loads(line)
+                try:
+                    read = json.loads(line)
+                    number, answer = read["id"], Answer(read["status"], read["body"], read["error"], read["time"])
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue  # a login shell's banner
                 with self._guard:
-                    future = self._waiting.pop(read["id"], None)
+                    future = self._waiting.pop(number, None)
                 if future is not None:
-                    future.set_result(Answer(read["status"], read["body"], read["error"], read["time"]))
+                    future.set_result(answer)
         said = ""
         with contextlib.suppress(ValueError, OSError):
             said = ssh_reason(process.stderr.read(4096))
@@ -207,7 +226,7 @@ class Session:
                 return  # another one serves by now
             lost, self._waiting = self._waiting, {}
         for future in lost.values():
-            future.set_result(Answer(0, None, said or "the session ended", time.time()))
+            future.set_result(Answer(_NO_SESSION, None, said or "the session ended", time.time()))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -259,12 +278,12 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """All nodes, by one request however many there are."""
         answer = self._call("GET", "/api/v1/nodes", keep=_NODE_KEEP)
-        return [self._node(item) for item in answer.body["items"]]
+        return [self._readable(item) for item in answer.body["items"]]
 
     def node(self, name: str) -> Node | None:
         """One node; None when it is none."""
         found = self._find(_node_path(name))
-        return self._node(found) if found is not None else None
+        return self._readable(found) if found is not None else None
 
     def cordon(self, name: str, repair: str, reason: str) -> bool:
         """Cordon a node for a repair; whether the cordon is ours. Somebody else's stays theirs."""
@@ -307,6 +326,45 @@ class Cluster:
         self._change(name, change)
         return before is not None and before.cordoned_by_us == repair
 
+    def begin_maintenance(self, name: str, made: Maintenance, *, cordon: bool) -> bool:
+        """Keep repairs from a node, and cordon it where nobody has; whether the cordon goes with the maintenance."""
+        ours = False
+
+        def change(node: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal ours
+            before = _maintenance(node)
+            free = not node.get("spec", {}).get("unschedulable")
+            ours = cordon if free else before is not None and before.cordoned
+            text = dataclasses.replace(made, cordoned=ours).text()
+            patch: dict[str, Any] = {"metadata": {"annotations": {MAINTENANCE: text}}}
+            if cordon and free:
+                patch["spec"] = {"unschedulable": True}
+            return patch
+
+        self._change(name, change)
+        return ours
+
+    def end_maintenance(self, name: str) -> Maintenance | None:
+        """Take back what ``begin_maintenance`` did, its cordon with it; what it was, None where there was none."""
+        before: Maintenance | None = None
+
+        def change(node: Mapping[str, Any]) -> dict[str, Any] | None:
+            nonlocal before
+            before = _maintenance(node)
+            annotations = node["metadata"].get("annotations") or {}
+            if MAINTENANCE not in annotations:
+                return None
+            patch: dict[str, Any] = {"metadata": {"annotations": {MAINTENANCE: None}}}
+            if before and before.cordoned and NEEDS_REPAIR in annotations:
+                # It was given up after the time of its maintenance: from now on the cordon is that of the repair.
+                patch["metadata"]["annotations"][CORDONED_BY] = "maintenance"
+            elif before and before.cordoned and CORDONED_BY not in annotations:
+                patch["spec"] = {"unschedulable": False}
+            return patch
+
+        self._change(name, change)
+        return before
+
     def set_aside(self, name: str, repair: str) -> None:
         """Make all that does not tolerate everything leave the node: it lets go of its GPUs."""
         self._change(name, lambda node: _with_taint(node, ASIDE, _short(repair), "NoExecute"))
@@ -346,7 +404,11 @@ class Cluster:
         return after is not None and not after.cordoned
 
     def _change(self, name: str, change: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> bool:
-        """Patch a node by what it is now; again when somebody was quicker. False when nothing was to be changed."""
+        """Patch a node by what it is now; again when somebody was quicker. False when nothing was to be changed.
+
+        Raises Refused when somebody is quicker at every try for as long as our patience is.
+        """
+        deadline = time.monotonic() + self._patience_s
         while True:
             node = self._find(_node_path(name))
             patch = change(node) if node is not None else None
@@ -358,27 +420,55 @@ class Cluster:
             except Refused as error:
                 if error.status != _CONFLICT:
                     raise
+                if time.monotonic() > deadline:
+                    raise Refused(
+                        _CONFLICT, f"node {name} was changed by somebody else at every try for {self._patience_s:.0f} s"
+                    ) from None
+                time.sleep(_PAUSE_S)
             else:
                 return True
+
+    def _readable(self, item: Mapping[str, Any]) -> Node:
+        """A node; one that cannot be read is left alone, and nobody else is stopped by it."""
+        try:
+            return self._node(item)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            metadata = item["metadata"]
+            why = Maintenance("what its node reports cannot be read: see `kubectl describe node`")
+            control_plane = _CONTROL_PLANE in (metadata.get("labels") or {})
+            return Node(
+                metadata["name"],
+                ready=False,
+                uid=metadata.get("uid", ""),
+                control_plane=control_plane,
+                maintenance=why,
+            )
 
     def _node(self, item: Mapping[str, Any]) -> Node:
         metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+        # A device plugin that is gone leaves its resource's name behind, with no device.
+        capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(_GPU_COUNT))
+        about = status.get("nodeInfo") or {}
         ready = [entry["status"] for entry in status.get("conditions", ()) if entry["type"] == "Ready"]
         return Node(
             name=metadata["name"],
             addresses=tuple(entry["address"] for entry in status.get("addresses", ())),
             ready=ready == ["True"],
-            boot_id=(status.get("nodeInfo") or {}).get("bootID", ""),
+            boot_id=about.get("bootID", ""),
+            machine_id=about.get("machineID", ""),
+            system_uuid=about.get("systemUUID", ""),
+            uid=metadata.get("uid", ""),
             control_plane=_CONTROL_PLANE in labels,
-            pool=labels.get(self._pool_label) or WORKER_POOL,
+            pool=pool_of(labels.get(self._pool_label, ""), gpus=bool(labelled) or capacity is not None),
             cordoned=bool(spec.get("unschedulable")),
             cordoned_by_us=annotations.get(CORDONED_BY, ""),
+            maintenance=_maintenance(item),
             needs_repair=annotations.get(NEEDS_REPAIR, ""),
             repairs=tuple(_moments(annotations)),
-            capacity=_devices(status.get("capacity") or {}),
+            capacity=capacity,
             allocatable=_devices(status.get("allocatable") or {}),
-            labelled=_number(labels.get(_GPU_COUNT)),
+            labelled=labelled,
         )
 
     # Pods
@@ -433,11 +523,16 @@ class Cluster:
     def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Answer:
         """One request; raises NoAnswer or Refused at once."""
         answer = self.session.ask(method, path, body, kind)
-        if answer.status == 0:
+        if answer.status <= 0:
             raise _no_answer(answer)
         if answer.status != _OK:
             raise Refused(answer.status, answer.error)
         return answer
+
+    def lock_holder(self) -> Mapping[str, Any] | None:
+        """Who holds the lock by SSH (engine/locks.py), as they wrote it there; None for nobody."""
+        body = self.call_once("LOCK", "").body
+        return body if isinstance(body, Mapping) else None
 
     def _call(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
@@ -450,7 +545,7 @@ class Cluster:
             if answer.status not in _PASSING or time.monotonic() > deadline:
                 break
             time.sleep(1)
-        if answer.status == 0:
+        if answer.status <= 0:
             raise _no_answer(answer)
         raise Refused(answer.status, answer.error)
 
@@ -465,6 +560,7 @@ class Cluster:
 
 _NODE_KEEP = (
     "metadata.name",
+    "metadata.uid",
     "metadata.labels",
     "metadata.annotations",
     "spec.unschedulable",
@@ -473,6 +569,8 @@ _NODE_KEEP = (
     "status.capacity",
     "status.allocatable",
     "status.nodeInfo.bootID",
+    "status.nodeInfo.machineID",
+    "status.nodeInfo.systemUUID",
 )
 _POD_KEEP = (
     "metadata.name",
@@ -488,7 +586,8 @@ _POD_KEEP = (
 
 
 def _no_answer(answer: Answer) -> NoAnswer:
-    return NoAnswer(
+    kind = {_NO_CLUSTER: NoCluster, _NO_SESSION: NoSession}.get(answer.status, NoAnswer)
+    return kind(
         f"the control plane does not answer: {answer.error}",
         "a Kubernetes API that can be asked",
         "bring it back first, or leave the cluster out with --without-cluster",
@@ -528,6 +627,10 @@ def _devices(resources: Mapping[str, object]) -> int | None:
 def _number(text: object) -> int | None:
     """A quantity of whole devices; None for none, and for what a device plugin would not write."""
     return int(str(text)) if text is not None and str(text).isdigit() else None
+
+
+def _maintenance(node: Mapping[str, Any]) -> Maintenance | None:
+    return maintenance.parse((node["metadata"].get("annotations") or {}).get(MAINTENANCE, ""))
 
 
 def _with_taint(node: Mapping[str, Any], key: str, value: str, effect: str) -> dict[str, Any]:

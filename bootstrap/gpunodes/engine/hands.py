@@ -6,16 +6,18 @@ Nothing here raises for what happens on the machine; each call ends by its own d
 from __future__ import annotations
 
 import json
+import math
 import os
-import shlex
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, BmcMatch, MachineIdentity, match_bmc
 from gpunodes.engine import power as powers
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
@@ -27,7 +29,11 @@ _ASK_S = 60.0
 """A login on a machine whose PID 1 is blocked takes 25 s (pam_systemd's time limit)."""
 _COLLECT_S = 45.0
 _COLLECT_BYTES = 16 << 20
-_BOOT = "cat /proc/sys/kernel/random/boot_id /proc/uptime"
+_BOOT = ("cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
+# Linux, Documentation/admin-guide/sysctl/kernel.rst, random: a UUID.
+_BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BANNER_BYTES = 1 << 16
+"""What a login shell may print before an answer, beside the answer's own limit."""
 # Whichever of the two lives; the newest lines are those that matter.
 _KERNEL_LOG = (
     "{ timeout 20 journalctl -q -k -b --no-pager -o short-monotonic 2>/dev/null | grep . || timeout 10 dmesg; } "
@@ -64,10 +70,27 @@ class Asked:
 
 
 class Hands:
-    """One machine, over SSH and its BMC."""
+    """One machine, over SSH and its BMC.
 
-    def __init__(self, name: str, address: str, variables: Mapping[str, Any], cold_pause_s: float) -> None:
+    ``known`` is what the machine reports, or reported last, of its hardware: its BMC must not be another machine's.
+    ``named``: the user named the machine itself; then a BMC of which nothing is known is used, and ``say`` tells it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        variables: Mapping[str, Any],
+        cold_pause_s: float,
+        known: MachineIdentity | None = None,
+        *,
+        named: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.name = name
+        self._known = known or MachineIdentity(name)
+        self._named = named
+        self._say = say
         self._address = address
         self._variables = variables
         self._cold_pause_s = cold_pause_s
@@ -75,11 +98,15 @@ class Hands:
 
     def boot(self) -> Boot:
         """Which boot it is in."""
-        said = shell.run(self._address, self._variables, _BOOT, deadline_s=_BOOT_S, most=4096)
-        lines = said.out.decode("utf-8", "replace").split()
-        if said.ok and len(lines) >= 2:  # noqa: PLR2004 - the id, and the uptime's two numbers
-            return Boot(said.reached, lines[0], float(lines[1]))
-        return Boot(said.reached)
+        said = shell.run(
+            self._address,
+            self._variables,
+            shell.remote(_BOOT, self._variables, shell.Rise.NEVER),
+            deadline_s=_BOOT_S,
+            most=_BANNER_BYTES + 4096,
+        )
+        found = _boot(shell.unframed(said.out)) if said.ok else None
+        return Boot(said.reached, *found) if found else Boot(said.reached)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Keep the evidence in ``folder`` (0600 each); the names of the files that were written."""
@@ -94,12 +121,13 @@ class Hands:
             said = shell.run(
                 self._address,
                 self._variables,
-                shell.as_root(f"sh -c {shlex.quote(words)}", self._variables),
+                shell.remote(["sh", "-c", words], self._variables),
                 deadline_s=deadline_s,
-                most=most,
+                most=most + _BANNER_BYTES,
                 stdin=shell.for_sudo(self._variables).encode(),
             )
-            return _keep(folder / f"{self.name}.{name}", said.out) if said.out else ""
+            answer = shell.unframed(said.out)
+            return _keep(folder / f"{self.name}.{name}", answer[:most]) if answer else ""
 
         written = []
         if facts:
@@ -119,12 +147,11 @@ class Hands:
         }
         from gpunodes.ansible.module_utils.gpunodes import climb
 
-        python = str(self._variables.get("ansible_python_interpreter", "/usr/bin/python3"))
-        words = f"{python} -c {shlex.quote(climb.BOOT)} {shlex.quote(json.dumps(options))}"
+        words = shell.python(self._variables, climb.BOOT, json.dumps(options))
         said = shell.run(
             self._address,
             self._variables,
-            shell.as_root(words, self._variables),
+            shell.remote(words, self._variables),
             deadline_s=_ASK_S + (rung.gone if rung.name == "gpu-reset" else 0),
             stdin=shell.for_sudo(self._variables).encode() + Path(climb.__file__).read_bytes(),
             enough=lambda out: _answer(out) is not None,
@@ -147,7 +174,7 @@ class Hands:
 
     def reset(self) -> None:
         """Reset it by its BMC; one that is off is switched on. Raises PowerProblem."""
-        bmc = self._bmc()
+        bmc = self.own_power()
         if bmc.state() is powers.PowerState.OFF:
             powers.change(bmc, powers.Order.ON)
         else:
@@ -155,24 +182,61 @@ class Hands:
 
     def cold_cycle(self) -> None:
         """Take its power away, wait, and give it back; raises PowerProblem."""
-        bmc = self._bmc()
+        bmc = self.own_power()
         powers.change(bmc, powers.Order.OFF)
         time.sleep(self._cold_pause_s)
         powers.change(bmc, powers.Order.ON)
 
-    def _bmc(self) -> powers.Power:
+    def own_power(self) -> powers.Power:
+        """Its BMC, for an order that would hurt another machine: raises PowerProblem for a BMC that is not its own.
+
+        Where nothing tells whose BMC it is, the machine must have been named; the setting gpunodes_bmc_identity
+        ``any`` leaves all of this out.
+        """
         bmc = self.power()
         if bmc is None:
             raise powers.PowerProblem(powers.Trouble.REFUSED, "no BMC is configured", "set gpunodes_bmc_type")
-        return bmc
+        match = None if self._settings["gpunodes_bmc_identity"] == "any" else self.compare(bmc)[1]
+        if match is None or match.same:
+            return bmc
+        if match.same is None and self._named:
+            self._say(f"nothing tells whether {bmc.name} is its own, and it was named: {match.why}")
+            return bmc
+        found = "belongs to another machine" if match.same is False else "cannot be told to be the machine's own"
+        remedy = f"name the machine, after `gpunodes power {self.name} status`; or "
+        raise powers.PowerProblem(
+            powers.Trouble.FOREIGN,
+            f"{bmc.name} {found}: {match.why}",
+            f"{'' if match.same is False else remedy}correct gpunodes_bmc_address; gpunodes_bmc_identity: any is for "
+            "firmware that reports something else",
+        )
+
+    def compare(self, bmc: powers.Power) -> tuple[BmcIdentity | None, BmcMatch | None]:
+        """What a BMC reports of its machine, and whether it is this one; None for one that goes by the name.
+
+        Raises PowerProblem.
+        """
+        found = bmc.identity()
+        return found, match_bmc(self._known, found) if found is not None else None
+
+
+def _boot(answer: bytes | None) -> tuple[str, float] | None:
+    """The boot id and the uptime in seconds; None for anything else: what is no boot id proves no reboot."""
+    words = (answer or b"").decode("utf-8", "replace").split()
+    try:
+        boot_id, uptime_s = words[0], float(words[1])
+    except (IndexError, ValueError):
+        return None
+    return (boot_id, uptime_s) if _BOOT_ID.fullmatch(boot_id) and math.isfinite(uptime_s) else None
 
 
 def _answer(out: bytes | bytearray) -> Asked | None:
     """What the program on the machine answered; None as long as it has not."""
     try:
-        answer = json.loads(out.decode("utf-8", "replace").strip().splitlines()[-1])
-        return Asked(bool(answer["asked"]), str(answer.get("said", "")), tuple(answer.get("armed", ())))
-    except (ValueError, IndexError, KeyError, TypeError):
+        answer = json.loads((shell.unframed(out) or b"").splitlines()[0])
+        armed = tuple(str(name) for name in answer.get("armed") or ())
+        return Asked(answer["asked"] is True, str(answer.get("said", "")), armed)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

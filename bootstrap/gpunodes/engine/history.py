@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -12,7 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
+
+_FILE = "history.jsonl"
+_LAST = 253402300800.0
+"""The year 10000, in seconds since 1970: no calendar goes further."""
 
 
 class Kind(StrEnum):
@@ -55,38 +61,48 @@ class Entry:
 
 def path() -> Path:
     """The file."""
-    return state_home() / "history.jsonl"
+    return state_home() / _FILE
 
 
 def append(entry: Entry) -> None:
-    """Add one entry; it is on the disk when this returns."""
-    line = json.dumps(dataclasses.asdict(entry), ensure_ascii=False) + "\n"
-    descriptor = os.open(path(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    """Add one entry; it is on the disk when this returns. Raises GpunodesError where it cannot be, and adds nothing."""
+    # A machine's words may be no UTF-8; they are shown with such a sign all the same.
+    line = json.dumps(dataclasses.asdict(entry), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        size = os.fstat(descriptor).st_size
-        # A power cut may have left half a line: the next one must not be lost with it.
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = "\n" + line
-        os.write(descriptor, line.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _add(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise GpunodesError(
+            f"the history of {entry.machine} cannot be written: {error.filename or _FILE}: {error.strerror}",
+            "a record of what is done to machines",
+            "see `df` and the folder's permissions",
+        ) from error
 
 
 def read(machine: str = "", cluster: str | None = None) -> list[Entry]:
     """The entries of a machine (of all when none is named), the oldest first; broken lines are passed over.
 
-    ``cluster`` keeps those of one cluster.
+    ``cluster`` keeps those of one cluster. Raises GpunodesError for a file that cannot be read.
     """
-    if not path().exists():
-        return []
     found = []
-    with path().open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            entry = _parse(line)
-            if entry and machine in ("", entry.machine) and cluster in (None, entry.cluster):
-                found.append(entry)
+    try:
+        with path().open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                entry = _parse(line)
+                if entry and machine in ("", entry.machine) and cluster in (None, entry.cluster):
+                    found.append(entry)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise GpunodesError(
+            f"the history cannot be read: {error.filename or _FILE}: {error.strerror}",
+            "a file of yours",
+            "see its permissions",
+        ) from error
     return found
 
 
@@ -123,13 +139,36 @@ def pasts(cluster: str) -> Mapping[str, Past]:
     return found
 
 
+def _add(descriptor: int, line: bytes) -> None:
+    """Write a whole line at the end, or none of it."""
+    size = os.fstat(descriptor).st_size
+    # A power cut may have left half a line: the next one must not be lost with it.
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        line = b"\n" + line
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    except OSError:
+        # The disk is full, most likely, and a part of the line stands there.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+
+
 def _parse(line: str) -> Entry | None:
+    """The entry of a line; None for one that is none, or whose values have other types than ours."""
     try:
         read: Any = json.loads(line)
         known = {each.name for each in dataclasses.fields(Entry)}
         values = {name: value for name, value in read.items() if name in known}
         values["kind"] = Kind(values["kind"])
-        values["evidence"] = tuple(values.get("evidence", ()))
-        return Entry(**values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        evidence = values.setdefault("evidence", [])
+        entry = Entry(**{**values, "evidence": tuple(evidence)})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    texts = (entry.machine, entry.what, entry.outcome, entry.detail, entry.repair, entry.cluster, entry.by, *evidence)
+    # True is a number to Python, and NaN is in no range.
+    numbers = (type(each) in (int, float) and 0 <= each < _LAST for each in (entry.time, entry.seconds))
+    typed = isinstance(evidence, list) and all(isinstance(text, str) for text in texts) and all(numbers)
+    return entry if typed else None

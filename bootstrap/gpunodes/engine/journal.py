@@ -26,8 +26,14 @@ def open_run(command: str) -> Path:
 
 def _prune(runs: Path) -> None:
     """Keep the newest runs. A run that still goes on is among them: only KEEP newer ones could push it out."""
-    # A command that is killed leaves Ansible's record of its environment; nobody needs it after the run.
-    for record in runs.glob("*/*/artifacts/*/command"):
-        record.unlink(missing_ok=True)
+    discard_secrets()
     for old in sorted(runs.iterdir())[: -KEEP + 1]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def discard_secrets() -> None:
+    """Delete what commands that were killed have left and nobody needs: at the beginning of every run."""
+    runs = state_home() / "runs"
+    # Ansible's record of its environment; a kubeconfig, which older versions of gpunodes had there for a moment.
+    for left in (*runs.glob("*/*/artifacts/*/command"), *runs.glob("*/admin.conf")):
+        left.unlink(missing_ok=True)

@@ -17,7 +17,6 @@ import os
 import queue
 import resource
 import selectors
-import shlex
 import socket
 import subprocess
 import threading
@@ -34,6 +33,7 @@ import paramiko
 from paramiko.packet import Packetizer
 
 from gpunodes import settings
+from gpunodes.engine import openssh, shell
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.targets import DEFAULT_KEYS, Lookup, Target
 from gpunodes.errors import WrongInput
@@ -57,16 +57,11 @@ _LOGIN_TRIES = 5
 """sshd ends a connection after six (MaxAuthTries)."""
 _HOP_S = 20.0
 """Seconds that a jump host, or a connection made by one, may take."""
-_INCLUDES = 8
-"""How deep ssh_config's files may include each other."""
+_KRL = b"SSHKRL\n\0"
+_CERTIFICATE = "-cert-v01@openssh.com"
 _MARK = b"gpunodes.probe/1 "
 
 _UNPACK = 'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),"gpunodes-probe","exec"))'
-_AS_ROOT = (
-    'if [ "$(id -u)" = 0 ] || ! sudo -n true 2>/dev/null; then exec "$0" -c "$1" "$2"; '
-    'else exec sudo -n "$0" -c "$1" "$2"; fi'
-)
-_AS_IS = 'exec "$0" -c "$1" "$2"'
 
 
 _Place = tuple[socket.AddressFamily, Any]
@@ -82,6 +77,8 @@ class Reach(StrEnum):
     REFUSED = "refused"
     """The machine is there; nobody listens, or whoever does hangs up."""
     KEY_CHANGED = "key_changed"
+    KEY_UNKNOWN = "key_unknown"
+    """And the user's own rules forbid to learn it."""
     LOGIN_REFUSED = "login_refused"
     SHELL_HANGS = "shell_hangs"
     """Connected, and then greeting, login or shell do not come: the kernel lives, the rest may not."""
@@ -119,9 +116,6 @@ def ssh_config() -> Lookup:
 
     The lookup raises WrongInput for a file that cannot be understood.
     """
-    files = [path for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")) if path.is_file()]
-    # What stands before a file's first Host is for all hosts.
-    lines = [line for file in files for line in ("Host *", *_included(file, 0))]
     config = paramiko.SSHConfig()
 
     @functools.cache
@@ -135,24 +129,10 @@ def ssh_config() -> Lookup:
         return found
 
     try:
-        config.parse(lines)
+        config.parse(openssh.config_lines())
     except paramiko.SSHException as error:
         raise _unreadable(error) from error
     return lookup
-
-
-def _included(path: Path, depth: int) -> Iterable[str]:
-    """A file's lines, with those of the files that it includes, which paramiko leaves out."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        if word.lower() != "include":
-            yield line
-        elif depth < _INCLUDES:
-            for pattern in shlex.split(rest):
-                place = Path(pattern).expanduser()
-                place = place if place.is_absolute() else path.parent / place
-                for file in sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))):
-                    yield from _included(file, depth + 1)
 
 
 def _unreadable(error: Exception) -> WrongInput:
@@ -479,11 +459,11 @@ class _Shared:
     def __init__(self, options: Options) -> None:
         self.payload = zlib.compress(options.source, 9)
         self.arguments = json.dumps({"deadline_s": options.probe_s, "framed": True})
-        self.host_keys = HostKeys([settings.known_hosts(), Path.home() / ".ssh/known_hosts"])
         self.parsing = threading.Lock()
         self._guard = threading.Lock()
         self._keys: dict[str, paramiko.PKey | None] = {}
         self._agent: list[paramiko.PKey] | None = None
+        self._host_keys: dict[tuple[str, ...], HostKeys] = {}
         self._hops: dict[tuple[Target, ...], _Hop] = {}
 
     def keys(self, target: Target) -> Iterable[paramiko.PKey]:
@@ -494,6 +474,15 @@ class _Shared:
                 yield key
         if not target.identities_only:
             yield from self._agents()
+
+    def host_keys(self, target: Target) -> HostKeys:
+        """The host keys that count for a machine, read once: those that we learned, the user's and the system's."""
+        theirs = target.known_hosts
+        files = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if theirs is None else theirs
+        with self._guard:
+            if files not in self._host_keys:
+                self._host_keys[files] = HostKeys([settings.known_hosts(), *(Path(file) for file in files)])
+            return self._host_keys[files]
 
     def hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
         """The connection to the last of these jump hosts; raises _LostError. Machines behind it share it."""
@@ -681,7 +670,7 @@ class _Talk:
         channel.exec_command(_command(self.target, self._shared.arguments))
         # A command that ends before it has read the probe has said why: that is read below.
         with contextlib.suppress(OSError):
-            channel.sendall(self._shared.payload)
+            channel.sendall(shell.for_sudo(_variables(self.target)).encode() + self._shared.payload)
             channel.shutdown_write()
         packed = self._answer(channel)
         transport.close()
@@ -746,26 +735,62 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
     # These check each packet as they decrypt it; for others paramiko does that in Python, byte by byte.
     security.ciphers = sorted(security.ciphers, key=lambda name: "gcm" not in name)
     name = target.host_key_name
-    if known := shared.host_keys.types(name):
+    host_keys = shared.host_keys(target)
+    if known := host_keys.types(name):
         # As ssh does: ask for a key of a kind that we can hold against something.
         wanted = [kind for kind in security.key_types if any(_same_kind(kind, each) for each in known)]
         security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+    if host_keys.certified(name):
+        # As ssh does: ask for a certificate before anything else.
+        plain = security.key_types
+        certified = [f"{kind}{_CERTIFICATE}" for kind in plain]
+        security.key_types = [*(kind for kind in certified if kind in transport._key_info), *plain]
     ended = threading.Event()
     transport.start_client(event=ended)
     ended.wait()
     if not transport.is_active():
         raise transport.get_exception() or EOFError
     key = transport.get_remote_server_key()
-    trust = shared.host_keys.judge(name, key.get_name(), key.asbytes())
-    if trust in {Trust.CHANGED, Trust.REVOKED}:
+    shown = key.public_blob.key_blob if key.public_blob else b""
+    if target.revoked_keys and _revoked(target.revoked_keys, key):
+        trust = Trust.REVOKED
+    else:
+        trust = host_keys.judge(name, key.get_name(), key.asbytes(), shown, strict=target.strict)
+    if trust not in {Trust.NEW, Trust.KNOWN}:
         transport.close()
-        told = "has changed" if trust is Trust.CHANGED else "is revoked"
         raise _LostError(
-            Reach.KEY_CHANGED,
-            f"its host key {told}: {key.get_name()} {key.fingerprint}; if that is right, run `ssh-keygen -R "
-            f"'{name}' -f {settings.known_hosts()}`",
+            Reach.KEY_UNKNOWN if trust is Trust.UNKNOWN else Reach.KEY_CHANGED,
+            f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {_remedy(trust, name)}",
         )
     return transport
+
+
+def _remedy(trust: Trust, name: str) -> str:
+    if trust is Trust.UNKNOWN:
+        return (
+            "ssh_config, or a certificate authority in known_hosts, forbids to learn it: if it is right, add it there"
+        )
+    if trust is Trust.INVALID:
+        return "its name, its time or its signature: have it certified again"
+    return f"if that is right, run `ssh-keygen -R '{name}' -f {settings.known_hosts()}`"
+
+
+def _revoked(file: str, key: paramiko.PKey) -> bool:
+    """Whether ssh_config's RevokedHostKeys has this key; as with ssh, a file that cannot be read revokes them all."""
+    path = Path(file).expanduser()
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return True
+    if not data.startswith(_KRL):
+        return key.get_base64().encode() in data.split()
+    done = subprocess.run(
+        ["ssh-keygen", "-Q", "-f", path, "/dev/stdin"],
+        input=f"{key.get_name()} {key.get_base64()}\n".encode(),
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode != 0
 
 
 def _same_kind(algorithm: str, kind: str) -> bool:
@@ -807,8 +832,14 @@ def _let_in(transport: paramiko.Transport, ask: Callable[..., object]) -> bool:
 
 def _command(target: Target, arguments: str) -> str:
     """What the machine's login shell is told: unpack what comes on standard input and run it, as root if we may."""
-    script = _AS_ROOT if target.become else _AS_IS
-    return shlex.join(["exec", "sh", "-c", script, target.python, _UNPACK, arguments])
+    words = shell.python(_variables(target), _UNPACK, arguments)
+    return shell.remote(words, _variables(target), shell.Rise.IF_POSSIBLE if target.become else shell.Rise.NEVER)
+
+
+def _variables(target: Target) -> Mapping[str, Any]:
+    """What of a target's variables its commands depend on."""
+    password = target.become_password if target.become else ""
+    return {"ansible_python_interpreter": target.python, "ansible_become_password": password}
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpunodes.engine import openssh
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import SUDO_PASSWORDS
 
 Lookup = Callable[[str], Mapping[str, Any]]
 """What ssh_config says of a host, by the option's name in lower case."""
@@ -29,6 +31,7 @@ _ALIASES = {
     "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
     "password": PASSWORDS,
 }
+_ARGUMENTS = ("ansible_ssh_common_args", "ansible_ssh_extra_args")
 # ssh(1)'s short options that name what a long one does too.
 _SHORT = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}
 
@@ -47,8 +50,15 @@ class Target:
     proxy_command: str = ""
     host_key_alias: str = ""
     identities_only: bool = False
+    known_hosts: tuple[str, ...] | None = None
+    """The files of host keys that ssh_config names; None for ssh's own."""
+    strict: bool = False
+    """Whether a host key that is not known is refused."""
+    revoked_keys: str = ""
+    """ssh_config's RevokedHostKeys."""
     python: str = PYTHON
     become: bool = True
+    become_password: str = field(default="", repr=False)
 
     @property
     def host_key_name(self) -> str:
@@ -81,8 +91,28 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
         password=str(said.get("password") or ""),
         jump=_hops(str(jump), lookup, found["key_files"]) if jump and str(jump).lower() != "none" else (),
         python=python if python.startswith("/") else PYTHON,
+        become_password=first(variables, SUDO_PASSWORDS),
         become=str(become).lower() not in {"false", "no", "0"} if become is not None else True,
     )
+
+
+def first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of several names that the inventory gives a value; "" where it gives none."""
+    return str(next((variables[name] for name in names if variables.get(name)), ""))
+
+
+def ssh_words(variables: Mapping[str, Any]) -> list[str]:
+    """The words for ssh that reach a machine with these inventory variables, beside its address.
+
+    Raises ValueError for arguments that cannot be read.
+    """
+    words: list[str] = []
+    for option, name in (("-p", "port"), ("-l", "user"), ("-i", "identityfile")):
+        if value := first(variables, _ALIASES[name]):
+            words += [option, value]
+    for name in _ARGUMENTS:
+        words += shlex.split(str(variables.get(name) or ""))
+    return words
 
 
 def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup) -> dict[str, Any]:
@@ -104,7 +134,28 @@ def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup) -> dic
         "proxy_command": "" if command.lower() == "none" else _expand(command, address, port, user),
         "host_key_alias": str(known.get("hostkeyalias") or ""),
         "identities_only": str(known.get("identitiesonly", "no")).lower() == "yes",
+        "known_hosts": _known_hosts(known, host),
+        # There is nobody to be asked; without a word of the user's a key is learned at the first contact.
+        "strict": str(known.get("stricthostkeychecking", "")).lower() in {"yes", "true", "ask"},
+        "revoked_keys": "" if _is_none(known.get("revokedhostkeys")) else str(known["revokedhostkeys"]),
     }
+
+
+def _is_none(value: object) -> bool:
+    return str(value or "none").lower() == "none"
+
+
+def _known_hosts(known: Mapping[str, Any], host: str) -> tuple[str, ...] | None:
+    """The files of host keys that ssh_config names, the user's before the system's."""
+    said = [known.get(f"{whose}knownhostsfile") for whose in ("user", "global")]
+    if not any(said):
+        return None
+    tokens = {"%h": str(known.get("hostname") or host), "%d": str(Path.home()), "%u": getpass.getuser(), "%%": "%"}
+    found: list[str] = []
+    for files, default in zip(said, (openssh.user_known_hosts(), openssh.GLOBAL_KNOWN_HOSTS), strict=True):
+        words = shlex.split(str(files)) if files else default
+        found += [re.sub("%[hdu%]", lambda token: tokens[token[0]], word) for word in words if not _is_none(word)]
+    return tuple(str(Path(file).expanduser()) for file in found)
 
 
 def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +168,7 @@ def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the ssh arguments of an inventory say, by ssh_config's names; the first one counts."""
     words: list[str] = []
-    for variable in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+    for variable in _ARGUMENTS:
         try:
             words += shlex.split(str(variables.get(variable) or ""))
         except ValueError as error:

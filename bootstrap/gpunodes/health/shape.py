@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+
+from gpunodes.shape import Many, Maybe, Named, wrong
 
 SCHEMA = "gpunodes.probe/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Many:
-    """A list of values of one shape, no longer than ``most``."""
-
-    each: Any
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A mapping from any names to values of one shape."""
-
-    each: Any
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Maybe:
-    """A value of a shape, or null."""
-
-    value: Any
-
-
-# A type stands for itself; numbers are finite, and `float` takes whole ones too. A mapping stands for one that has at
-# least these names: a newer probe may tell more.
 _ERROR = {"what": str, "error": str}
 _REPEAT = {"line": str, "count": int, "first": float, "last": float}
 _TASK = {
@@ -93,36 +67,4 @@ def complaint(document: object) -> str:
     """What is wrong with the shape of a document, "" when nothing is. Never raises."""
     if isinstance(document, Mapping) and document.get("schema") != SCHEMA:
         return f"its answer is not of the schema {SCHEMA}"
-    return _wrong(document, PROBE, "")
-
-
-def _wrong(value: object, shape: Any, where: str) -> str:  # noqa: PLR0911 - one line for each kind of shape
-    if isinstance(shape, Maybe):
-        return "" if value is None else _wrong(value, shape.value, where)
-    if isinstance(shape, Many):
-        if not isinstance(value, list) or len(value) > shape.most:
-            return f"its answer has no list of at most {shape.most} in {where}"
-        return next((said for item in value if (said := _wrong(item, shape.each, where))), "")
-    if isinstance(shape, Named):
-        if not isinstance(value, dict) or len(value) > shape.most:
-            return f"its answer has no mapping of at most {shape.most} in {where}"
-        return next((said for item in value.values() if (said := _wrong(item, shape.each, where))), "")
-    if isinstance(shape, Mapping):
-        if not isinstance(value, dict):
-            return f"its answer has no mapping in {where or 'itself'}"
-        for name, inner in shape.items():
-            inside = f"{where}.{name}" if where else name
-            if said := _wrong(value[name], inner, inside) if name in value else f"its answer has no {inside}":
-                return said
-        return ""
-    return "" if _is(value, shape) else f"its answer has no {shape.__name__} in {where}"
-
-
-def _is(value: object, kind: type) -> bool:
-    if kind is float:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63 and isfinite(value)
-        )
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return isinstance(value, kind)
+    return wrong(document, PROBE)

@@ -24,8 +24,8 @@ def drain(
 ) -> Drained:
     """Evict what can be evicted and wait for it, at most ``limit_s`` seconds.
 
-    ``force`` deletes at the end what is left, without asking budgets or the node. ``alive`` is called in each round
-    and may raise to stop.
+    ``force`` deletes at the end what is left, without asking budgets or the node. ``alive`` is called in each round,
+    and before that, and may raise to stop.
     """
     deadline = time.monotonic() + limit_s
     refused: dict[str, way.Pod] = {}
@@ -52,6 +52,7 @@ def drain(
     held = {pod.uid: refused[pod.uid] for pod in going if pod.uid in refused and not pod.ending}
     ending = [way.Pod(pod.full_name, "it does not end") for pod in going if pod.uid not in held]
     if force:
+        alive()
         for pod in going:
             cluster.delete_now(pod)
         return Drained(len(asked), deleted=[*held.values(), *ending], alone=alone)

@@ -15,7 +15,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import View
-from gpunodes.planner import gpu, versions
+from gpunodes.planner import gpu, reports, versions
 from gpunodes.planner.preflight import wants_of
 
 PHASES = (phases.PREFLIGHT,)
@@ -77,7 +77,7 @@ def _document(path: Path) -> Mapping[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongInput(f"{path} cannot be read: {error.strerror}", "a readable file", "correct --from") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongInput(f"{path} is not JSON: {error}", "what `gpu plan --json` printed", "correct --from") from error
     entries = document.get("machines") if isinstance(document, dict) else None
     shaped = (
@@ -93,4 +93,12 @@ def _document(path: Path) -> Mapping[str, Any]:
             "save it anew with `gpunodes gpu plan --json`",
         )
     found: Mapping[str, Any] = document
+    machines = {entry["name"]: entry["facts"] for entry in entries} if isinstance(entries, list) else found
+    for name, facts in machines.items():
+        if facts is not None and (wrong := reports.saved(facts)):
+            raise WrongInput(
+                f"{path}: {name}: {wrong}",
+                "facts as a machine reports them",
+                "save it anew with `gpunodes gpu plan --json`",
+            )
     return found

@@ -10,6 +10,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuProof, Machine
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import Tracker, View
+from gpunodes.planner import reports
 from gpunodes.planner.gpu import gpus_of
 
 PHASES = (phases.GPU_MACHINE, phases.GPU_NODE)
@@ -27,13 +28,13 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: View, variables
     # Nodes are proven together, in one answer: that of the machine that Ansible happened to ask for.
     nodes: dict[str, Any] = {}
     for answer in tracker.answers.get("gpu_nodes", {}).values():
-        nodes |= answer
+        nodes |= answer if isinstance(answer, dict) else {}
     causes = {name: events.cause(failure) for name, failure in tracker.failures.items()}
     return [
         assemble(
             machine.name,
             tracker.answers.get("host_facts", {}).get(machine.name),
-            tracker.answers.get("gpu_levels", {}).get(machine.name, ()),
+            tracker.answers.get("gpu_levels", {}).get(machine.name, []),
             nodes,
             causes.get(machine.name) or ("" if ended.ok else ended.complaint),
         )
@@ -51,6 +52,13 @@ def assemble(
     """A machine's levels, from its own answer and from that of its cluster; ``cause`` is why it gave none."""
     if facts is None:
         return GpuProof(name, 0, (), cause or "its facts could not be read")
-    served = nodes.get(str(facts.get("hostname") or "").lower(), ())
-    found = tuple(GpuLevel(**level) for level in [*levels, *served])
-    return GpuProof(name, len(gpus_of(facts)), found, "" if found or not gpus_of(facts) else cause)
+    if found := reports.of_machine(facts) or reports.of_levels(levels):
+        return GpuProof(name, 0, (), found)
+    served = nodes.get(str(facts["hostname"]).lower(), [])
+    if found := reports.of_levels(served):
+        return GpuProof(name, 0, (), f"of its node, {found}")
+    seen = tuple(
+        GpuLevel(**{each: level[each] for each in ("level", "state", "fact", "wanted", "remedy")})
+        for level in [*levels, *served]
+    )
+    return GpuProof(name, len(gpus_of(facts)), seen, "" if seen or not gpus_of(facts) else cause)

@@ -78,11 +78,8 @@ READY = Phase(
     "ready", "Prove it ready", "Node Ready, kube-proxy and network running there, a pod reaches the API service."
 )
 DRAIN = Phase("drain", "Empty the node", "Cordon, drain with a limit, delete the node from the cluster.")
-RESET = Phase(
-    "reset", "Reset the machine", "kubeadm reset, its leftovers, and all that we changed, back to what it was."
-)
+RESET = Phase("reset", "Reset the machine", "Kubernetes, its leftovers, and all that we changed, back to what it was.")
 STATUS = Phase("status", "Read the cluster", "Ask the control plane about its nodes.")
-KUBECONFIG = Phase("kubeconfig", "Fetch the kubeconfig", "Copy the administrator's kubeconfig into a private file.")
 
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)

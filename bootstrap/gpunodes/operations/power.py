@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
 from gpunodes.engine import history
 from gpunodes.engine import power as powers
-from gpunodes.engine.cluster import Cluster, Session
-from gpunodes.engine.leases import Leases, who
+from gpunodes.engine.cluster import Cluster, NoSession, Session
+from gpunodes.engine.leases import Leases
+from gpunodes.engine.locks import NoLock
 from gpunodes.engine.power import Order
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import WrongInput
 from gpunodes.model import Machine
-from gpunodes.operations.repair import World, node_of
+from gpunodes.operations import claims
+from gpunodes.operations.repair import World, unmatched
+from gpunodes.operations.repair_one import Say
 
 
 class Action(StrEnum):
@@ -29,28 +35,59 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Powered:
-    """What the BMC says after an action."""
+    """What the BMC reports after an action."""
 
     machine: str
     action: str
     state: str
     bmc: str
+    own: bool | None = None
+    """Whether the BMC is the machine's own; None where nothing tells, and after other actions than status."""
+    identities: str = ""
+    """Why, in words: what the machine and its BMC report of the hardware."""
 
 
-def power(world: World, machine: Machine, action: Action) -> Powered:
-    """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC."""
-    hands = world.hands(machine)
+def power(
+    world: World, machine: Machine, action: Action, *, named: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Powered:
+    """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC.
+
+    A BMC that is not the machine's own switches nothing off; ``named``: the user named the machine itself.
+    """
+    hands = world.hands(machine, named=named, say=say)
     bmc = hands.power()
     if bmc is None:
         raise WrongInput(f"{machine.name} has no BMC", "gpunodes_bmc_type and its fellows", "set them in the inventory")
     if action is Action.CYCLE:
         hands.cold_cycle()
-    elif action is not Action.STATUS:
-        powers.change(bmc, Order(action.value))
+    elif action is Action.OFF:
+        powers.change(hands.own_power(), Order.OFF)
+    elif action is Action.ON:
+        powers.change(bmc, Order.ON)
     state = bmc.state().value
     if action is not Action.STATUS:
         _note(world, machine.name, history.Kind.POWER, action.value, state)
-    return Powered(machine.name, action.value, state, bmc.name)
+        return Powered(machine.name, action.value, state, bmc.name)
+    match = hands.compare(bmc)[1]
+    own, why = (match.same, match.why) if match else (None, f"{bmc.name} is told the machine's name with each order")
+    return Powered(machine.name, action.value, state, bmc.name, own, why)
+
+
+@contextlib.contextmanager
+def locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[None]:
+    """Hold a machine's lock while its power is taken away; raises Held while somebody works on it.
+
+    Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
+    """
+    with contextlib.ExitStack() as held:
+        if action in (Action.OFF, Action.CYCLE):
+            try:
+                claim = held.enter_context(claims.claimed(world.inventory, [machine], f"power {action.value}"))
+                for finding in claim.findings:
+                    say(finding.machine, finding.fact)
+            except (NoSession, NoLock, WrongInput) as problem:
+                say(machine.name, f"without a lock: {problem.found}")
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +102,7 @@ class Cleared:
 def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
     """Take back "needs repair": marks, taint, and the cordon if it is ours.
 
-    Raises GpunodesError while the machine is being repaired.
+    Raises GpunodesError while somebody works on the machine.
     """
     if without_cluster:
         _note(world, machine.name, history.Kind.CLEARED, "cleared", "")
@@ -73,15 +110,13 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
     session: Session = world.session()
     try:
         cluster = Cluster(session)
-        node = node_of(machine, cluster.nodes())
+        machines = world.identities(world.look([machine]))
+        match = Matcher([node.identity for node in cluster.nodes()], machines.values()).match(machines[machine.name])
+        node = match.node
         if node is None:
-            raise WrongInput(f"{machine.name} is no node of the cluster", "a node", "see `gpunodes status`")
-        for seen in Leases(cluster).seen():
-            if seen.node == node.name and seen.live:
-                raise GpunodesError(
-                    f"{machine.name} is being repaired by {who(seen.holder)}", "one at a time", "wait for it to end"
-                )
-        schedulable = cluster.clear(node.name)
+            raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
+        with Leases(cluster, "uncordon").holding([node.name]):
+            schedulable = cluster.clear(node.name)
         _note(
             world, machine.name, history.Kind.CLEARED, "cleared", "" if schedulable else "somebody else's cordon stays"
         )

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.engine import events, journal, runner
+from gpunodes.engine import events, identities, journal, runner
+from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import Tracker, View
-from gpunodes.planner import gpu, preflight, versions
+from gpunodes.planner import gpu, preflight, reports, versions
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -43,9 +44,18 @@ class Look:
 
 
 def look(
-    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: View, variables: Mapping[str, Any]
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    folder: Path,
+    view: View,
+    variables: Mapping[str, Any],
+    *,
+    sources: bool = True,
 ) -> Look:
-    """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any."""
+    """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any.
+
+    ``sources``: the machines ask their package sources, too.
+    """
     control = inventory.control_plane()
     wishes = {
         machine.name: gpu.wishes_of(settings.of({**inventory.variables(machine.name), **variables}), "")
@@ -56,32 +66,53 @@ def look(
         view.phase(machine.name, phases.PREFLIGHT)
     wanted = [machine.name for machine in machines]
     names = list(dict.fromkeys([*wanted, control.name]))
-    play = runner.Play("facts.yml", inventory.path, names, variables={**variables, "facts_wanted": wanted})
+    play = runner.Play(
+        "facts.yml",
+        inventory.path,
+        names,
+        skip_phases=[] if sources else [phases.PREFLIGHT.name],
+        variables={**variables, "facts_wanted": wanted},
+    )
     ended = runner.run(play, folder, tracker.on_event)
-    facts = tracker.answers.get("host_facts", {})
+    answers = tracker.answers.get("host_facts", {})
     candidates = []
     for machine in machines:
         failure = tracker.failures.get(machine.name)
         why = events.cause(failure) if failure else ended.complaint
+        if machine.name in answers:
+            why = reports.of_machine(answers[machine.name])
         candidates.append(
             preflight.Candidate(
                 name=machine.name,
                 role=machine.role,
-                facts=facts.get(machine.name),
-                unreachable="" if machine.name in facts else why,
+                facts=None if why else answers[machine.name],
+                unreachable=why,
                 read_at=tracker.answered_at.get(machine.name),
                 wishes=wishes[machine.name],
             )
         )
-    cluster = next(iter(tracker.answers.get("cluster", {}).values()), None)
+    identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
+    cluster = checked_cluster(tracker, control.name)
     asked = str(settings.of({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or asked).removeprefix("v")
-    if versions.minor_of(own) != versions.minor_of(asked):
+    if sources and versions.minor_of(own) != versions.minor_of(asked):
         # The machines asked the package source of a minor that is not the cluster's, which nobody knew yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
         return look(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
     return Look(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
+
+
+def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
+    """What the control plane reports of its cluster, None for none; raises GpunodesError for what is no report."""
+    cluster: Mapping[str, Any] | None = tracker.answers.get("cluster", {}).get(control)
+    if cluster is not None and (found := reports.of_cluster(cluster)):
+        raise GpunodesError(
+            f"{control}: of its cluster, {found}",
+            "what the module cluster_info reports",
+            "see that the machine is yours, and its API server too",
+        )
+    return cluster
 
 
 def judge(seen: Look, kubernetes: str) -> list[Finding]:

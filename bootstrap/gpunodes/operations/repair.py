@@ -14,18 +14,20 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes import identity
+from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.engine import cluster as clusters
-from gpunodes.engine import history, journal, leases, records, sweep
+from gpunodes.engine import evidence, history, identities, leases, records, sweep
 from gpunodes.engine.hands import Hands
-from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import GROUPS, Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair_one
 from gpunodes.operations import sweep as looks
@@ -78,6 +80,8 @@ class Repaired:
     skipped: Sequence[str] = ()
     repair: str = ""
     seconds: float = 0.0
+    evidence: str = ""
+    """The folder with what was collected of it before, "" for none."""
 
     @property
     def well(self) -> bool:
@@ -92,7 +96,6 @@ class RepairResult:
 
     command: str
     machines: Sequence[Repaired]
-    log: str = ""
     dry_run: bool = False
     interrupted: bool = False
 
@@ -106,8 +109,11 @@ class RepairResult:
 class World:
     """The machines of an inventory, as repair meets them: looks, hands, the cluster. Tests put another in its place."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, deadline_s: float | None = None, parallel: int = looks.PARALLEL) -> None:
+        """``deadline_s`` and ``parallel`` bound each sweep of machines; None is what so many machines need."""
         self.inventory = inventory
+        self._deadline_s = deadline_s
+        self._parallel = parallel
         self._asked: dict[str, looks.Asked] = {}
 
     @property
@@ -125,11 +131,21 @@ class World:
         control = self.inventory.control_plane()
         return clusters.Session(clusters.over_ssh(control.address, self.inventory.connection(control.name)))
 
-    def hands(self, machine: Machine) -> Hands:
-        """What can be done to a machine."""
+    def hands(self, machine: Machine, *, named: bool = False, say: Callable[[str], None] = lambda _: None) -> Hands:
+        """What can be done to a machine; ``named``: the user named it itself."""
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = float(self.settings()["gpunodes_repair_cold_pause"])
-        return Hands(machine.name, machine.address, variables, pause)
+        known = identities.recall(self.cluster_name, machine.name, machine.address)
+        return Hands(machine.name, machine.address, variables, pause, known, named=named, say=say)
+
+    def pool_label(self, name: str) -> str:
+        """The pool that a machine's node is labelled with when it joins, "" for none (playbooks/group_vars/all.yml)."""
+        variables = self.inventory.variables(name)
+        given = settings.of(variables)
+        groups = sorted(set(variables.get("group_names") or ()) - {"all", "ungrouped", *GROUPS.values()})
+        pool = given["gpunodes_pool"] or (groups[0] if groups else "")
+        labels = {"gpunodes.dev/pool": pool, **given["gpunodes_node_labels"]}
+        return str(labels.get(self.settings()["gpunodes_repair_pool_label"], ""))
 
     def look(self, machines: Sequence[Machine]) -> dict[str, Seen]:
         """Look at machines now."""
@@ -144,9 +160,22 @@ class World:
         sweep.sweep(
             [self._asked[machine.name].target for machine in machines],
             looks.options(),
-            deadline_s=looks.deadline_for(len(machines)),
+            deadline_s=self._deadline_s or looks.deadline_for(len(machines)),
+            parallel=self._parallel,
             on_answer=take,
         )
+        answered = {name: seen for name, seen in found.items() if seen.verdict.state is not State.UNREACHABLE}
+        identities.remember(self.cluster_name, {name: seen.facts for name, seen in answered.items()})
+        return found
+
+    def identities(self, seen: Mapping[str, Seen]) -> dict[str, MachineIdentity]:
+        """Who all machines of the inventory are: those seen by what they report, the others by what is recorded."""
+        machines = {machine.name: machine.address for machine in self.inventory.machines()}
+        found = identities.recall_all(self.cluster_name, machines)
+        for name, each in seen.items():
+            if each.verdict.state is not State.UNREACHABLE and (each.facts or each.verdict.boot_id):
+                facts = {"boot_id": each.verdict.boot_id, **(each.facts or {})}
+                found[name] = identity.reported(name, machines.get(name, ""), facts)
         return found
 
 
@@ -200,11 +229,12 @@ class _Repairs:
         self._cluster: clusters.Cluster | None = None
         self._leases: leases.Leases | None = None
         self._stop = threading.Event()
-        self._folder = ""
         self._seen: dict[str, Seen] = {}
         self._results: dict[str, Repaired] = {}
         self._running: dict[Future[Record], Record] = {}
         self._node: dict[str, Node | None] = {}
+        self._astray: dict[str, str] = {}
+        """Machines whose repair was begun on a node that is not theirs, and why."""
         self._pasts: Mapping[str, history.Past] = {}
         self._open = contextlib.ExitStack()
 
@@ -213,7 +243,7 @@ class _Repairs:
             session = self._world.session()
             self._open.callback(session.close)
             self._cluster = clusters.Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
-            self._leases = leases.Leases(self._cluster)
+            self._leases = leases.Leases(self._cluster, self._wish.command)
             self._open.callback(self._leases.close)
             try:
                 self._cluster.call_once("GET", "/version")
@@ -229,12 +259,12 @@ class _Repairs:
 
     def run(self, verdicts: Mapping[str, Seen] | None) -> RepairResult:
         machines = list(self._machines.values())
-        if not self._wish.dry_run:
-            self._folder = str(journal.open_run(self._wish.command))
         left = {} if self._wish.dry_run else self._left(set(self._machines))
+        self._prune(left)
         fresh = [machine for machine in machines if machine.name not in left]
         self._seen = dict(verdicts) if verdicts else self._look(fresh)
         self._look_again(fresh)
+        self._look_beside(fresh)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 for name, record in left.items():
@@ -249,8 +279,8 @@ class _Repairs:
         return self._result()
 
     def resume(self) -> RepairResult:
-        self._folder = str(journal.open_run(self._wish.command))
         left = self._left(None)
+        self._prune(left)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 for name, record in left.items():
@@ -261,12 +291,19 @@ class _Repairs:
                 self._interrupt()
         return self._result()
 
+    def _prune(self, left: Mapping[str, Record]) -> None:
+        """Let old evidence go, but for that of repairs that go on."""
+        if not self._wish.dry_run:
+            days, mib = (float(self._settings[f"gpunodes_repair_evidence_{limit}"]) for limit in ("days", "mib"))
+            with contextlib.suppress(OSError):
+                evidence.prune(days, mib, {record.id for record in left.values()})
+
     def _result(self) -> RepairResult:
         order = list(self._machines)
         found = sorted(
             self._results.values(), key=lambda each: order.index(each.machine) if each.machine in order else 0
         )
-        return RepairResult(self._wish.command, found, self._folder, self._wish.dry_run, self._stop.is_set())
+        return RepairResult(self._wish.command, found, self._wish.dry_run, self._stop.is_set())
 
     # Looking
 
@@ -285,6 +322,18 @@ class _Repairs:
             if not self._asked(seen.verdict):
                 self._say(name, f"{before.action.value} was asked for, and now {seen.verdict.action.value}: left alone")
 
+    def _look_beside(self, machines: Sequence[Machine]) -> None:
+        """Look at the others of the pools, too, where something is to be repaired: a pool is judged as a whole."""
+        asking = [machine for machine in machines if self._asked(self._seen[machine.name].verdict)]
+        others = [machine for machine in self._world.inventory.machines() if machine.name not in self._seen]
+        if not asking or not others or self._wish.limits.by_hand:
+            return
+        nodes, _ = self._nodes()
+        match = self._matching(nodes)
+        pools = {policy.pool_name(node) for node in (match(machine.name)[0] for machine in asking) if node}
+        elsewhere = {node.name for node in nodes if pools and policy.pool_name(node) not in pools}
+        self._seen |= self._look([machine for machine in others if machine.name.lower() not in elsewhere])
+
     def _asked(self, verdict: Verdict) -> bool:
         return verdict.action in self._wish.limits.actions and verdict.state is not State.UNREACHABLE
 
@@ -292,22 +341,59 @@ class _Repairs:
 
     def _walk(self, pool: ThreadPoolExecutor, names: Sequence[str]) -> None:
         """Decide and begin, until nothing waits for what we do ourselves."""
-        waiting = list(names)
-        while True:
-            with self._deciding():
-                decisions = self._decide(waiting)
-                for decision in decisions:
-                    if (decision.ruling is Ruling.REPAIR or decision.give_up) and not self._wish.dry_run:
-                        self._begin(pool, decision)
-                    elif decision.ruling is not Ruling.WAIT or self._wish.dry_run:
-                        self._leave(decision)
+        waiting, decisions = list(names), list[Decision]()
+        while waiting or self._running:
+            try:
+                decisions = self._decide_and_begin(pool, waiting) if waiting else []
+            except leases.Lost:
+                continue  # another command has decided meanwhile: what is true now?
+            except (leases.Held, clusters.NoAnswer) as problem:
+                # What goes on already is not ended for it; what comes next is decided when one of them is done.
+                if not self._running and not self._results:
+                    raise
+                decisions = [Decision(name, Ruling.REFUSE, str(problem)) for name in waiting]
+            except GpunodesError as problem:
+                if not self._running and not self._results:
+                    raise
+                # What was begun goes on.
+                for name in waiting:
+                    if name not in self._results and name not in self._busy():
+                        self._refuse(name, problem)
             waiting = [name for name in waiting if name not in self._results and name not in self._busy()]
             if not self._running:
                 break
             self._reap()
+        while self._running:
+            self._reap()
         for decision in decisions:
             if decision.machine in waiting:
                 self._leave(decision)
+
+    def _decide_and_begin(self, pool: ThreadPoolExecutor, waiting: Sequence[str]) -> list[Decision]:
+        with self._deciding():
+            decisions = self._decide(waiting)
+            for decision in decisions:
+                begins = decision.ruling is Ruling.REPAIR or decision.give_up
+                if begins and self._leases and not self._wish.dry_run:
+                    # Another command may have decided meanwhile, by the same budget.
+                    self._leases.confirm_decision()
+                self._carry_out(pool, decision)
+        return decisions
+
+    def _carry_out(self, pool: ThreadPoolExecutor, decision: Decision) -> None:
+        """Do what is decided for a machine; what goes wrong with it is its result, and no other machine's."""
+        try:
+            if (decision.ruling is Ruling.REPAIR or decision.give_up) and not self._wish.dry_run:
+                self._begin(pool, decision)
+            elif decision.ruling is not Ruling.WAIT or self._wish.dry_run:
+                self._leave(decision)
+        except Exception as problem:
+            self._refuse(decision.machine, problem)
+
+    def _refuse(self, name: str, problem: Exception, repair: str = "") -> None:
+        why = sentence(problem)
+        self._say(name, why)
+        self._done(Repaired(name, Ruling.REFUSE, why, verdict=self._verdict(name), repair=repair))
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
@@ -319,35 +405,82 @@ class _Repairs:
             yield
 
     def _decide(self, names: Sequence[str]) -> list[Decision]:
-        pasts = self._pasts = history.pasts(self._world.cluster_name)
+        self._pasts = history.pasts(self._world.cluster_name)
         nodes, busy = self._nodes()
+        match = self._matching(nodes)
         candidates = []
         for name in names:
-            machine, past = self._machines[name], pasts.get(name, history.Past())
-            node = self._node[name] = node_of(machine, nodes)
-            candidates.append(
-                Candidate(
-                    name=name,
-                    verdict=self._seen[name].verdict,
-                    node=node,
-                    control_plane=machine.role is Role.CONTROL_PLANE,
-                    named=name in self._wish.named,
-                    repairs=past.repairs,
-                    needs_repair=past.needs_repair,
-                    busy=busy.get(node.name if node else name, ""),
-                )
-            )
-        return policy.decide(candidates, nodes, self._wish.limits, time.time())
+            try:
+                candidates.append(self._candidate(self._machines[name], match, busy))
+            except Exception as problem:
+                # A machine that cannot even be judged is its own trouble.
+                self._refuse(name, problem)
+        for each in candidates:
+            self._node[each.name] = each.node
+        # What was repaired, and what is under repair, was sick at the same time as what waits.
+        beside = []
+        for machine in self._world.inventory.machines():
+            if machine.name in self._seen and machine.name not in names and not self._recovered(machine.name):
+                with contextlib.suppress(Exception):
+                    beside.append(self._candidate(machine, match, busy))
+        return policy.decide(candidates, nodes, self._wish.limits, time.time(), beside)
+
+    def _matching(self, nodes: Sequence[Node]) -> Callable[[str], tuple[Node | None, str]]:
+        """How a machine's node is found: the node, or None and why nothing may be done."""
+        by_name = {node.name: node for node in nodes}
+        if not self._cluster:
+            return lambda name: (by_name[name.lower()], "")
+        known = self._world.identities(self._seen)
+        matcher = identity.Matcher([node.identity for node in nodes], known.values())
+
+        def match(name: str) -> tuple[Node | None, str]:
+            before = self._node.get(name)
+            if before and (name in self._busy() or name in self._results):
+                # What was seen of it is of before its reboot.
+                return by_name.get(before.name), ""
+            found = matcher.match(known[name])
+            return (by_name[found.node.name], "") if found.node else (None, unmatched(found))
+
+        return match
+
+    def _candidate(
+        self, machine: Machine, match: Callable[[str], tuple[Node | None, str]], busy: Mapping[str, str]
+    ) -> Candidate:
+        (node, why), past = match(machine.name), self._pasts.get(machine.name, history.Past())
+        return Candidate(
+            name=machine.name,
+            verdict=self._seen[machine.name].verdict,
+            node=node,
+            control_plane=machine.role is Role.CONTROL_PLANE,
+            named=machine.name in self._wish.named,
+            repairs=past.repairs,
+            needs_repair=past.needs_repair,
+            busy=busy.get(leases.lock_name(machine.name, node.name if node else ""), ""),
+            unmatched=why,
+        )
+
+    def _recovered(self, name: str) -> bool:
+        result = self._results.get(name)
+        return result is not None and result.outcome is Outcome.REPAIRED
 
     def _nodes(self) -> tuple[list[Node], dict[str, str]]:
-        """All nodes, those under repair as such; and who else repairs which."""
-        ours = {record.node or record.machine for record in self._running.values()}
+        """All nodes, those that somebody works on as such; and who else does, by the lock's name."""
+        ours = {record.node or record.machine.lower() for record in self._running.values()}
         if not self._cluster or not self._leases:
-            every = [Node(name, control_plane=m.role is Role.CONTROL_PLANE) for name, m in self._machines.items()]
+            every = [self._stand_in(machine) for machine in self._world.inventory.machines()]
             return [_taken(node) if node.name in ours else node for node in every], {}
-        live = {seen.node: leases.who(seen.holder) for seen in self._leases.seen() if seen.live}
-        nodes = [_taken(node) if node.name in live else node for node in self._cluster.nodes()]
-        return nodes, {node: who for node, who in live.items() if node not in ours}
+        live = {seen.name: seen for seen in self._leases.seen() if seen.live}
+        every = self._cluster.nodes()
+        nodes = [_taken(node) if leases.lock_name(node.name) in live else node for node in every]
+        others = {name: seen for name, seen in live.items() if name not in map(leases.lock_name, ours)}
+        return nodes, {name: f"{leases.described(seen.holder)}, since {seen.since}" for name, seen in others.items()}
+
+    def _stand_in(self, machine: Machine) -> Node:
+        """A machine as a node, where no cluster is asked: its pool as the inventory and its verdict tell it."""
+        verdict = self._verdict(machine.name)
+        gpus = verdict is None or verdict.gpus_expected is None or verdict.gpus_expected > 0
+        pool = policy.pool_of(self._world.pool_label(machine.name), gpus=gpus)
+        return Node(machine.name.lower(), control_plane=machine.role is Role.CONTROL_PLANE, pool=pool)
 
     def _leave(self, decision: Decision) -> None:
         """Nothing is done to a machine; what asked for it is remembered, once for as long as it stays the same."""
@@ -411,8 +544,8 @@ class _Repairs:
             bug_report=self._wish.bug_report,
             boot_id=verdict.boot_id or (node.boot_id if node else ""),
             gpus=verdict.gpus_expected,
+            resets=repair_one.resets(verdict, seen.facts),
             capacity=node.expected if node else None,
-            folder=self._folder,
         )
 
     def _left(self, names: set[str] | None) -> dict[str, Record]:
@@ -429,17 +562,27 @@ class _Repairs:
                     if found.get(record.machine, record).id != record.id or record.machine not in found:
                         found[record.machine] = record
             known = {record.node for record in found.values()}
-            held = {seen.node for seen in locks}
-            for node in self._cluster.nodes():
-                if node.cordoned_by_us and not node.needs_repair and node.name not in known | held:
-                    found.setdefault(*self._forgotten(node))
+            held = {seen.name for seen in locks}
+            nodes = self._cluster.nodes()
+            machines = self._world.identities({})
+            matcher = identity.Matcher([node.identity for node in nodes], machines.values())
+            matches = {name: matcher.match(machine).node for name, machine in machines.items()}
+            names_of = {node.name: name for name, node in matches.items() if node}
+            for node in nodes:
+                if leases.lock_name(node.name) in held or node.name in known:
+                    continue
+                if node.cordoned_by_us and not node.needs_repair:
+                    name = names_of.get(node.name, node.name)
+                    found.setdefault(name, self._forgotten(node, name))
+            for name, record in found.items():
+                matched = matches.get(name)
+                if record.node and matched and matched.name != record.node:
+                    self._astray[name] = f"its repair is of the node {record.node}, and it is the node {matched.name}"
         return {name: record for name, record in found.items() if names is None or name in names}
 
-    def _forgotten(self, node: Node) -> tuple[str, Record]:
+    def _forgotten(self, node: Node, name: str) -> Record:
         """A node with our cordon, and nothing that tells why: proven well it is given back, else it needs repair."""
-        machine = next((m for m in self._world.inventory.machines() if node_of(m, [node])), None)
-        name = machine.name if machine else node.name
-        return name, Record(
+        return Record(
             id=node.cordoned_by_us,
             machine=name,
             cluster=self._world.cluster_name,
@@ -459,28 +602,35 @@ class _Repairs:
             why = f"a repair of it was begun ({record.id}) and the inventory does not have it"
             self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
             return
+        if name in self._astray:
+            self._done(Repaired(name, Ruling.REFUSE, self._astray[name], repair=record.id))
+            return
         if record.node and not self._leases:
             why = "a repair of it was begun with the cluster; leave --without-cluster out to go on with it"
             self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
             return
+        node = self._cluster.node(record.node) if self._cluster and record.node else None
+        if node and node.maintenance and node.maintenance.holds(time.time()):
+            why = f"it is in maintenance since a repair of it was begun: {node.maintenance.described()}"
+            self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
+            return
         self._say(name, f"going on with {record.id} at: {record.step.value}")
-        self._submit(pool, machine, record)
+        try:
+            self._submit(pool, machine, record)
+        except Exception as problem:
+            self._refuse(name, problem, record.id)
 
     def _submit(self, pool: ThreadPoolExecutor, machine: Machine, record: Record) -> None:
-        """Lock the machine and give it to a thread; a lock that somebody else holds is its result."""
-        claim = contextlib.ExitStack()
-        try:
-            hands = self._world.hands(machine)
-            claim.enter_context(records.claimed(machine.name, record.cluster))
+        """Lock the machine and give it to a thread; raises GpunodesError for a lock that somebody else holds."""
+        with contextlib.ExitStack() as opened:
+            hands = self._world.hands(
+                machine, named=machine.name in self._wish.named, say=lambda text: self._say(machine.name, text)
+            )
+            opened.enter_context(records.claimed(machine.name, record.cluster))
             if self._leases and record.node:
-                left = self._leases.take(record.node, record.text())
-                record = _newer(record, left)
-        except GpunodesError as held:
-            claim.close()
-            if not isinstance(held, clusters.NoAnswer):
-                self._done(Repaired(machine.name, Ruling.REFUSE, str(held), verdict=self._verdict(machine.name)))
-                return
-            raise
+                alone = machine.role is Role.CONTROL_PLANE
+                record = _newer(record, self._leases.take(record.node, record.text(), alone=alone))
+            claim = opened.pop_all()
         if record.step is Step.LOCK:
             record = record.to(Step.COLLECT)
         facts = self._seen[machine.name].facts if machine.name in self._seen else None
@@ -512,6 +662,7 @@ class _Repairs:
             by=f"{getpass.getuser()}@{socket.gethostname()}",
             cluster=self._cluster,
             leases=self._leases,
+            control_plane=machine.role is Role.CONTROL_PLANE,
             stop=self._stop,
         )
 
@@ -524,12 +675,14 @@ class _Repairs:
     def _take(self, future: Future[Record]) -> None:
         began = self._running.pop(future)
         verdict = self._verdict(began.machine)
+        kept = self._evidence(began.id)
         try:
             record = future.result()
-        except GpunodesError as problem:
-            why = f"{problem}; `gpunodes repair --resume` goes on with it"
+        except Exception as problem:
+            why = f"{sentence(problem)}; `gpunodes repair --resume` goes on with it"
             self._say(began.machine, why)
-            self._done(Repaired(began.machine, Ruling.REPAIR, why, Outcome.NOT_REPAIRED, verdict, repair=began.id))
+            outcome = Outcome.NOT_REPAIRED
+            self._done(Repaired(began.machine, Ruling.REPAIR, why, outcome, verdict, repair=began.id, evidence=kept))
             return
         self._done(
             Repaired(
@@ -541,8 +694,15 @@ class _Repairs:
                 rung=record.rung,
                 repair=record.id,
                 seconds=time.time() - record.started,
+                evidence=kept,
             )
         )
+
+    def _evidence(self, repair: str) -> str:
+        with contextlib.suppress(GpunodesError, OSError):
+            found = evidence.folder(repair)
+            return str(found) if found.is_dir() else ""
+        return ""
 
     def _interrupt(self) -> None:
         self._stop.set()
@@ -572,7 +732,7 @@ class _Repairs:
                 repair=repair,
                 cluster=self._world.cluster_name,
                 by=f"{getpass.getuser()}@{socket.gethostname()}",
-                evidence=repair_one.evidence(verdict),
+                evidence=repair_one.first_lines(verdict),
             )
         )
 
@@ -581,7 +741,7 @@ def _newer(record: Record, left: str) -> Record:
     """The record to go on from: what a dead holder left in the lock goes before a repair that is only to begin."""
     with contextlib.suppress(ValueError, json.JSONDecodeError):
         other = recording.parse(left) if left else record
-        if other.id != record.id and other.step not in (Step.END, Step.RELEASE):
+        if other.id != record.id and other.machine == record.machine and other.step not in (Step.END, Step.RELEASE):
             return other
     return record
 
@@ -590,7 +750,7 @@ def _taken(node: Node) -> Node:
     return dataclasses.replace(node, cordoned=True, cordoned_by_us=node.cordoned_by_us or "a repair")
 
 
-def node_of(machine: Machine, nodes: Sequence[Node]) -> Node | None:
-    """The node that a machine is: by its name, or one of its addresses."""
-    name = machine.name.lower()
-    return next((node for node in nodes if node.name == name or machine.address in node.addresses), None)
+def unmatched(match: identity.Match) -> str:
+    """Why no node is known to be a machine, and what to do."""
+    why = match.contradiction or "no node of the cluster is it by its boot id, name or address"
+    return f"{why}; nothing is done; --without-cluster leaves the cluster out"

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpunodes.engine import history, records
+from gpunodes.engine import evidence, history, records
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.hands import Asked, Boot
-from gpunodes.engine.leases import Leases
+from gpunodes.engine.leases import Leases, Unsure
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import GpunodesError
+from gpunodes.health.facts import read
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.operations.drain import drain
 from gpunodes.repair import ladder, way
@@ -81,6 +82,8 @@ class Tools:
     by: str
     cluster: Cluster | None = None
     leases: Leases | None = None
+    control_plane: bool = False
+    """The machine is the control plane: nobody can be asked for its lock while it starts."""
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -97,6 +100,7 @@ class OneRepair:
         self._tools = tools
         self._facts = facts
         self._began = time.monotonic()
+        self._told_unsure = False
         self._steps: Mapping[Step, Callable[[Record], Record]] = {
             Step.COLLECT: self._collect,
             Step.CORDON: self._cordon,
@@ -129,10 +133,12 @@ class OneRepair:
 
     def _collect(self, record: Record) -> Record:
         self._say("collecting the evidence")
-        folder = Path(record.folder)
-        if folder.is_dir():
+        folder = evidence.open_folder(record.id)
+        try:
             written = self._hands.collect(folder, self._facts, bug_report=record.bug_report)
-            self._note(record, history.Kind.STEP, "collect", detail=f"{folder}: {', '.join(written) or 'nothing came'}")
+        finally:
+            evidence.close_folder(record.id)
+        self._note(record, history.Kind.STEP, "collect", detail=f"{folder}: {', '.join(written)}" if written else "")
         return record.to(Step.CORDON)
 
     def _cordon(self, record: Record) -> Record:
@@ -149,7 +155,7 @@ class OneRepair:
         limit = self._tools.limits.drain_hung if record.hung else self._tools.limits.drain
         self._say(f"emptying the node, {limit:.0f} s at most")
         force = record.force_drain and record.hung
-        result = drain(self._tools.cluster, record.node, limit, force=force, alive=self._alive)
+        result = drain(self._tools.cluster, record.node, limit, force=force, alive=lambda: self._may_go_on(record))
         for pods, what in (
             (result.refused, "may not be evicted"),
             (result.ending, "do not end"),
@@ -214,7 +220,7 @@ class OneRepair:
         if cluster:
             cluster.set_aside(record.node, record.id)
         try:
-            return self._hands.ask(rung, record.boot_id, later, ())
+            return self._hands.ask(rung, record.boot_id, later, record.resets)
         finally:
             if cluster:
                 cluster.take_back(record.node)
@@ -321,12 +327,11 @@ class OneRepair:
         booted = ladder.rung(record.rung).proof is Proof.BOOT
         if booted and record.boot_id and verdict.boot_id == record.boot_id:
             return "it is still in the old boot", False
-        if verdict.action.rank >= Action.RESET_GPU.rank or verdict.hung_in_driver or verdict.xids or verdict.sxids:
+        if verdict.state is not State.WELL:
             # What the log says, and a hang, will not pass; a driver that is still being loaded will.
-            logged = any(finding.first for finding in verdict.findings)
-            return f"the {'new boot' if booted else 'GPU'} has findings: {describe(verdict)}", (
-                logged or verdict.hung_in_driver
-            )
+            logged = any(finding.first for finding in verdict.findings if finding.state is not State.WELL)
+            found = f"{describe(verdict)} ({verdict.state.value})"
+            return f"the {'new boot' if booted else 'GPU'} has findings: {found}", (logged or verdict.hung_in_driver)
         gpus = max(record.gpus or 0, verdict.gpus_expected or 0)
         if gpus and (verdict.gpus_seen or 0) < gpus:
             return f"{verdict.gpus_seen or 0} of {gpus} GPUs are seen", False
@@ -389,18 +394,30 @@ class OneRepair:
         if self._tools.stop.is_set():
             raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to go on")
 
-    def _keep(self, record: Record) -> None:
-        """Write the record before what it tells of; raises Lost when the lock is somebody else's by now."""
-        records.write(record)
+    def _may_go_on(self, record: Record) -> None:
+        """For the middle of a step that does much: nobody has interrupted us, and the lock is still ours."""
+        self._alive()
         if self._tools.leases and record.node:
-            # Nobody can take a lock while nobody answers; the machine under repair may be the control plane itself.
-            with contextlib.suppress(NoAnswer):
-                self._tools.leases.write(record.node, record.text())
+            with contextlib.suppress(*((Unsure,) if self._tools.control_plane else ())):
+                self._tools.leases.check(record.node)
+
+    def _keep(self, record: Record) -> None:
+        """Write the record before what it tells of; raises Lost when the lock is, or may be, somebody else's by now."""
+        records.write(record)
+        self._confirm(record)
 
     def _confirm(self, record: Record) -> None:
-        if self._tools.leases and record.node:
-            with contextlib.suppress(NoAnswer):
-                self._tools.leases.confirm(record.node)
+        """Be sure of the lock before something is done; the control plane alone is repaired without it if need be."""
+        if not self._tools.leases or not record.node:
+            return
+        try:
+            self._tools.leases.write(record.node, record.text(), wait=not self._tools.control_plane)
+        except Unsure:
+            if not self._tools.control_plane:
+                raise
+            if not self._told_unsure:
+                self._say("the control plane is itself under repair: going on without its lock until it answers")
+            self._told_unsure = True
 
     def _say(self, text: str) -> None:
         self._tools.say(self._record.machine, text)
@@ -437,7 +454,23 @@ def describe(verdict: Verdict) -> str:
     return ", ".join(parts) or verdict.state.value
 
 
-def evidence(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
+def resets(verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The PCI addresses of the GPUs that a GPU reset is to name, none for all GPUs.
+
+    Some are named only where nothing is wrong beside them, since a reset ends what the log says of all; and where no
+    NVSwitch joins the GPUs: those are reset together (NVIDIA Fabric Manager user guide; nvidia-smi(1), --gpu-reset).
+    """
+    wrong = [finding for finding in verdict.findings if finding.state is not State.WELL]
+    functions = read(facts or {}).functions
+    gpus = {function.address for function in functions if function.is_gpu}
+    if any(function.is_switch for function in functions) or not all(
+        finding.action is Action.RESET_GPU and finding.gpu in gpus for finding in wrong
+    ):
+        return ()
+    return tuple(sorted({finding.gpu for finding in wrong}))
+
+
+def first_lines(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
     """The first lines that a verdict rests on."""
     lines = [line for finding in verdict.findings for line in finding.evidence[:1]]
     return tuple(lines[:most])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
+from gpunodes.engine.cluster import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Finding, Machine, MachineResult, Only, Outcome, Phase, RunResult, Severity
+from gpunodes.operations import claims, preflight
 from gpunodes.operations import phases as phase_list
-from gpunodes.operations import preflight
 from gpunodes.operations.tracker import Tracker, View
 from gpunodes.planner import gpu
 
@@ -30,6 +32,11 @@ class Operation:
     after_interruption: str = ""
     """The playbook that takes back what an interrupted run must not leave, on the control plane."""
 
+    @property
+    def words(self) -> str:
+        """The command as it is typed."""
+        return self.name.replace("gpu-", "gpu ")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -40,6 +47,8 @@ class Options:
     from_phase: str | None = None
     dry_run: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
+    seen: preflight.Look | None = None
+    """A look at the machines that was had already."""
 
 
 def carry_out(
@@ -47,8 +56,8 @@ def carry_out(
 ) -> RunResult:
     """Walk ``operation`` on ``machines``.
 
-    Raises WrongInput before anything is touched, and GpunodesError when another command holds the cluster's lock. What
-    fails on machines is in the result, each with its first cause.
+    Raises WrongInput before anything is touched, and GpunodesError when somebody works on one of the machines already.
+    What fails on machines is in the result, each with its first cause; so does a run that lost its locks.
     """
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
@@ -61,34 +70,42 @@ def carry_out(
     view.begin(operation.name, machines)
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
-    known: Mapping[str, Any] = {}
+    facts = options.seen.facts if options.seen else None
+    cluster = options.seen.cluster or {} if options.seen else None
     concerned = _concerned(inventory, machines, options, control.name)
     unlocked: GpunodesError | None = None
+    claim: claims.Claim | None = None
     with contextlib.ExitStack() as held:
-        # A look changes nothing and needs no lock; all that follows does.
-        if not options.dry_run:
-            lock = locks.hold(control.address, inventory.connection(control.name), operation.name)
-            try:
-                held.enter_context(lock)
-            except locks.NoLock as error:
-                unlocked = error
+        # A dry run changes nothing and needs no lock.
+        try:
+            claim = (
+                None if options.dry_run else held.enter_context(claims.claimed(inventory, machines, operation.words))
+            )
+        except (NoSession, locks.NoLock) as error:
+            unlocked = error
         if phase_list.PREFLIGHT in phases:
             seen = preflight.look(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version)
             if operation.needs_cluster and seen.cluster is None and not seen.interrupted:
                 findings = [*findings, seen.no_cluster(control.name)]
+            findings = [*(claim.findings if claim else ()), *findings]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 untouched = [MachineResult(machine.name, Outcome.SKIPPED) for machine in machines]
                 return replace(
                     result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
                 )
-            known = {"gpunodes_facts": seen.facts, "gpunodes_cluster": seen.cluster or {}}
+            facts, cluster = seen.facts, seen.cluster or {}
             concerned[Only.GPUS] = {name for name, facts in seen.facts.items() if gpu.gpus_of(facts)}
             concerned[Only.NODES] = {name for name, facts in seen.facts.items() if facts["kubernetes"]["role"]}
+        elif claim and claim.findings:
+            findings = claim.findings
+            view.findings(findings)
         if unlocked:
             # The look has not told why.
             raise unlocked
+        if claim:
+            claim.take_more(facts or {})
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         every = {machine.name for machine in machines}
         spared = phase_list.spared(work, every, concerned)
@@ -100,20 +117,41 @@ def carry_out(
             inventory=inventory.path,
             machines=[machine.name for machine in machines],
             skip_phases=[*skip, *idle, phase_list.PREFLIGHT.name],
-            variables={**variables, **known},
+            variables={**variables, "worker_run": claim.holder if claim else ""},
+            facts=facts,
+            cluster=cluster,
             check=options.dry_run,
         )
-        ended = runner.run(play, folder, tracker.on_event)
-        if ended.interrupted and operation.after_interruption and not options.dry_run:
-            mend = runner.Play(operation.after_interruption, inventory.path, [control.name])
-            runner.run(mend, folder, lambda _: None)
+        ended, lost = _play(play, folder, tracker, claim)
+        if ended.interrupted and claim:
+            _revoke(operation, inventory, folder, claim)
+    interrupted = ended.interrupted and lost is None
     return replace(
         result,
-        machines=tracker.results(ok=ended.ok, interrupted=ended.interrupted, complaint=ended.complaint),
+        machines=tracker.results(ok=ended.ok, interrupted=interrupted, complaint=str(lost or ended.complaint)),
         findings=findings,
         log=str(ended.log),
-        interrupted=ended.interrupted,
+        interrupted=interrupted,
     )
+
+
+def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
+    if operation.after_interruption:
+        control, run = inventory.control_plane().name, {"revoke_run": claim.holder}
+        revoke = runner.Play(operation.after_interruption, inventory.path, [control], variables=run)
+        runner.run(revoke, folder, lambda _: None)
+
+
+def _play(
+    play: runner.Play, folder: Path, tracker: Tracker, claim: claims.Claim | None
+) -> tuple[runner.Ended, GpunodesError | None]:
+    """Run the playbook for as long as the locks are surely ours; how it ended, and why they may be ours no more."""
+    if claim is None:
+        return runner.run(play, folder, tracker.on_event), None
+    if lost := claim.lost():
+        raise lost
+    ended = runner.run(play, folder, tracker.on_event, lambda: claim.lost() is not None)
+    return ended, claim.lost() if ended.interrupted else None
 
 
 def _concerned(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes.engine import events, journal, runner
+from gpunodes.ansible.module_utils.gpunodes import identity
+from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine
 from gpunodes.operations import phases
+from gpunodes.operations.preflight import checked_cluster
 from gpunodes.operations.tracker import Tracker, View
+from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
 
@@ -25,7 +28,7 @@ class Node:
     role: str
     ready: bool
     reason: str
-    """Why it is not ready, or that it is cordoned."""
+    """Why it is not ready, or that it is in maintenance or cordoned."""
     version: str
     address: str
 
@@ -52,7 +55,7 @@ def run(inventory: Inventory, view: View) -> Status:
     view.begin("status", [control])
     folder = journal.open_run("status")
     ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
-    cluster = tracker.answers.get("cluster", {}).get(control.name)
+    cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)
         raise GpunodesError(
@@ -60,21 +63,25 @@ def run(inventory: Inventory, view: View) -> Status:
             "a control plane that answers",
             f"`gpunodes init-master {control.name}` makes one; the log is {ended.log}",
         )
-    return assemble(inventory.machines(), cluster)
+    machines = {machine.name: machine.address for machine in inventory.machines()}
+    return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
 
 
-def assemble(machines: Sequence[Machine], cluster: Mapping[str, Any]) -> Status:
-    """Match the cluster's nodes with the inventory's machines, by host name or address."""
-    nodes = []
+def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> Status:
+    """Match the cluster's nodes with the inventory's machines; none is asked who it is, since nothing is done by it."""
+    matcher = identity.Matcher([identity.described(node) for node in cluster["nodes"]], machines)
+    matches = [(machine.name, matcher.match(machine, sure=False).node) for machine in machines]
+    machine_of = {node.name: name for name, node in matches if node}
+    nodes, now = [], time.time()
     for node in cluster["nodes"]:
-        machine = next((m.name for m in machines if node["name"] == m.name.lower() or node["address"] == m.address), "")
+        machine = machine_of.get(node["name"], "")
         nodes.append(
             Node(
                 name=node["name"],
                 machine=machine,
                 role=node["role"],
                 ready=bool(node["ready"]),
-                reason=str(node["reason"] or ("" if node["schedulable"] else "cordoned")),
+                reason="; ".join(part for part in (str(node["reason"]), _kept(node, now)) if part),
                 version=node["version"],
                 address=node["address"],
             )
@@ -82,3 +89,13 @@ def assemble(machines: Sequence[Machine], cluster: Mapping[str, Any]) -> Status:
     present = {node.machine for node in nodes}
     missing = [machine.name for machine in machines if machine.name not in present]
     return Status(cluster["endpoint"], cluster["version"], nodes, missing)
+
+
+def _kept(node: Mapping[str, Any], now: float) -> str:
+    """What keeps pods, and repairs, from a node."""
+    kept = maintenance.parse(str(node.get("maintenance") or ""))
+    cordoned = "" if node["schedulable"] else "cordoned"
+    if kept is None:
+        return cordoned
+    state = "in maintenance" if kept.holds(now) else f"the time of its maintenance is over, it is {cordoned or 'free'}"
+    return f"{state}: {kept.described()}"

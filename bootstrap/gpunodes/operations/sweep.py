@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpunodes import settings
-from gpunodes.engine import sweep
+from gpunodes.engine import identities, sweep
 from gpunodes.engine.targets import Target, target
-from gpunodes.errors import WrongInput
+from gpunodes.errors import WrongInput, sentence
 from gpunodes.health import judge, shape, site
-from gpunodes.health.model import SiteRules, Verdict
+from gpunodes.health.model import SiteRules, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
@@ -50,7 +50,7 @@ def asked(inventory: Inventory, machines: Sequence[Machine]) -> list[Asked]:
     lookup = sweep.ssh_config()
     found = []
     for machine in machines:
-        variables = inventory.variables(machine.name)
+        variables = inventory.connection(machine.name)
         wanted = settings.of(variables)
         gpus = wanted["gpunodes_health_gpus"]
         if not isinstance(gpus, int) or gpus < 0:
@@ -65,14 +65,22 @@ def targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Target]:
     return [machine.target for machine in asked(inventory, machines)]
 
 
-def run(machines: Sequence[Asked], view: View, *, deadline_s: float, parallel: int = PARALLEL) -> list[Verdict]:
-    """The verdict on each machine, in their order; ends after ``deadline_s`` seconds."""
+def run(
+    machines: Sequence[Asked], view: View, *, deadline_s: float, parallel: int = PARALLEL, cluster: str = ""
+) -> list[Verdict]:
+    """The verdict on each machine, in their order; ends after ``deadline_s`` seconds.
+
+    Who they are is recorded for ``cluster``, where one is named.
+    """
     by_name = {machine.target.name: machine for machine in machines}
     verdicts: dict[str, Verdict] = {}
+    answered: dict[str, Mapping[str, Any] | None] = {}
 
     def on_answer(answer: sweep.Answer) -> None:
         machine = by_name[answer.name]
         verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus)
+        if verdict.state is not State.UNREACHABLE:
+            answered[answer.name] = answer.facts
         view.came(verdict)
 
     view.begin(list(by_name))
@@ -83,6 +91,8 @@ def run(machines: Sequence[Asked], view: View, *, deadline_s: float, parallel: i
         parallel=parallel,
         on_answer=on_answer,
     )
+    if cluster:
+        identities.remember(cluster, answered)
     return [verdicts[name] for name in by_name]
 
 
@@ -92,10 +102,13 @@ def options() -> sweep.Options:
 
 
 def verdict_on(answer: sweep.Answer, rules: SiteRules, gpus: int = 0) -> Verdict:
-    """Judge one machine's answer; a document that is not of the probe's shape is no answer."""
+    """Judge one machine's answer; a document that is not of the probe's shape, or cannot be judged, is no answer."""
     if answer.facts is None:
         return judge.unreachable(answer.name, answer.reach.value, answer.said)
     if wrong := shape.complaint(answer.facts):
         return judge.unreachable(answer.name, sweep.Reach.PROBE_FAILED.value, wrong)
     expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
-    return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)
+    try:
+        return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)
+    except Exception as problem:
+        return judge.unreachable(answer.name, sweep.Reach.PROBE_FAILED.value, sentence(problem))

@@ -10,6 +10,15 @@ from typing import Any, Protocol
 from gpunodes.engine.events import cause
 from gpunodes.model import Event, Finding, Machine, MachineResult, Outcome, Phase, TaskEnded
 
+_ANSWERS = {
+    "settings": "host_facts",
+    "cluster": "cluster",
+    "status": "cluster",
+    "gpu_machine": "gpu_levels",
+    "gpu_node": "gpu_nodes",
+}
+"""What the command line reads of a role's answers. A machine may put more into any answer of its own."""
+
 
 class View(Protocol):
     """What shows a run while it goes on."""
@@ -34,6 +43,7 @@ class _State:
     seen: set[str] = field(default_factory=set)
     failure: TaskEnded | None = None
     changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     last: float = 0.0
 
 
@@ -76,6 +86,8 @@ class Tracker:
                 state.phase = event.phase
                 self._view.phase(event.machine, self._phases[event.phase])
         if isinstance(event, TaskEnded):
+            notes = event.result.get("notes")
+            state.notes += map(str, notes) if isinstance(notes, list) else ()
             if event.outcome is Outcome.CHANGED and event.task not in state.changes:
                 state.changes.append(event.task)
             if event.outcome.bad and state.failure is None:
@@ -106,14 +118,14 @@ class Tracker:
             else:
                 outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""
             seconds = (state.last or time.monotonic()) - state.started
-            results.append(MachineResult(name, outcome, seconds, phase, why, tuple(state.changes)))
+            results.append(MachineResult(name, outcome, seconds, phase, why, tuple(state.changes), tuple(state.notes)))
         for result in results:
             self._view.ended(result)
         return results
 
     def _keep(self, event: TaskEnded) -> None:
-        for key in ("host_facts", "cluster", "gpu_levels", "gpu_nodes"):
-            value: Mapping[str, Any] | None = event.result.get(key)
-            if value is not None:
-                self.answers.setdefault(key, {})[event.machine] = value
-                self.answered_at[event.machine] = time.time()
+        key = _ANSWERS.get(event.phase, "")
+        value = event.result.get(key)
+        if value is not None:
+            self.answers.setdefault(key, {})[event.machine] = value
+            self.answered_at[event.machine] = time.time()

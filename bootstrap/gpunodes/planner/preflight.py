@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, described, reported, same_uuid
 from gpunodes.errors import WrongInput
 from gpunodes.model import Finding, Role, Severity
 from gpunodes.planner import gates, gpu, tables, versions
@@ -42,7 +43,7 @@ class Wants:
     ca_hash: str | None = None
     """The cluster's ``sha256:...``, or None when there is no cluster yet."""
     nodes: Sequence[Mapping[str, str]] = ()
-    """The cluster's nodes: name, machine_id, product_uuid, runtime."""
+    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ def wants_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Wants:
     return Wants(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
-        nodes=[
-            {key: str(node.get(key) or "") for key in ("name", "machine_id", "product_uuid", "runtime")}
-            for node in cluster.get("nodes", ())
-        ],
+        nodes=[{key: str(node.get(key) or "") for key in _OF_NODES} for node in cluster.get("nodes", ())],
     )
+
+
+_OF_NODES = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
 
 
 def judge(candidates: Sequence[Candidate], wants: Wants) -> list[Finding]:
@@ -255,9 +256,10 @@ def _cluster(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Probl
 
 
 def _runtime(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
+    own = _node_names([candidate], wants)
     for node in wants.nodes:
         # A node of Docker stays one without being told so at every run.
-        if _same(candidate, node) and node.get("runtime") == "containerd" and candidate.wishes.runtime == "docker":
+        if node["name"] in own and node.get("runtime") == "containerd" and candidate.wishes.runtime == "docker":
             yield Problem(
                 "its node runs containers by containerd",
                 "docker, which is wished: a node keeps what it has joined with",
@@ -335,7 +337,8 @@ def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Fin
     """What two machines have in common and must not, by machine; the cluster's nodes count too."""
     found: dict[str, list[Finding]] = defaultdict(list)
     known = [candidate for candidate in candidates if candidate.facts]
-    strangers = [node for node in wants.nodes if not any(_same(candidate, node) for candidate in known)]
+    own = _node_names(known, wants)
+    strangers = [node for node in wants.nodes if node["name"] not in own]
     for key, remedy in _UNIQUE.items():
         owners: dict[str, list[str]] = defaultdict(list)
         for candidate in known:
@@ -345,7 +348,9 @@ def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Fin
             if value := node.get("name" if key == "hostname" else key):
                 owners[value.lower()].append(f"node {node['name']}")
         for value, names in owners.items():
-            if len(names) > 1:
+            # What vendors write into boards that they give no UUID is none: it is not even the same as itself.
+            told = key != "product_uuid" or same_uuid(value, value)
+            if len(names) > 1 and told:
                 for name in names:
                     others = ", ".join(other for other in names if other != name)
                     word = key.replace("_", " ")
@@ -354,13 +359,17 @@ def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Fin
     return found
 
 
-def _same(candidate: Candidate, node: Mapping[str, str]) -> bool:
-    """Whether ``node`` is this very machine: in the cluster already, or joining again after an interruption."""
-    facts = candidate.facts or {}
-    return str(facts["hostname"]).lower() == node["name"] and (
-        bool(facts["kubernetes"]["role"])
-        or any(facts[key] and facts[key] == node.get(key) for key in ("machine_id", "product_uuid"))
-    )
+def _node_names(candidates: Sequence[Candidate], wants: Wants) -> set[str]:
+    """The nodes that these machines are: in the cluster already, or joining again after an interruption."""
+    machines = {each.name: reported(each.name, "", each.facts) for each in candidates}
+    matcher = Matcher([described(node) for node in wants.nodes], machines.values())
+    found = set()
+    for candidate in candidates:
+        member = bool((candidate.facts or {})["kubernetes"]["role"])
+        find = matcher.match if member else matcher.joining
+        if node := find(machines[candidate.name]).node:
+            found.add(node.name)
+    return found
 
 
 def _numbers(version: str) -> tuple[int, ...]:

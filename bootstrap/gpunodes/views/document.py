@@ -20,8 +20,7 @@ def run(result: RunResult) -> str:
         "dry_run": result.dry_run,
         "interrupted": result.interrupted,
         "machines": [
-            {**dataclasses.asdict(machine), "seconds": round(machine.seconds, 1), "changes": list(machine.changes)}
-            for machine in result.machines
+            {**dataclasses.asdict(machine), "seconds": round(machine.seconds, 1)} for machine in result.machines
         ],
         "findings": [dataclasses.asdict(finding) for finding in result.findings],
         "log": result.log,

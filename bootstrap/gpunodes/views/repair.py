@@ -36,6 +36,8 @@ class Machine(Protocol):
     def repair(self) -> str: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def evidence(self) -> str: ...
 
 
 class Result(Protocol):
@@ -45,8 +47,6 @@ class Result(Protocol):
     def command(self) -> str: ...
     @property
     def machines(self) -> Sequence[Machine]: ...
-    @property
-    def log(self) -> str: ...
     @property
     def dry_run(self) -> bool: ...
     @property
@@ -78,14 +78,14 @@ def summary(result: Result) -> str:
     lines = []
     for each in acted:
         lines.append(printable(f"{each.machine}: {_said(each, dry_run=result.dry_run)}"))
+        if each.evidence:
+            lines.append(f"    evidence: {each.evidence}")
         if result.dry_run:
             lines += [f"    {printable(line)}" for line in _plan(each)]
     if quiet:
         lines.append(f"{len(quiet)} other machine{'s' if len(quiet) > 1 else ''}: nothing to repair")
     if not result.machines:
         lines.append("nothing to repair")
-    if result.log:
-        lines.append(f"evidence: {result.log}")
     return "\n".join(lines)
 
 
@@ -128,7 +128,6 @@ def document(result: Result) -> dict[str, Any]:
         "dry_run": result.dry_run,
         "interrupted": result.interrupted,
         "machines": [_machine(each) for each in result.machines],
-        "log": result.log,
     }
 
 
@@ -143,6 +142,7 @@ def _machine(each: Machine) -> dict[str, Any]:
         "skipped": list(each.skipped),
         "repair": each.repair,
         "seconds": round(each.seconds, 1),
+        "evidence": each.evidence,
         "verdict": None
         if verdict is None
         else {

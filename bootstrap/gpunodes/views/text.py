@@ -145,7 +145,7 @@ def describe(finding: Finding) -> str:
 def summary(result: RunResult) -> str:
     """The end of a run: every machine with its outcome, and where the log is."""
     width = max((len(machine.name) for machine in result.machines), default=0)
-    lines = []
+    lines: list[str] = []
     for machine in result.machines:
         word = _SIGNS[machine.outcome]
         if result.dry_run and machine.outcome is Outcome.CHANGED:
@@ -157,7 +157,7 @@ def summary(result: RunResult) -> str:
             line += f"  {machine.phase + ': ' if machine.phase else ''}{machine.cause}"
         elif result.dry_run and machine.changes:
             line += f"  {', '.join(machine.changes)}"
-        lines.append(printable(line))
+        lines += map(printable, (line, *(f"  {note}" for note in machine.notes)))
     errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
     if errors:
         lines.append(f"{errors} preflight check{'s' if errors > 1 else ''} failed; nothing was changed.")

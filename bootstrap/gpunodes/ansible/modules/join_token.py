@@ -11,7 +11,7 @@ short_description: Make or delete join tokens
 version_added: "0.1.0"
 description:
   - C(present) makes a bootstrap token that dies by itself after O(ttl) and waits until joins can use it.
-  - C(absent) deletes every token that this module made, those of interrupted runs included.
+  - C(absent) deletes the tokens that this module made for O(run), and those of interrupted runs.
   - The result holds a secret. Use C(no_log)
 options:
   state:
@@ -27,6 +27,10 @@ options:
     description: Seconds to wait until joins can use it.
     type: int
     default: 120
+  run:
+    description: The run that the token is for, by the name that it holds Leases under; empty for none.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -72,6 +76,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "ttl": {"type": "int", "default": 900},
             "timeout": {"type": "int", "default": 120},
+            "run": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -80,8 +85,9 @@ def main() -> None:
         if module.check_mode:
             return {"changed": True, "token": "", "deleted": 0}
         if module.params["state"] == "present":
-            return {"changed": True, "token": cluster.make_token(module.params["ttl"], module.params["timeout"])}
-        deleted = cluster.delete_tokens()
+            made = cluster.make_token(module.params["ttl"], module.params["timeout"], module.params["run"])
+            return {"changed": True, "token": made}
+        deleted = cluster.delete_tokens(module.params["run"])
         return {"changed": bool(deleted), "deleted": len(deleted)}
 
     # Joins of several controlling machines may go on at once: a token needs no lock.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_plan
 from gpunodes.views import gpu as view_of
@@ -54,5 +54,5 @@ def command(
             plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
         finally:
             view.close()
-    click.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans))
+    terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans))
     return int(plans.exit_code)

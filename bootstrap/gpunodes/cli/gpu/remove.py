@@ -11,12 +11,15 @@ from gpunodes.operations.gpu_remove import OPERATION
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @common.run_options(OPERATION)
-def command(machines: tuple[str, ...], flags: common.Flags) -> int:
+def command(machines: tuple[str, ...], yes: bool, flags: common.Flags) -> int:
     """Take the GPU software of machines away.
 
     MACHINES are names, addresses, groups or patterns of the inventory. What was there before us stays, and the kernel's
-    own driver comes back. Refused while something uses a GPU: drain the node first.
+    own driver comes back. Refused while something uses a GPU: drain the node first. Each machine's node is shown
+    before anything is changed.
     """
     inventory = Inventory(flags.inventory)
-    return common.execute(OPERATION, inventory, inventory.select(machines), flags)
+    question = "Remove the GPU software of {}?"
+    return common.execute_confirmed(OPERATION, inventory, inventory.select(machines), flags, question, yes=yes)

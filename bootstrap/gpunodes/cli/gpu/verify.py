@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
@@ -31,5 +31,5 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     finally:
         view.close()
     code = int(ExitCode.DONE if all(proof.well for proof in proofs) else ExitCode.PARTLY)
-    click.echo(gpu_proof.proof_document(proofs, code) if as_json else gpu_proof.table(proofs))
+    terminal.echo(gpu_proof.proof_document(proofs, code) if as_json else gpu_proof.table(proofs))
     return code

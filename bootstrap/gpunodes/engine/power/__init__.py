@@ -8,9 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
+from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import printable
 
 
 class PowerState(StrEnum):
@@ -44,18 +47,21 @@ class Trouble(StrEnum):
     """Its certificate is not to be trusted."""
     LIED = "lied"
     """It said yes, and the power did not change."""
+    FOREIGN = "foreign"
+    """It is another machine's, or nothing tells whose it is."""
 
 
 class PowerProblem(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """A BMC did not do what it was told."""
 
     def __init__(self, trouble: Trouble, found: str, remedy: str = "") -> None:
-        super().__init__(found, remedy=remedy)
+        # What a BMC answers may be in it.
+        super().__init__(printable(found), remedy=remedy)
         self.trouble = trouble
 
 
 class Power(Protocol):
-    """One machine's power. Both raise PowerProblem."""
+    """One machine's power. All raise PowerProblem."""
 
     name: str
     """What it is, for people: ``Redfish at ...``; never a password."""
@@ -65,6 +71,9 @@ class Power(Protocol):
 
     def order(self, order: Order) -> None:
         """Tell it; returns when it accepted."""
+
+    def identity(self) -> BmcIdentity | None:
+        """Which machine it is the BMC of, as it reports; None where it is told the machine's name with each order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +113,13 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
     needed, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
     if not needed:
         raise WrongInput(f"{machine} has a BMC of type {kind} and no {name}", name, "add it to the inventory")
-    verify = settings["gpunodes_bmc_verify"]
     return Access(
         kind=kind,
         address=address,
         user=str(settings["gpunodes_bmc_user"] or ""),
         password="" if kind == "command" else _password(machine, settings),
         system=str(settings["gpunodes_bmc_system"] or ""),
-        verify=verify if isinstance(verify, bool) else str(verify),
+        verify=_verified(machine, settings["gpunodes_bmc_verify"]),
         command=command,
     )
 
@@ -146,6 +154,25 @@ def change(power: Power, order: Order, limit_s: float = CHANGE_S, poll_s: float 
         time.sleep(poll_s)
 
 
+def _verified(machine: str, value: Any) -> bool | str:
+    """Whether a certificate is verified, or the CA to verify it against: nothing but ``false`` turns that off.
+
+    An INI inventory has words where YAML has booleans. Raises WrongInput for what is neither nor the path of a file.
+    """
+    word = str(value).strip().lower()
+    if value is None or word in {"", "true"}:
+        return True
+    if word == "false":
+        return False
+    if isinstance(value, str) and (path := Path(value).expanduser()).exists():
+        return str(path)
+    raise WrongInput(
+        f"gpunodes_bmc_verify of {machine} is {value!r}",
+        "true, false, or the file of a CA that is there",
+        "correct the inventory",
+    )
+
+
 def _password(machine: str, settings: Mapping[str, Any]) -> str:
     if value := settings["gpunodes_bmc_password"]:
         return str(value)
@@ -171,6 +198,7 @@ def _from_command(machine: str, command: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_PASSWORD_COMMAND_S,
             check=False,
         )

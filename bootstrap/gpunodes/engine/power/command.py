@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import subprocess
 
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
+from gpunodes.errors import WrongInput
 
 _TIMEOUT_S = 120
 
@@ -15,7 +16,7 @@ class Command:
 
     def __init__(self, machine: str, access: Access) -> None:
         self._machine = machine
-        self._words = shlex.split(access.command)
+        self._words = _words(machine, access.command)
         self.name = f"the command {self._words[0]}"
 
     def state(self) -> PowerState:
@@ -27,21 +28,27 @@ class Command:
         """Call it; raises PowerProblem."""
         self._run(order.value)
 
+    def identity(self) -> None:
+        """It is told the machine's name."""
+
     def _run(self, word: str) -> str:
         try:
-            done = subprocess.run(
-                [*self._words, word, self._machine],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except OSError as error:
+            done = program.run([*self._words, word, self._machine], _TIMEOUT_S)
+        except FileNotFoundError as error:
             raise PowerProblem(Trouble.DOWN, f"{self.name} cannot be started: {error.strerror}") from error
-        except subprocess.TimeoutExpired as error:
-            raise PowerProblem(Trouble.DOWN, f"{self.name} did not end in {_TIMEOUT_S} s") from error
-        if done.returncode:
-            said = " ".join(done.stderr.split())[:300]
-            raise PowerProblem(Trouble.REFUSED, f"{self.name} refuses to {word}: {said or done.returncode}")
-        return done.stdout
+        except program.Failed as error:
+            raise PowerProblem(Trouble.DOWN, f"{self.name} {error}") from error
+        if done.code:
+            said = " ".join(done.err.split())[:300]
+            raise PowerProblem(Trouble.REFUSED, f"{self.name} refuses to {word}: {said or done.code}")
+        return done.out
+
+
+def _words(machine: str, command: str) -> list[str]:
+    """The command's words; raises WrongInput where a shell could not read them either."""
+    with contextlib.suppress(ValueError):
+        if words := shlex.split(command):
+            return words
+    raise WrongInput(
+        f"gpunodes_bmc_command of {machine} is {command!r}", "a program and its arguments", "correct the inventory"
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
+from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
 
 _TIMEOUT_S = 30
 _ORDERS = {Order.ON: "on", Order.OFF: "off", Order.RESET: "reset"}
@@ -28,39 +28,43 @@ class Ipmi:
 
     def state(self) -> PowerState:
         """What the BMC says; raises PowerProblem."""
-        said = self._run("status")
+        said = self._run("chassis", "power", "status")
         if "is on" in said:
             return PowerState.ON
         return PowerState.OFF if "is off" in said else PowerState.UNKNOWN
 
     def order(self, order: Order) -> None:
         """Tell it; raises PowerProblem."""
-        self._run(_ORDERS[order])
+        self._run("chassis", "power", _ORDERS[order])
 
-    def _run(self, word: str) -> str:
+    def identity(self) -> BmcIdentity:
+        """The system's GUID (IPMI 2.0, 22.14), nothing where it has none; raises PowerProblem when it is down."""
+        try:
+            said = self._run("mc", "guid")
+        except PowerProblem as problem:
+            if problem.trouble is not Trouble.REFUSED:
+                raise
+            said = ""
+        found = re.search(r"^System GUID\s*:\s*([0-9A-Fa-f-]{32,36})\s*$", said, re.MULTILINE)
+        return BmcIdentity(found[1].lower() if found else "")
+
+    def _run(self, *command: str) -> str:
         host, _, port = self._access.address.partition(":")
         words = ["ipmitool", "-I", "lanplus", "-H", host, *(["-p", port] if port else []), "-R", "2", "-N", "5"]
-        words += ["-U", self._access.user, "-E", "chassis", "power", word]
+        words += ["-U", self._access.user, "-E", *command]
+        # ipmitool(1), -E: the password is in IPMI_PASSWORD.
+        environment = {"LC_ALL": "C.UTF-8", "IPMI_PASSWORD": self._access.password}
         try:
-            done = subprocess.run(
-                words,
-                # ipmitool(1), -E: the password is in IPMI_PASSWORD.
-                env={**os.environ, "LC_ALL": "C.UTF-8", "IPMI_PASSWORD": self._access.password},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
+            done = program.run(words, _TIMEOUT_S, environment)
         except FileNotFoundError as error:
             raise PowerProblem(
                 Trouble.DOWN, "there is no ipmitool on this machine", "install the package ipmitool"
             ) from error
-        except subprocess.TimeoutExpired as error:
-            raise PowerProblem(Trouble.DOWN, f"{self.name} does not answer in {_TIMEOUT_S} s") from error
-        if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())[:300]
+        except program.Failed as error:
+            raise PowerProblem(Trouble.DOWN, f"{self.name} does not answer: ipmitool {error}") from error
+        if done.code:
+            said = " ".join((done.err or done.out).split())[:300]
             trouble = next((trouble for words_, trouble in _TROUBLES if words_ in said), Trouble.REFUSED)
             how = {Trouble.DOWN: "does not answer", Trouble.LOGIN: "refuses the user"}.get(trouble, "refuses")
             raise PowerProblem(trouble, f"{self.name} {how}: {said}")
-        return done.stdout
+        return done.out

@@ -6,7 +6,7 @@ one argument is JSON:
 - ``boot_id``: do nothing unless this is still the running boot;
 - ``rung``: ``gpu-reset``, ``reboot``, ``force`` or ``sysrq``;
 - ``later``: ``[[seconds, rung], ...]``, what a process that outlives the shutdown does when the machine is still there;
-- ``gpus``: PCI addresses to reset, all when there are none; ``limit_s``: how long the reset may take.
+- ``gpus``: PCI addresses to reset, all GPUs when there are none; ``limit_s``: how long the reset may take.
 
 It prints one JSON document and ends at once: the reboot begins after the answer.
 """
@@ -35,6 +35,10 @@ _LOG = "/dev/kmsg"
 RESET = "/run/gpunodes-gpu-reset"
 """When the GPUs were last reset in this boot, in seconds since it began: what the log says of before is over."""
 _TRIGGER = "/proc/sysrq-trigger"
+_DEVICE = "/dev/nvidia"
+_INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
+"""Of each GPU, by its PCI address; its line Device Minor numbers the device file."""
+_PCI = re.compile(r"[0-9A-Fa-f]{4,8}(:[0-9A-Fa-f]{2}){2}\.[0-7]\Z")
 
 
 def main(source: str, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -94,30 +98,34 @@ def down(rung: str, trigger: Optional[int]) -> None:
 
 
 def reset(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Reset GPUs; refused while a process holds one."""
+    """Reset GPUs; refused while a process holds one of them.
+
+    GPUs that NVLink joins can be reset apart from each other on newer generations only; nvidia-smi refuses then what
+    is too few (nvidia-smi(1), --gpu-reset). So all are reset where that is refused, and no process holds any.
+    """
+    gpus = options.get("gpus") or []
+    if not all(isinstance(gpu, str) and _PCI.match(gpu) for gpu in gpus):
+        return {"asked": False, "said": "%r are no PCI addresses" % (gpus,)}
     limit = float(options.get("limit_s", 60))
     deadline = time.monotonic() + limit
     stopped = [name for name in _SERVICES if _quiet(["systemctl", "is-active", "--quiet", name], 10) == 0]
     for name in stopped:
         _quiet(["systemctl", "stop", name], 20)
     try:
-        held = holders()
+        held = holders(gpus)
         # What was asked to leave the GPU may need a moment.
         while held and time.monotonic() < deadline - limit / 2:
             time.sleep(1)
-            held = holders()
+            held = holders(gpus)
         if held:
             return {"asked": False, "said": "the GPU is held by " + ", ".join(held[:5])}
-        said, codes = [], []
-        for gpu in options.get("gpus") or [None]:
-            words = ["nvidia-smi", "--gpu-reset"] + (["-i", gpu] if gpu else [])
-            code, text = _bounded(words, deadline)
-            said.append(text)
-            codes.append(code)
-        done = all(code == 0 for code in codes)
-        if done:
+        code, text = _bounded(["nvidia-smi", "--gpu-reset"] + (["-i", ",".join(gpus)] if gpus else []), deadline)
+        if gpus and code and not holders([]):
+            code, more = _bounded(["nvidia-smi", "--gpu-reset"], deadline)
+            text = "%s; all GPUs: %s" % (text, more)
+        if code == 0:
             _mark_reset()
-        return {"asked": done, "said": " ".join(said).strip()[:2000]}
+        return {"asked": code == 0, "said": text.strip()[:2000]}
     finally:
         for name in stopped:
             _quiet(["systemctl", "start", name], 20)
@@ -141,8 +149,11 @@ def _mark_reset() -> None:
         file.write("%.6f\n" % moment)
 
 
-def holders() -> List[str]:
-    """The processes that have a GPU's device open, ``name (pid)``."""
+def holders(gpus: Sequence[str]) -> List[str]:
+    """The processes that have the device of one of these GPUs open, of any when none is named; ``name (pid)``."""
+    minors = [re.search(r"^Device Minor:\s*(\d+)$", _read(_INFORMATION % gpu.lower()), re.M) for gpu in gpus]
+    named = bool(minors) and all(minors)
+    wanted = "|".join(found.group(1) for found in minors if found) if named else r"\d+|ctl|-uvm"
     found = []
     for folder in glob.glob("/proc/[0-9]*"):
         pid = folder.rpartition("/")[2]
@@ -152,7 +163,7 @@ def holders() -> List[str]:
             if error.errno in (errno.ENOENT, errno.ESRCH, errno.EACCES):
                 continue
             raise
-        if any(re.match(r"/dev/nvidia(\d+|ctl|-uvm)$", link) for link in links):
+        if any(re.match(r"%s(%s)$" % (_DEVICE, wanted), link) for link in links):
             found.append("%s (%s)" % (_read(folder + "/comm"), pid))
     return found
 

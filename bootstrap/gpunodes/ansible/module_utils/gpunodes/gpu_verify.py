@@ -30,6 +30,8 @@ _CONTAINER_LIMIT_S = 180
 _STUCK = "waits for the driver in a sleep that no signal ends"
 _NAMESPACE = "k8s.io"
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
+_ALL_GPUS = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/all"
+"""Source: github.com/NVIDIA/nvidia-container-toolkit, internal/config/image/cuda_image.go."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _container(image: str, runtime: str, seen: Seen) -> Level:
         raise MachineProblem(
             f"a container sees {len(inside)} of {len(outside)} GPUs",
             "all of them",
-            f"write {gpu_host.CDI} anew: `nvidia-ctk cdi generate --output={gpu_host.CDI}`",
+            f"run `gpunodes gpu install` for it, which configures NVIDIA's runtime; see {gpu_host.CDI}",
         )
     return Level("container", "ok", f"a container of {runtime} sees {len(inside)} GPUs")
 
@@ -208,8 +210,8 @@ def _containerd(image: str, name: str) -> tuple[Done, list[str], list[str]]:
     pulled = run([*ctr, "images", "ls", "-q", f"name=={image}"])
     if not pulled.out.strip():
         pulled = run([*ctr, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
-    # ctr of containerd 1.x knows no CDI devices: NVIDIA's runtime takes their names from the environment.
-    given = ["--runc-binary", _RUNTIME, "--env", "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"]
+    # ctr of containerd 1.x knows no CDI devices: NVIDIA's runtime takes their names from mounts of this form.
+    given = ["--runc-binary", _RUNTIME, "--mount", f"type=bind,src=/dev/null,dst={_ALL_GPUS},options=rbind:ro"]
     command = [*ctr, "run", "--rm", *given, image, name, *_SMI]
     return pulled, command, [*ctr, "tasks", "delete", "--force", name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import time
 from typing import Any
@@ -15,12 +16,14 @@ from .problem import MachineProblem
 
 _CALL_LIMIT_S = 30
 _PATIENCE_S = 60
-_NOT_FOUND = 404
+NOT_FOUND = 404
 _CONFLICT = 409
 # A busy or starting API server: 403 before it has read its own roles (the administrator is never forbidden anything),
 # 429 too many requests, 500 etcd timed out, 503 and 504.
 _PASSING = frozenset({0, 403, 429, 500, 503, 504})
 _ERRORS_FROM = 400
+# No empty segment, none of dots only, nothing that another server may decode.
+_PATH = re.compile(r"(?:/(?!\.+(?:/|\?|$))[A-Za-z0-9._:~-]+)+(?:\?[^\s#]*)?")
 MANAGER = "gpunodes"
 """Our name as a field manager in server-side apply."""
 
@@ -60,7 +63,7 @@ class Client:
         try:
             return self.get(path)
         except ApiError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == NOT_FOUND:
                 return None
             raise
 
@@ -69,7 +72,7 @@ class Client:
         try:
             self.call("DELETE", path, query=query)
         except ApiError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == NOT_FOUND:
                 return False
             raise
         return True
@@ -83,6 +86,9 @@ class Client:
         content_type: str = "application/json",
     ) -> Any:
         """One request, repeated while it may yet succeed; the answer's JSON. Raises ApiError."""
+        if not _PATH.fullmatch(path):
+            # A name out of a machine's mouth must not become another path.
+            raise ApiError(0, f"{path!r} is no path of the API")
         deadline = time.monotonic() + self._patience_s
         repeated = False
         while True:
@@ -115,7 +121,7 @@ class Client:
                     raise ApiError(0, f"{self._host}:{self._port}: {error}") from error
         try:
             document = json.loads(text) if text else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             document = {"message": text.decode("utf-8", "replace").strip()}
         if answer.status >= _ERRORS_FROM:
             raise ApiError(answer.status, str(document.get("message") or answer.reason))

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from . import disk
+from . import disk, tree
 from .problem import MachineProblem
 
 FOLDER = "/var/lib/gpunodes"
@@ -126,7 +125,7 @@ def from_json(text: str) -> Ledger:
         document["files"] = {path: OldFile(**old) for path, old in document["files"].items()}
         if version == 1:
             return Ledger(**document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MachineProblem(
             f"{PATH} is damaged ({error})",
             "the record of what was changed here",
@@ -155,7 +154,7 @@ def forget(part: str = "") -> None:
         with contextlib.suppress(OSError):  # the ledger is still there
             os.rmdir(os.path.dirname(PATH))
     else:
-        shutil.rmtree(os.path.dirname(PATH), ignore_errors=True)
+        tree.remove(os.path.dirname(PATH))
 
 
 def _add(entries: list[str], new: Iterable[str]) -> None:

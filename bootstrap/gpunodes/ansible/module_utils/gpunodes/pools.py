@@ -14,6 +14,8 @@ from .problem import MachineProblem
 MANAGED = "gpunodes.dev/managed"
 """Node annotation: the names of the labels and taints that are ours."""
 _MERGE = "application/merge-patch+json"
+_LONGEST = 1 << 16
+"""Longest annotation, in characters, that is read; a node may write much more."""
 _CONFLICT = 409
 REGISTERS_S = 180.0
 """Seconds that a kubelet gets to register its node: `kubeadm join` ends when it may, which can be before it has."""
@@ -23,14 +25,11 @@ _PAUSE_S = 1.0
 def managed(node: Mapping[str, Any]) -> dict[str, Any]:
     """What of a node's labels and taints is ours: {"labels": {...}, "taints": [...]}, as they are now."""
     metadata = node["metadata"]
-    try:
-        ours = json.loads((metadata.get("annotations") or {}).get(MANAGED) or "{}")
-    except ValueError:
-        ours = {}
+    ours = _ours((metadata.get("annotations") or {}).get(MANAGED))
     labels = metadata.get("labels") or {}
-    keys = set(ours.get("taints", ()))
+    keys = set(ours["taints"])
     return {
-        "labels": {name: labels[name] for name in ours.get("labels", ()) if name in labels},
+        "labels": {name: labels[name] for name in ours["labels"] if name in labels},
         "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
     }
 
@@ -82,7 +81,7 @@ def patch_of(
     metadata, spec = node["metadata"], node.get("spec", {})
     now = metadata.get("labels") or {}
     annotation = (metadata.get("annotations") or {}).get(MANAGED)
-    ours = json.loads(annotation) if annotation else {"labels": [], "taints": []}
+    ours = _ours(annotation)
     wanted = json.dumps({"labels": sorted(labels), "taints": sorted(_key(taint) for taint in taints)})
     changed: dict[str, str | None] = {key: value for key, value in labels.items() if now.get(key) != value}
     changed |= {key: None for key in ours["labels"] if key not in labels and key in now}
@@ -105,6 +104,19 @@ def patch_of(
     if not same:
         patch["spec"] = {"taints": [*kept, *map(_plain, taints)] or None}
     return patch
+
+
+def _ours(annotation: str | None) -> dict[str, list[str]]:
+    """The names in our annotation; a node can write what it likes there, and what is no list of names is none."""
+    try:
+        found = json.loads(annotation or "{}") if len(annotation or "") <= _LONGEST else {}
+    except (ValueError, RecursionError):
+        found = {}
+    listed = {part: found.get(part) if isinstance(found, dict) else None for part in ("labels", "taints")}
+    return {
+        part: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        for part, names in listed.items()
+    }
 
 
 def _key(taint: Mapping[str, str]) -> str:

@@ -130,6 +130,11 @@ def _empty(options: Options) -> Dict[str, Any]:
         "pci": [],
         "driver": {"loaded": False, "module": None, "library": None, "open": None, "gpus": []},
         "services": {},
+        "hostname": None,
+        "machine_id": None,
+        "product_uuid": None,
+        "product_serial": None,
+        "macs": [],
         "expected": {"gpus": options.expected_gpus, "from": None if options.expected_gpus is None else "setting"},
     }
 
@@ -990,6 +995,30 @@ def _services(options: Options, emit: Emit) -> None:
             emit("services", {name: state.get("ActiveState", "unknown") if loaded else "absent"})
 
 
+def _identity(options: Options, emit: Emit) -> None:
+    """Which machine this is, for its node and its BMC to be told by."""
+    for key, name in (
+        ("hostname", "proc/sys/kernel/hostname"),
+        ("machine_id", "etc/machine-id"),
+        ("product_uuid", "sys/class/dmi/id/product_uuid"),
+        ("product_serial", "sys/class/dmi/id/product_serial"),
+    ):
+        emit(key, _text(options.path(name), 256).strip() or None)
+    for address in macs(options.root):
+        emit("macs", address)
+
+
+def macs(root: str = "/") -> List[str]:
+    """The MAC addresses of the physical network interfaces (those with a device that is no virtual function)."""
+    base = os.path.join(root, "sys/class/net")
+    found = []
+    for name in _names(base):
+        device = os.path.join(base, name, "device")
+        if os.path.exists(device) and not os.path.exists(os.path.join(device, "physfn")):
+            found.append(_text(os.path.join(base, name, "address"), 64).strip())
+    return sorted({address for address in found if address})[:64]
+
+
 PARTS: Iterable[Tuple[str, Callable[[Options, Emit], None]]] = (
     ("log", _log),
     ("tasks", _tasks),
@@ -997,6 +1026,7 @@ PARTS: Iterable[Tuple[str, Callable[[Options, Emit], None]]] = (
     ("pci", _pci),
     ("driver", _driver),
     ("services", _services),
+    ("identity", _identity),
 )
 
 

@@ -3,11 +3,13 @@
 It reads requests and prints answers, one JSON document a line; several are carried out side by side. Nothing of the
 kubeconfig is ever in an answer. A request: ``id``, ``method``, ``path`` (with its query), ``body`` (or null),
 ``type`` (of the body), ``keep`` (dotted paths; of the items of a list only these come back). An answer: ``id``,
-``status`` (0: the API does not answer), ``body``, ``error``, ``time`` (this machine's clock, seconds since 1970).
+``status`` (0: the API does not answer; -1: this machine runs no cluster), ``body``, ``error``, ``time`` (this machine's
+clock, seconds since 1970). The method LOCK asks who holds the lock of commands on this machine.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 import threading
@@ -19,6 +21,8 @@ from typing import Any
 from . import kubeconfig
 from .kube_api import ApiError, Client
 
+COMMAND_LOCK = "/run/gpunodes-cluster.lock"
+"""What a command holds where it has no API to take Leases from (engine/locks.py)."""
 _AT_ONCE = 4
 _MOST = 32 << 20
 """Bytes of an answer."""
@@ -31,8 +35,10 @@ def serve(path: str) -> None:
 
     def answer(line: str) -> None:
         request = json.loads(line)
-        if config is None:
-            said: dict[str, Any] = {"status": 0, "body": None, "error": f"there is no {path} on this machine"}
+        if request["method"] == "LOCK":
+            said: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
+        elif config is None:
+            said = {"status": -1, "body": None, "error": f"there is no {path} on this machine"}
         else:
             if not hasattr(local, "client"):
                 local.client = Client(config, patience_s=-1)
@@ -50,6 +56,19 @@ def serve(path: str) -> None:
         for line in sys.stdin:
             if line.strip():
                 pool.submit(answer, line)
+
+
+def lock_holder(path: str) -> Any:
+    """What the holder of a lock wrote into its file; None where nobody holds it."""
+    try:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return json.loads(file.read(4096) or b"{}")
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
 
 
 def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:

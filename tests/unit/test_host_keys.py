@@ -1,0 +1,331 @@
+"""Host keys: neither the sweep nor ssh takes one that the user's own ssh would refuse. On real SSH servers."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.engine import openssh, runner, shell, sweep
+from gpunodes.engine.hostkeys import HostKeys, Trust
+from gpunodes.engine.sweep import Reach
+from gpunodes.engine.targets import target
+
+from tests import sshd
+
+needs_sshd = pytest.mark.skipif(
+    sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
+)
+
+
+def public(path: Path) -> str:
+    """The kind and the key of a key pair."""
+    return " ".join(path.with_suffix(".pub").read_text().split()[:2])
+
+
+def certify(authority: Path, key: Path, name: str, *more: str) -> None:
+    words = [
+        "ssh-keygen",
+        "-q",
+        "-s",
+        str(authority),
+        "-I",
+        "host",
+        "-h",
+        "-n",
+        name,
+        *more,
+        str(key.with_suffix(".pub")),
+    ]
+    subprocess.run(words, check=True)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sshd.new_key(tmp_path_factory.mktemp("authority") / "ca")
+
+
+CERTIFICATES = {
+    "none": (),
+    "good": ("127.0.0.1", "-V", "always:forever"),
+    "pattern": ("127.0.0.*", "-V", "always:forever"),
+    "another name": ("gpu-2", "-V", "always:forever"),
+    "expired": ("127.0.0.1", "-V", "20200101:20210101"),
+}
+
+
+@pytest.fixture(scope="module")
+def ports(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[int, sshd.Servers]]]:
+    """One server for each kind of certificate."""
+
+    def prepare(said: tuple[str, ...]) -> Callable[[sshd.Servers], str]:
+        def lines(servers: sshd.Servers) -> str:
+            if not said:
+                return ""
+            certify(authority, servers.host_key, *said)
+            return f"HostCertificate {servers.host_key}-cert.pub\n"
+
+        return lines
+
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for (name, said), port in zip(CERTIFICATES.items(), sshd.free_ports(len(CERTIFICATES)), strict=True):
+            folder = tmp_path_factory.mktemp("server")
+            served = sshd.serving(folder, [{("127.0.0.1", port): ""}], prepare(said))
+            found[name] = (port, stack.enter_context(served))
+        yield found
+
+
+class Site:
+    """The user's ssh_config and known_hosts, and the connections of ours that they are for."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(folder))
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        (folder / ".ssh").mkdir()
+        self.config = folder / ".ssh/config"
+        self.known_hosts = folder / ".ssh/known_hosts"
+        self.config.write_text("")
+
+    def variables(self, port: int, servers: sshd.Servers, **more: Any) -> dict[str, Any]:
+        return {
+            "ansible_host": "127.0.0.1",
+            "ansible_port": port,
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(servers.login),
+            # ssh takes the home of passwd, whatever $HOME says.
+            "ansible_ssh_common_args": f"-F {self.config}",
+            **more,
+        }
+
+    def swept(self, variables: dict[str, Any]) -> sweep.Answer:
+        found = target("gpu-1", variables, sweep.ssh_config())
+        (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
+        return answer
+
+    def connected(self, variables: dict[str, Any]) -> bool:
+        return shell.run("127.0.0.1", variables, "echo", deadline_s=30).ok
+
+    def learned(self) -> str:
+        path = settings.known_hosts()
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(tmp_path, monkeypatch)
+
+
+@needs_sshd
+@pytest.mark.parametrize("word", ["yes", "ask"])
+def test_a_key_that_nobody_knows_is_not_learned_where_the_user_forbids_it(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], word: str
+) -> None:
+    """Both learned it, whatever ssh_config said."""
+    variables = site.variables(*ports["none"])
+    site.config.write_text(f"Host 127.0.0.*\n  StrictHostKeyChecking {word}\n  UserKnownHostsFile {site.known_hosts}\n")
+    answer = site.swept(variables)
+    assert answer.reach is Reach.KEY_UNKNOWN
+    assert "is not known" in answer.said
+    assert not site.connected(variables)
+    assert site.learned() == ""
+    site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+    # A machine at another port may be known by its address alone.
+    site.known_hosts.write_text(f"127.0.0.1 {public(ports['none'][1].host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+
+
+@needs_sshd
+@pytest.mark.parametrize("word", ["no", "off", "accept-new", ""])
+def test_where_the_user_says_less_keys_are_learned_and_held_against_ever_after(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, word: str
+) -> None:
+    variables = site.variables(*ports["none"])
+    site.config.write_text(f"StrictHostKeyChecking {word}\n" if word else "")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.learned().count("\n") == 1
+    other = public(sshd.new_key(tmp_path / "other"))
+    settings.known_hosts().write_text(f"[127.0.0.1]:{ports['none'][0]} {other}\n")
+    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert not site.connected(variables)
+
+
+@needs_sshd
+def test_the_arguments_of_the_inventory_count_too(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
+    arguments = f"-o StrictHostKeyChecking=yes -F {site.config}"
+    variables = site.variables(*ports["none"], ansible_ssh_common_args=arguments)
+    assert site.swept(variables).reach is Reach.KEY_UNKNOWN
+    assert not site.connected(variables)
+
+
+@needs_sshd
+def test_the_keys_of_all_users_count(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/etc/ssh/ssh_known_hosts, which the sweep did not read."""
+    port, servers = ports["none"]
+    everywhere = tmp_path / "ssh_known_hosts"
+    monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", (str(everywhere),))
+    variables = site.variables(port, servers)
+    everywhere.write_text(f"[127.0.0.1]:{port} {public(sshd.new_key(tmp_path / 'other'))}\n")
+    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    everywhere.write_text(f"@revoked * {public(servers.host_key)}\n")
+    answer = site.swept(variables)
+    assert (answer.reach, "is revoked" in answer.said) == (Reach.KEY_CHANGED, True)
+    # And the files that ssh_config names.
+    monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
+    site.config.write_text(f"GlobalKnownHostsFile {everywhere}\nUserKnownHostsFile none\n")
+    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert not site.connected(variables)
+    revoked = tmp_path / "revoked"
+    site.config.write_text(f"RevokedHostKeys {revoked}\n")
+    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    for write in (
+        lambda key: revoked.write_text(public(key)),
+        lambda key: subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, key.with_suffix(".pub")], check=True),
+    ):
+        write(tmp_path / "other")
+        assert site.swept(variables).reach is Reach.ANSWERED
+        write(servers.host_key)
+        assert site.swept(variables).reach is Reach.KEY_CHANGED
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("name", "reach", "said"),
+    [
+        ("good", Reach.ANSWERED, ""),
+        ("pattern", Reach.ANSWERED, ""),
+        ("none", Reach.KEY_UNKNOWN, "certificate authority"),
+        ("another name", Reach.KEY_CHANGED, "a certificate that is not valid"),
+        ("expired", Reach.KEY_CHANGED, "a certificate that is not valid"),
+    ],
+)
+@pytest.mark.parametrize("strict", ["", "StrictHostKeyChecking yes\n"])
+def test_a_certificate_authority_vouches_for_machines(
+    site: Site,
+    authority: Path,
+    ports: dict[str, tuple[int, sshd.Servers]],
+    name: str,
+    reach: Reach,
+    said: str,
+    strict: str,
+) -> None:
+    """The sweep left their lines out, and learned whatever key it was shown."""
+    site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
+    site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\n{strict}")
+    variables = site.variables(*ports[name])
+    answer = site.swept(variables)
+    assert (answer.reach, said in answer.said) == (reach, True), answer.said
+    if name != "pattern":
+        assert site.connected(variables) is (reach is Reach.ANSWERED)
+    assert site.learned() == ""
+
+
+@needs_sshd
+def test_a_certificate_of_another_authority_is_none(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], authority: Path, tmp_path: Path
+) -> None:
+    other = public(sshd.new_key(tmp_path / "other"))
+    site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\n")
+    variables = site.variables(*ports["good"])
+    site.known_hosts.write_text(f"@cert-authority 127.0.0.* {other}\n")
+    assert site.swept(variables).reach is Reach.KEY_UNKNOWN
+    assert not site.connected(variables)
+    site.known_hosts.write_text(f"@cert-authority * {public(authority)}\n@revoked * {public(authority)}\n")
+    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert not site.connected(variables)
+    # Its key may still be known by itself.
+    port, servers = ports["good"]
+    site.known_hosts.write_text(f"@cert-authority * {other}\n[127.0.0.1]:{port} {public(servers.host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+
+
+@needs_sshd
+def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]]
+) -> None:
+    """Neither by us nor by ssh, which appends to it as well."""
+    port, servers = ports["none"]
+    line = f"gpu-9 {public(servers.host_key)}"
+    for connect in (site.swept, site.connected):
+        settings.known_hosts().write_text(line)
+        connect(site.variables(port, servers))
+        first, *rest = settings.known_hosts().read_text().splitlines()
+        assert (first, len(rest)) == (line, 1)
+
+
+def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
+    for text in ("", "gpu-1 ssh-ed25519 AAAA\n"):
+        (tmp_path / "known_hosts").write_text(text)
+        keys = HostKeys([tmp_path / "known_hosts"])
+        assert keys.judge("gpu-2", "ssh-ed25519", b"key") is Trust.NEW
+        key = base64.b64encode(b"key").decode()
+        assert (tmp_path / "known_hosts").read_text() == f"{text}gpu-2 ssh-ed25519 {key}\n"
+
+
+def test_nothing_is_forwarded(site: Site) -> None:
+    """Whatever ssh_config says: whoever is root on a machine could use the agent, and the ports."""
+    site.config.write_text(
+        "ForwardAgent yes\nForwardX11 yes\nLocalForward 9999 localhost:1\nRemoteForward 9998 localhost:1\n"
+        "DynamicForward 9997\nPermitLocalCommand yes\nLocalCommand touch /tmp/x\nTunnel yes\nRemoteCommand true\n"
+        "Host gpu-1\n  ProxyJump bastion\n"
+    )
+    words = shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"})
+    said = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True).stdout
+    found = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    assert {name: found[name] for name in ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel")} == {
+        "forwardagent": "no",
+        "forwardx11": "no",
+        "permitlocalcommand": "no",
+        "tunnel": "false",
+    }
+    assert found["clearallforwardings"] == "yes"
+    assert found["proxyjump"] == "bastion"
+    assert not {"localforward", "remoteforward", "dynamicforward"} & found.keys()
+    for option in ("ForwardAgent=no", "ClearAllForwardings=yes", "ForwardX11=no"):
+        assert option in runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"]
+
+
+def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> None:
+    """It had one set of options for all, which went before the user's own."""
+    site.config.write_text("Host 10.0.0.1\n  StrictHostKeyChecking yes\n")
+    arguments = f"-F {site.config}"
+    hosts = {name: {"ansible_host": address} for name, address in (("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))}
+    hosts["gpu-3"] = {"ansible_host": "10.0.0.1", "ansible_ssh_args": "-o User=x"}
+    path = tmp_path / "hosts.yml"
+    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": {"ansible_ssh_common_args": arguments}}}))
+    sources = runner._inventories(runner.Play("x.yml", path, ["gpu-1"]), tmp_path)
+    assert sources[0] == str(path)
+    words = [
+        str(Path(sys.executable).with_name("ansible-inventory")),
+        "--list",
+        *(word for source in sources for word in ("-i", source)),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)["_meta"]["hostvars"]
+    assert "StrictHostKeyChecking=yes" in found["gpu-1"]["ansible_ssh_args"]
+    assert "StrictHostKeyChecking=accept-new" in found["gpu-2"]["ansible_ssh_args"]
+    assert found["gpu-3"]["ansible_ssh_args"] == "-o User=x"
+
+
+def test_where_nobody_says_anything_of_host_keys_ssh_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each of a thousand machines would be felt."""
+    monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ssh was asked"))
+    assert "StrictHostKeyChecking=accept-new" in openssh.options("gpu-1", ["-p", "22"])
+    assert site.learned() == ""

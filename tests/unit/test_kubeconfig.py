@@ -1,0 +1,169 @@
+"""The administrator's kubeconfig: what of a control plane's file reaches the user's, and where it never lies."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpunodes.engine import journal
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.operations import kubeconfig
+
+from tests import sshd
+
+PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").decode()
+CLUSTER = {"server": "https://10.0.0.1:6443", "certificate-authority-data": PEM}
+USER = {"client-certificate-data": PEM, "client-key-data": PEM}
+
+
+def admin(cluster: Any = CLUSTER, user: Any = USER, **more: Any) -> dict[str, Any]:
+    """A control plane's admin.conf, as kubeadm writes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "kubernetes", "cluster": cluster}],
+        "users": [{"name": "kubernetes-admin", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "kubernetes", "user": "kubernetes-admin"}}],
+        **more,
+    }
+
+
+def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
+    return kubeconfig.renamed(admin({**CLUSTER, "server": server}), name)
+
+
+def test_what_kubeadm_writes_comes_as_it_is() -> None:
+    found = kubeconfig.renamed(admin(), "control-1")
+    assert found["clusters"] == [{"name": "gpunodes-control-1", "cluster": CLUSTER}]
+    assert found["users"] == [{"name": "gpunodes-control-1", "user": USER}]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        admin(user={**USER, "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/tmp/x"}}),
+        admin(user={**USER, "auth-provider": {"name": "oidc"}}),
+        admin(user={"client-certificate": "/etc/passwd", "client-key": "/etc/shadow"}),
+        admin(user={**USER, "token": "x"}),
+        admin(user={**USER, "as": "system:admin"}),
+        admin(cluster={**CLUSTER, "insecure-skip-tls-verify": True}),
+        admin(cluster={**CLUSTER, "proxy-url": "http://10.9.9.9/"}),
+        admin(cluster={**CLUSTER, "server": "http://10.0.0.1"}),
+        admin(cluster={**CLUSTER, "server": "https://10.0.0.1\x1b[2J"}),
+        admin(cluster={**CLUSTER, "certificate-authority-data": "bm9uZQ=="}),
+        admin(user={**USER, "client-key-data": ["x"]}),
+        admin(user={"client-key-data": PEM}),
+        admin(users=[{"name": name, "user": USER} for name in "ab"]),
+        admin(users="x"),
+        admin(clusters=[None]),
+        admin(user={1: 2}),
+        [],
+        "x",
+        None,
+    ],
+)
+def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
+    """Who has a control-plane machine would have what kubectl runs, and reads, on the user's."""
+    with pytest.raises(GpunodesError, match="what kubeadm writes") as said:
+        kubeconfig.renamed(document, "control-1")
+    assert str(said.value).isprintable()
+
+
+def test_merging_keeps_what_is_there_and_replaces_its_own() -> None:
+    first = kubeconfig.merged(kubeconfig_of("work", "https://w"), kubeconfig_of("lab", "https://old"))
+    second = kubeconfig.merged(first, kubeconfig_of("lab", "https://new"))
+    assert {entry["name"]: entry["cluster"]["server"] for entry in second["clusters"]} == {
+        "gpunodes-work": "https://w",
+        "gpunodes-lab": "https://new",
+    }
+    assert second["current-context"] == "gpunodes-lab"
+
+
+def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        target = tmp_path / "kube" / "config"
+        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
+        kubeconfig.write(target, kubeconfig_of("b", "https://b"), merge=True)
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert len(yaml.safe_load(target.read_text())["contexts"]) == 2
+    assert [path.name for path in target.parent.iterdir()] == ["config"]
+
+
+def test_a_kubeconfig_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "config"
+    target.write_text("- a\n")
+    with pytest.raises(WrongInput, match="not a mapping"):
+        kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
+
+
+def test_a_user_s_own_programs_stay(tmp_path: Path) -> None:
+    """What the user's file has for other clusters is theirs."""
+    target = tmp_path / "config"
+    theirs = {"users": [{"name": "corp", "user": {"exec": {"command": "corp-login"}}}]}
+    target.write_text(yaml.safe_dump(theirs))
+    kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
+    assert yaml.safe_load(target.read_text())["users"][0] == theirs["users"][0]
+
+
+# --- where it lies ---------------------------------------------------------------------------------------------------
+
+needs_sshd = pytest.mark.skipif(
+    sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
+)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inventory]:
+    """One whose control plane is this machine, with its admin.conf in another place."""
+    monkeypatch.setattr(kubeconfig, "_READ", kubeconfig._READ.replace("/etc/kubernetes", str(tmp_path)))
+    port = sshd.free_ports(1)[0]
+    with sshd.serving(tmp_path, [{("127.0.0.1", port): ""}]) as servers:
+        host = {"ansible_host": "127.0.0.1", "ansible_port": port, "ansible_user": "root"}
+        host["ansible_ssh_private_key_file"] = str(servers.login)
+        path = tmp_path / "hosts.yml"
+        path.write_text(yaml.safe_dump({"control_plane": {"hosts": {"control-1": host}}}))
+        yield Inventory(path)
+
+
+@needs_sshd
+def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
+    (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
+    assert kubeconfig.fetch(inventory) == kubeconfig.renamed(admin(), "control-1")
+    assert [path for path in state.rglob("*") if path.is_file() and PEM in path.read_text()] == []
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "there is no .*admin.conf: it runs no cluster"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
+)
+def test_without_one_the_reason_is_said(inventory: Inventory, tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "admin.conf").write_text(text)
+    with pytest.raises(GpunodesError, match=said):
+        kubeconfig.fetch(inventory)
+
+
+def test_what_a_killed_command_left_is_deleted_when_the_next_one_starts() -> None:
+    """Older versions of gpunodes had it in a run's folder."""
+    left = [journal.open_run("kubeconfig") / "admin.conf", journal.open_run("join") / "play/artifacts/ansible/command"]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret")
+    journal.open_run("health")
+    assert [path for path in left if path.exists()] == []

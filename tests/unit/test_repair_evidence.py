@@ -1,0 +1,95 @@
+"""Evidence of repairs: a place of its own, for days and within a size."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+from gpunodes.engine import evidence, history, journal
+from gpunodes.errors import GpunodesError
+from gpunodes.operations import repair
+from gpunodes.repair.policy import Limits
+from gpunodes.settings import state_home
+from gpunodes.views import repair as views
+
+from tests.repair_world import World, world
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def run(place: World) -> repair.RepairResult:
+    return repair.run(place, place.entries, repair.Wish("health", Limits()), lambda *_: None)
+
+
+def keep(repair_id: str, mib: float, age_days: float) -> Path:
+    folder = evidence.open_folder(repair_id)
+    with (folder / "gpu-1.kernel.log").open("wb") as file:
+        file.truncate(int(mib * 2**20))
+    moment = time.time() - age_days * 24 * 3600
+    os.utime(folder, (moment, moment))
+    return folder
+
+
+def test_sweeps_that_find_nothing_leave_nothing_and_evidence_outlives_them() -> None:
+    """A timer that looks every ten minutes does not push out what a repair kept; it leaves no folder itself."""
+    place = world(5, ["w1"])
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    kept = Path(found.evidence)
+    assert (kept / "w1.kernel.log").read_text() == "the line\n"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    before = sorted(state_home().rglob("*"))
+    for _ in range(journal.KEEP + 1):
+        run(place)
+    for _ in range(journal.KEEP + 1):
+        journal.open_run("status")
+    assert [path for path in sorted(state_home().rglob("*")) if "/runs" not in str(path)] == before
+    assert len(list((state_home() / "runs").iterdir())) == journal.KEEP
+
+
+def test_the_place_is_named_at_the_end_and_in_the_history() -> None:
+    """Whoever reads the result, its JSON or the history finds the folder."""
+    result = run(world(5, ["w1"]))
+    (found,) = [each for each in result.machines if each.machine == "w1"]
+    assert f"evidence: {found.evidence}" in views.summary(result)
+    (document,) = [each for each in views.document(result)["machines"] if each["name"] == "w1"]
+    assert document["evidence"] == found.evidence
+    (collected,) = [entry for entry in history.read("w1") if entry.what == "collect"]
+    assert collected.detail == f"{found.evidence}: w1.kernel.log"
+
+
+def test_nothing_came_and_no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that gives nothing leaves no empty folder behind."""
+    monkeypatch.setattr("tests.repair_world.Hands.collect", lambda *_, **__: [])
+    (found,) = [each for each in run(world(5, ["w1"])).machines if each.machine == "w1"]
+    assert found.evidence == ""
+    assert list((state_home() / "evidence").iterdir()) == []
+
+
+def test_evidence_is_kept_for_days_and_within_a_size() -> None:
+    """What is too old goes, then the oldest of what is too much; never that of a repair that goes on."""
+    old, young, newest = keep("old", 1, 91), keep("young", 3, 80), keep("newest", 3, 1)
+    evidence.prune(90, 100)
+    assert [path.exists() for path in (old, young, newest)] == [False, True, True]
+    evidence.prune(90, 5, keep={"young"})
+    assert young.exists()
+    evidence.prune(90, 5)
+    assert [path.exists() for path in (young, newest)] == [False, True]
+
+
+@pytest.mark.parametrize("repair_id", ["", "..", "../runs", "a/b", "-", "a\n", "x" * 300])
+def test_a_repairs_id_is_no_path(repair_id: str) -> None:
+    """An id may come from a lock in the cluster."""
+    with pytest.raises(GpunodesError, match="is no id"):
+        evidence.open_folder(repair_id)
+
+
+def test_a_result_says_nothing_of_evidence_where_there_is_none() -> None:
+    result = run(world(3))
+    assert all(each.evidence == "" for each in result.machines)
+    assert "evidence" not in views.summary(dataclasses.replace(result, dry_run=True))
