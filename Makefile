@@ -75,12 +75,13 @@ format: $(VENV)/.installed ## Let ruff put the Python files into their form
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 # The repairs of test-repair mostly wait: the roles' machines have the processors meanwhile. Two labs at once would only
-# take them from each other.
+# take them from each other. Which part comes last is printed first, and a wrong PART ends it here.
 .PHONY: test
-test: ## What CI runs: checks, the package, roles and a cluster on virtual machines
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package
+test: ## What CI runs: checks, the package, roles, and one part of test-machines in turn (PART=NAME: that one)
+	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
-	$(MAKE) test-life
+	$(MAKE) --no-print-directory test-part
 
 # Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
@@ -97,9 +98,13 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirement
 test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
+.PHONY: test-trust
+test-trust: $(VENV)/.installed ## Every playbook and command with machines whose every string is an attack
+	pytest --numprocesses $$((2 * $$(nproc))) tests/trust
+
 # The lab makes network namespaces and virtual machines: that part runs as root, the rest as whoever calls make.
 comma := ,
-AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE env PATH=$$PATH)
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE$(comma)GPUNODES_KEEP_LAB env PATH=$$PATH)
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 
@@ -107,16 +112,12 @@ MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(
 test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes on a real API server, without machines
 	$(MACHINES) tests/repair
 
-.PHONY: test-life
-test-life: $(INSTALLED)/.installed ## A cluster's life on virtual machines: killed, up, up again, a hang repaired, and back to bare machines
-	$(MACHINES) tests/machines/test_life.py
-
-.PHONY: test-hang
-test-hang: $(INSTALLED)/.installed ## GPU machines that hang and refuse to reboot, repaired on virtual machines
-	$(MACHINES) tests/machines/test_repair.py
+.PHONY: test-part
+test-part: $(INSTALLED)/.installed ## One part of test-machines: PART=NAME, or the one whose turn it is
+	files=$$($(PYTHON) -m tests.machines.parts $(PART)) && { [ -z "$$files" ] || $(MACHINES) $$files; }
 
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## All that can happen to machines, one after another; hours without KVM
+test-machines: $(INSTALLED)/.installed ## All parts, one after another; hours without KVM
 	$(MACHINES) tests/machines
 
 .PHONY: test-slow

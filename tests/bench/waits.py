@@ -58,7 +58,7 @@ class _World(repair_world.World):
     def settings(self) -> dict[str, Any]:
         return settings.of({})
 
-    def hands(self, machine: Machine) -> Any:
+    def hands(self, machine: Machine, **_: Any) -> Any:
         return _Hands(self.machines[machine.name])
 
     def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:

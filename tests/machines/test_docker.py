@@ -6,12 +6,14 @@ The lab's machines see one mirror and no other registry, which Docker itself can
 from __future__ import annotations
 
 from .conftest import BARE, STATE, Kind, Operator, lines
+from .pods import NOTHING, greedy
 
 LAB = Kind("debian13", workers=0, gpu_workers=1)
 JOIN = ("join", "gpu-1", "--runtime", "docker", "--driver", "580")
 JOIN_LIMIT_S = 3000.0
 """The machine builds a kernel module, and Docker unpacks its images."""
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
+LOOK = '-c "test -e /dev/nvidia0 && echo there || echo none"'
 RUNTIME = "jsonpath={.status.nodeInfo.containerRuntimeVersion}"
 
 _bare: list[str] = []
@@ -31,9 +33,29 @@ def test_a_join_with_docker_serves_gpus(operator: Operator) -> None:
 
 
 def test_people_may_use_docker_on_the_node(operator: Operator) -> None:
-    said = operator.ssh("gpu-1", f"docker run --rm --gpus all --entrypoint nvidia-smi {PLUGIN} -L")
+    given = "--device nvidia.com/gpu=all"
+    said = operator.ssh("gpu-1", f"docker run --rm {given} --entrypoint nvidia-smi {PLUGIN} -L")
     assert said.count("UUID: GPU-") == 2
-    assert operator.ssh("gpu-1", f"docker run --rm --entrypoint sh {PLUGIN} -c 'ls /dev/nvidia0'", code=None) == ""
+    for option, found in ((given, "there"), ("", "none")):
+        assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {PLUGIN} {LOOK}").split() == [found], (
+            option
+        )
+
+
+def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
+    """Neither a variable of an image or pod, nor NVIDIA's runtime, nor an annotation gives a GPU."""
+    assert greedy(operator, "gpu-1", PLUGIN) == NOTHING
+
+
+def test_an_image_cannot_take_gpus(operator: Operator) -> None:
+    """NVIDIA's own images request all GPUs by a variable; unless whoever runs them requests any they get none."""
+    made = f"docker create --name greedy --entrypoint sh {PLUGIN}"
+    commit = "docker commit --change 'ENV NVIDIA_VISIBLE_DEVICES=all' greedy greedy"
+    operator.ssh("gpu-1", f"{made} && {commit} && docker rm greedy")
+    try:
+        assert operator.ssh("gpu-1", f"docker run --rm --entrypoint sh greedy {LOOK}").split() == ["none"]
+    finally:
+        operator.ssh("gpu-1", "docker rmi greedy")
 
 
 def test_a_second_join_changes_nothing(operator: Operator) -> None:
@@ -45,6 +67,6 @@ def test_a_second_join_changes_nothing(operator: Operator) -> None:
 
 
 def test_removal_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("remove", "gpu-1")
+    operator.gpunodes("remove", "--yes", "gpu-1")
     assert lines(operator.ssh("gpu-1", BARE)) == _bare
     assert operator.ssh("gpu-1", "ls -d /var/lib/docker /run/docker /sys/class/net/docker0", code=None) == ""

@@ -15,12 +15,17 @@ from typing import Any
 import yaml
 
 from .conftest import BARE, STATE, Kind, Operator, lines
+from .pods import NOTHING, ended, greedy, start
 
 LAB = Kind("debian13", workers=1, gpu_workers=2)
 GPU = ("gpu-1", "gpu-2")
 UP_LIMIT_S = 3000.0
 """Two emulated machines build a kernel module each while a control plane starts."""
-SETTINGS: dict[str, dict[str, Any]] = {"gpu-1": {"gpunodes_pool": "h100"}, "gpu-2": {"gpunodes_gpu_taint": True}}
+DEDICATED = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpu-1": {"gpunodes_pool": "h100"},
+    "gpu-2": {"gpunodes_gpu_taint": True, "gpunodes_node_taints": [DEDICATED]},
+}
 GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
 BUSYBOX = "e2e-test-images/busybox:1.37.0-1"
 SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
@@ -49,30 +54,9 @@ def example(heading: str) -> dict[str, Any]:
     return part
 
 
-def start(operator: Operator, name: str, image: str, script: str, container: dict[str, Any], **spec: Any) -> None:
-    """Start a pod that runs a shell script."""
-    document = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": image, "command": ["sh", "-c", script], **container}],
-            **spec,
-        },
-    }
-    operator.ssh("control-1", f"cat >/run/pod.json <<'END'\n{json.dumps(document)}\nEND")
-    operator.kubectl("apply", "-f", "/run/pod.json")
-
-
-def ended(operator: Operator, name: str) -> tuple[str, str]:
-    """Wait for a pod's good end; its node and what it said. The pod is deleted."""
-    operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
-    node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
-    said = operator.kubectl("logs", name)
-    operator.kubectl("delete", "pod", name, "--wait=true")
-    return node, said
+def tolerations() -> dict[str, Any]:
+    """What a pod tolerates that may run on gpu-2, whose pool has a taint of its own."""
+    return {"tolerations": [*example("GPU nodes for GPU pods")["tolerations"], {**DEDICATED, "operator": "Equal"}]}
 
 
 def levels(machine: dict[str, Any]) -> dict[str, str]:
@@ -129,7 +113,7 @@ def test_pools_are_labels_and_taints(operator: Operator) -> None:
     label = "jsonpath={.metadata.labels.gpunodes\\.dev/pool}"
     assert [operator.kubectl("get", "node", name, "-o", label).strip() for name in GPU] == ["h100", "gpu"]
     taints = [operator.kubectl("get", "node", name, "-o", "jsonpath={.spec.taints[*].key}") for name in GPU]
-    assert [taint.split() for taint in taints] == [[], ["nvidia.com/gpu"]]
+    assert [taint.split() for taint in taints] == [[], ["dedicated", "nvidia.com/gpu"]]
     operator.kubectl("label", "node", "gpu-1", "team=a")
 
 
@@ -145,6 +129,11 @@ def test_a_cpu_node_has_nothing_of_it(operator: Operator) -> None:
     assert (
         operator.ssh("worker-1", "dpkg-query -W '*nvidia*' 2>/dev/null; ls /var/lib/gpunodes/gpu.json", code=None) == ""
     )
+
+
+def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
+    """Neither a variable of an image or pod, nor NVIDIA's runtime, nor an annotation gives a GPU."""
+    assert greedy(operator, "gpu-1", GPU_IMAGE) == NOTHING
 
 
 def test_the_examples_for_pools_run(operator: Operator) -> None:
@@ -175,10 +164,9 @@ def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
 
 
 def test_a_pod_waits_when_all_gpus_are_taken(operator: Operator) -> None:
-    tolerations = example("GPU nodes for GPU pods")
     for name, count in (("first", 2), ("second", 2), ("third", 1)):
         resources = {"resources": {"limits": {"nvidia.com/gpu": count}}}
-        start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", resources, **tolerations)
+        start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", resources, **tolerations())
     operator.kubectl("wait", "--for=condition=Ready", "pod/first", "pod/second", "--timeout=180s")
     assert operator.kubectl("logs", "first").count("UUID: GPU-") == 2
     waiting = operator.kubectl("get", "pod", "third", "-o", "jsonpath={.status.conditions[0].message}")
@@ -196,22 +184,37 @@ def test_a_daemon_reload_takes_no_gpu_away(operator: Operator) -> None:
 
 
 def test_an_upgrade_keeps_the_driver(operator: Operator) -> None:
-    version = "dpkg-query -W -f '${Version}' nvidia-open-580 nvidia-kernel-open-dkms"
-    before = operator.ssh("gpu-1", version)
-    operator.ssh("gpu-1", "apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qqy upgrade >/dev/null")
-    assert operator.ssh("gpu-1", version) == before
+    """Two things keep it, each alone: the hold of its packages, and the pin of its branch. A newer branch is there."""
+    unpinned = ("-oDir::Etc::Preferences=/dev/null", "-oDir::Etc::PreferencesParts=/dev/null")
+    driver = {"nvidia-open", "nvidia-kernel-open-dkms"}
+
+    def upgraded(*options: str) -> set[str]:
+        """The packages that `apt-get upgrade` would upgrade."""
+        said = operator.ssh("gpu-1", f"apt-get --simulate {' '.join(options)} upgrade")
+        return set(re.findall(r"^Inst (\S+) \[", said, re.MULTILINE))
+
+    operator.ssh("gpu-1", "apt-get -qq update")
+    assert driver <= upgraded(*unpinned, "--ignore-hold"), "nothing newer is there: this test could not fail"
+    assert not driver & upgraded("--ignore-hold")
+    assert not driver & upgraded(*unpinned)
+    versions = f"dpkg-query -W -f '${{Package}} ${{Version}}\n' {' '.join(sorted(driver))}"
+    before = operator.ssh("gpu-1", versions)
+    assert len(lines(before)) == len(driver)
+    options = " ".join(unpinned)
+    operator.ssh("gpu-1", f"DEBIAN_FRONTEND=noninteractive apt-get -qqy {options} upgrade >/dev/null")
+    assert operator.ssh("gpu-1", versions) == before
 
 
 def test_the_driver_is_not_taken_away_under_a_pod(operator: Operator) -> None:
     node = operator.kubectl("get", "pod", "third", "-o", "jsonpath={.spec.nodeName}").strip()
-    done = operator.gpunodes("gpu", "remove", node, code=1)
+    done = operator.gpunodes("gpu", "remove", "--yes", node, code=1)
     assert f"default/third uses GPUs of {node}" in done.stdout + done.stderr
     assert operator.document("gpu", "verify", node)["exit_code"] == 0
     operator.kubectl("delete", "pod", "second", "third", "--wait=true")
 
 
 def test_removal_leaves_a_node_without_gpus(operator: Operator) -> None:
-    operator.gpunodes("gpu", "remove", "gpu-2")
+    operator.gpunodes("gpu", "remove", "--yes", "gpu-2")
     assert operator.ssh("gpu-2", "lsmod | grep -c '^nvidia'", code=None).strip() == "0"
     assert (
         operator.ssh("gpu-2", "dpkg-query -W -f '${db:Status-Status} ${Package}\n' '*nvidia*' | grep ^installed", None)
@@ -219,7 +222,8 @@ def test_removal_leaves_a_node_without_gpus(operator: Operator) -> None:
     )
     labels = operator.kubectl("get", "node", "gpu-2", "-o", "jsonpath={.metadata.labels}")
     assert "gpunodes.dev/gpu" not in labels
-    assert operator.kubectl("get", "node", "gpu-2", "-o", "jsonpath={.spec.taints}").strip() == ""
+    taints = operator.kubectl("get", "node", "gpu-2", "-o", "jsonpath={.spec.taints[*].key}")
+    assert taints.split() == ["dedicated"]
     status = operator.document("status")
     assert {node["name"]: node["ready"] for node in status["nodes"]}["gpu-2"]
 
@@ -231,6 +235,6 @@ def test_cuda_comes_where_it_is_wished(operator: Operator) -> None:
 
 
 def test_reset_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("remove", "gpu-1", "gpu-2")
+    operator.gpunodes("remove", "--yes", "gpu-1", "gpu-2")
     for machine in GPU:
         assert lines(operator.ssh(machine, BARE)) == _bare[machine]

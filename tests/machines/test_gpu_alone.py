@@ -1,4 +1,7 @@
-"""GPU software on a machine that is in no cluster, and off it again. The GPUs are the lab's stand-ins."""
+"""GPU software on a machine that is in no cluster, and off it again; with a reboot where only that loads the driver.
+
+The GPUs are the lab's stand-ins, and so is the driver of the kernel's own that does not let go of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,28 @@ from .conftest import BARE, STATE, Kind, Operator, lines
 
 LAB = Kind("debian13", workers=0, gpu_workers=1, more=("--cpus", "2"))
 INSTALL = ("gpu", "install", "gpu-1", "--driver", "580")
+# As the real one it would be loaded at every start, for any GPU; as one that draws a console it cannot be unloaded.
+NOUVEAU = """
+#include <linux/module.h>
+static int __init nouveau_init(void) { __module_get(THIS_MODULE); return 0; }
+static void __exit nouveau_exit(void) { }
+module_init(nouveau_init);
+module_exit(nouveau_exit);
+MODULE_ALIAS("pci:v000010DEd*sv*sd*bc03sc*i*");
+MODULE_LICENSE("GPL");
+"""
+BUILD = """
+set -e
+kernel=$(uname -r)
+make -sC /lib/modules/$kernel/build M=/root/nouveau modules >/dev/null
+folder=/lib/modules/$kernel/kernel/drivers/gpu/drm/nouveau
+mkdir -p $folder
+cp /root/nouveau/nouveau.ko $folder
+depmod
+modprobe nouveau
+"""
+LOADED = "ls /sys/module | grep -xE 'nouveau|nvidia'"
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 
 _bare: list[str] = []
 
@@ -27,8 +52,43 @@ def test_a_second_run_changes_nothing(operator: Operator) -> None:
 
 
 def test_removal_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("gpu", "remove", "gpu-1")
+    operator.gpunodes("gpu", "remove", "--yes", "gpu-1")
     assert lines(operator.ssh("gpu-1", BARE)) == _bare
+
+
+def test_without_leave_to_reboot_it_says_what_is_left_to_do(operator: Operator) -> None:
+    """The kernel's own driver holds the GPUs: only a reboot loads NVIDIA's."""
+    tools = (
+        "apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qqy install gcc make linux-headers-$(uname -r)"
+    )
+    operator.ssh("gpu-1", f"{{ {tools}; }} >/dev/null")
+    source = f"mkdir -p /root/nouveau; echo 'obj-m := nouveau.o' >/root/nouveau/Makefile; echo '{NOUVEAU}'"
+    operator.ssh("gpu-1", f"{source} >/root/nouveau/nouveau.c")
+    operator.ssh("gpu-1", BUILD)
+    before = operator.ssh("gpu-1", BOOT)
+    done = operator.gpunodes(*INSTALL, "--no-reboot", code=1, limit_s=3000)
+    assert "nouveau holds the GPU and does not let go" in done.stdout + done.stderr
+    assert "a reboot is left to do" in done.stdout + done.stderr
+    assert operator.ssh("gpu-1", BOOT) == before
+    assert operator.ssh("gpu-1", LOADED).split() == ["nouveau"]
+
+
+def test_a_machine_is_rebooted_where_only_that_loads_the_driver(operator: Operator) -> None:
+    before = operator.ssh("gpu-1", BOOT)
+    operator.gpunodes(*INSTALL, limit_s=3000)
+    assert operator.ssh("gpu-1", BOOT) != before
+    assert operator.ssh("gpu-1", LOADED).split() == ["nvidia"]
+    [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
+    assert (machine["levels"][0]["level"], machine["levels"][0]["state"]) == ("host", "ok")
+    # A second run has nothing to reboot for.
+    before = operator.ssh("gpu-1", BOOT)
+    assert [machine["outcome"] for machine in operator.document(*INSTALL)["machines"]] == ["unchanged"]
+    assert operator.ssh("gpu-1", BOOT) == before
+
+
+def test_removal_gives_the_gpus_back_to_the_kernels_driver(operator: Operator) -> None:
+    operator.gpunodes("gpu", "remove", "--yes", "gpu-1")
+    assert operator.ssh("gpu-1", LOADED).split() == ["nouveau"]
 
 
 def test_init_master_plans_a_control_plane_with_gpus(operator: Operator) -> None:

@@ -1,32 +1,14 @@
-"""Machines with stand-in GPUs that hang and refuse to reboot: each repaired by what is left; and nothing else touched.
-
-test_repair_more.py goes on where this ends.
-"""
+"""Machines with stand-in GPUs that hang and refuse to reboot: each repaired by what is left."""
 
 from __future__ import annotations
 
 import time
-
-import pytest
 
 from . import sick
 from .conftest import Operator
 from .sick import clean, entry, fault, hang, history, needs_repair, repaired, verdict, wait_for
 
 LAB = sick.LAB
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(operator: Operator) -> None:
-    sick.cluster(operator)
-
-
-def test_what_is_well_is_left_alone(operator: Operator) -> None:
-    boots = [sick.boot(operator, machine) for machine in sick.GPU]
-    document = operator.document("health", "gpu-*", "--reboot-hung", "--yes")
-    assert {each["ruling"] for each in document["machines"]} == {"nothing"}
-    assert [sick.boot(operator, machine) for machine in sick.GPU] == boots
-    clean(operator)
 
 
 def test_a_hang_whose_reboot_hangs_ends_by_sysrq_on_the_machine_itself(operator: Operator) -> None:

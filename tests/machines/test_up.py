@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from .conftest import STATE, Kind, Operator
 
 LAB = Kind("debian12", workers=1, kubernetes="1.35")
@@ -9,6 +11,8 @@ MACHINES = ("control-1", "worker-1")
 
 
 def test_up_makes_a_cluster(operator: Operator) -> None:
+    settings = operator.folder / "inventory" / "group_vars" / "control_plane.yml"
+    settings.write_text("gpunodes_serving_certificates: true\n")
     document = operator.document("up", "--kubernetes-version", "1.35")
     assert document["schema"] == "gpunodes.run/1"
     assert {machine["name"]: machine["outcome"] for machine in document["machines"]} == dict.fromkeys(
@@ -19,6 +23,21 @@ def test_up_makes_a_cluster(operator: Operator) -> None:
     assert {node["version"].rpartition(".")[0] for node in status["nodes"]} == {"v1.35"}
     assert operator.ssh("worker-1", "containerd --version").split()[2].startswith("v2.")
     assert operator.tokens() == []
+
+
+def test_kubelets_serve_with_certificates_of_the_cluster(operator: Operator) -> None:
+    """The service on the control plane approves each node's own request, and the API server verifies the answer."""
+    requests = json.loads(operator.kubectl("get", "certificatesigningrequests", "-o", "json"))["items"]
+    serving = [one for one in requests if one["spec"]["signerName"] == "kubernetes.io/kubelet-serving"]
+    decided = {(one["spec"]["username"], one["status"]["conditions"][0]["type"]) for one in serving}
+    assert decided == {(f"system:node:{machine}", "Approved") for machine in MACHINES}
+    for machine in MACHINES:
+        assert operator.ssh(machine, "ls /var/lib/kubelet/pki/kubelet-server-current.pem")
+    # Logs come from the kubelets, which the API server talks to by these certificates alone.
+    pods = operator.kubectl("-n", "kube-system", "get", "pods", "-l", "k8s-app=kube-proxy", "-o", "name").split()
+    assert len(pods) == len(MACHINES)
+    for pod in pods:
+        assert operator.kubectl("-n", "kube-system", "logs", "--tail=1", pod)
 
 
 def test_up_again_changes_nothing(operator: Operator) -> None:

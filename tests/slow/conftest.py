@@ -1,5 +1,5 @@
 """The end-to-end tests' operator, for tests that take hours."""
 
-from tests.machines.conftest import operator
+from tests.machines.conftest import labs, operator
 
-__all__ = ["operator"]
+__all__ = ["labs", "operator"]

@@ -57,5 +57,5 @@ def test_the_real_driver_is_built_and_held(operator: Operator, debian: str) -> N
 
 
 def test_removal_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("gpu", "remove", "gpu-1", limit_s=LIMIT_S)
+    operator.gpunodes("gpu", "remove", "--yes", "gpu-1", limit_s=LIMIT_S)
     assert lines(operator.ssh("gpu-1", BARE)) == _bare

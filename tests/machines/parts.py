@@ -1,0 +1,94 @@
+"""Which part of these tests is run beside the quick ones: `make test` runs one in turn, a nightly workflow all.
+
+`python -m tests.machines.parts [PART]` prints the files of a part, and on standard error which part that is and why.
+Standard library only: it runs before there is an environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CHECKOUT = HERE.parents[1]
+NONE = "none"
+"""The name that runs no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Test files that run together; ``minutes`` is what they take on two processors without KVM, mostly estimated."""
+
+    minutes: int
+    files: Sequence[str]
+
+
+# The order is that of the turns: what repairs, removes and resets stands between the rest. With the quick tests, which
+# take 10 minutes, each stays below 50.
+PARTS: Mapping[str, Part] = {
+    "life": Part(25, ("test_life.py",)),
+    "repair": Part(30, ("test_repair.py",)),
+    "cluster": Part(35, ("test_cluster.py", "test_up.py")),
+    "commands": Part(30, ("test_repair_commands.py",)),
+    "gpu": Part(38, ("test_gpu.py",)),
+    "power": Part(38, ("test_repair_power.py",)),
+    "docker": Part(34, ("test_docker.py", "test_gpu_alone.py")),
+    "leave": Part(32, ("test_leave.py",)),
+    "health": Part(26, ("test_health.py",)),
+    "pool": Part(38, ("test_pool.py",)),
+}
+
+
+def in_turn(number: int) -> str:
+    """The part whose turn it is: one step for each commit on the main line, so that landings go around."""
+    return list(PARTS)[number % len(PARTS)]
+
+
+def by_commit(checkout: Path) -> tuple[str, str]:
+    """The part that the checked out commit chooses, and why."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", f"safe.directory={checkout}", "-C", str(checkout), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if git("rev-parse", "--is-shallow-repository") == "true":
+            commit = git("rev-parse", "HEAD")
+            return in_turn(int(commit, 16)), f"by the hash of commit {commit[:9]}: its history is not here"
+        number = int(git("rev-list", "--count", "--first-parent", "HEAD"))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return in_turn(0), "the first: this is no git checkout"
+    return in_turn(number), f"in turn: {number} commits are on the main line"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the files of a part, one a line; with --list all parts as a JSON list."""
+    parser = argparse.ArgumentParser(prog="parts", description=__doc__.partition("\n")[0])
+    parser.add_argument("part", nargs="?", choices=[*PARTS, NONE], metavar="PART", help=f"{', '.join(PARTS)} or {NONE}")
+    parser.add_argument("--list", action="store_true", help="print the names of all parts as a JSON list")
+    asked = parser.parse_args(argv)
+    if asked.list:
+        print(json.dumps(list(PARTS)))
+        return 0
+    name, why = (asked.part, "as requested") if asked.part else by_commit(CHECKOUT)
+    if name == NONE:
+        print("tests/machines: no part of them", file=sys.stderr)
+        return 0
+    part, number = PARTS[name], list(PARTS).index(name) + 1
+    files = [str((HERE / file).relative_to(CHECKOUT)) for file in part.files]
+    print(
+        f"tests/machines: part {name!r}, {number} of {len(PARTS)}, about {part.minutes} min, {why}; "
+        f"make test PART={'|'.join(PARTS)}|{NONE} runs another",
+        file=sys.stderr,
+    )
+    print("\n".join(files))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

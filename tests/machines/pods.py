@@ -1,0 +1,68 @@
+"""Pods for tests: started from a few words, waited for, and those that want GPUs without requesting one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .conftest import Operator
+
+_LOOK = """for file in /dev/nvidia*; do test -e "$file" && echo "got $file"; done
+nvidia-smi -L 2>/dev/null | grep UUID
+echo looked"""
+_ALL = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]
+_BY_NAME = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "nvidia.com/gpu=all"}]
+_ANNOTATED = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
+_GREEDY: dict[str, tuple[list[dict[str, str]], dict[str, str], dict[str, str]]] = {
+    "greedy-variable": (_ALL, {}, {}),
+    "greedy-runtime": (_ALL, {"runtimeClassName": "nvidia"}, {}),
+    "greedy-name": (_BY_NAME, {"runtimeClassName": "nvidia"}, {}),
+    "greedy-annotation": ([], {}, _ANNOTATED),
+    "greedy-annotation-runtime": ([], {"runtimeClassName": "nvidia"}, _ANNOTATED),
+}
+"""Ways to GPUs that nobody has given: variables, more of the pod, annotations."""
+
+
+def start(
+    operator: Operator,
+    name: str,
+    image: str,
+    script: str,
+    container: dict[str, Any],
+    annotations: dict[str, str] | None = None,
+    **spec: Any,
+) -> None:
+    """Start a pod that runs a shell script."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": image, "command": ["sh", "-c", script], **container}],
+            **spec,
+        },
+    }
+    operator.ssh("control-1", f"cat >/run/pod.json <<'END'\n{json.dumps(document)}\nEND")
+    operator.kubectl("apply", "-f", "/run/pod.json")
+
+
+def ended(operator: Operator, name: str) -> tuple[str, str]:
+    """Wait for a pod's good end; its node and what it said. The pod is deleted."""
+    operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
+    node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
+    said = operator.kubectl("logs", name)
+    operator.kubectl("delete", "pod", name, "--wait=true")
+    return node, said
+
+
+def greedy(operator: Operator, node: str, image: str) -> dict[str, str]:
+    """Run pods on a GPU node that request no GPU and try to get one all the same; by way, what each has found."""
+    for name, (variables, spec, notes) in _GREEDY.items():
+        start(operator, name, image, _LOOK, {"env": variables}, notes, nodeName=node, **spec)
+    return {name: ended(operator, name)[1].strip() for name in _GREEDY}
+
+
+NOTHING = dict.fromkeys(_GREEDY, "looked")
+"""What ``greedy`` finds where GPUs go only to pods that request them."""

@@ -1,0 +1,99 @@
+"""Workers that leave a cluster, and machines that lose power, a command or its connection while they join again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from .conftest import BARE, Kind, Operator, kill, lines, search_for_secrets
+
+LAB = Kind("debian13", workers=2, cluster=())
+MACHINES = LAB.machines
+
+
+def test_remove_empties_and_resets_a_node(operator: Operator) -> None:
+    operator.gpunodes("remove", "--yes", "worker-2")
+    status = operator.document("status")
+    assert {node["name"] for node in status["nodes"]} == {"control-1", "worker-1"}
+    assert status["missing"] == ["worker-2"]
+    assert lines(operator.ssh("worker-2", BARE)) == operator.bare["worker-2"]
+
+
+def test_a_machine_that_reports_a_template_runs_nothing_here(operator: Operator) -> None:
+    """The name of a machine's system is data: as a template it would run ``canary`` on this machine."""
+    canary = operator.folder / "bin/canary"
+    canary.parent.mkdir()
+    canary.write_text(f"#!/bin/sh\ntouch {operator.folder}/ran\n", encoding="utf-8")
+    canary.chmod(0o755)
+    attack = "{{ lookup((dict(pipe=1)|first), (dict(canary=1)|first)) }}"
+    operator.ssh("worker-2", "cp /usr/lib/os-release /run/kept")
+    operator.ssh("worker-2", f"sed -i 's#^PRETTY_NAME=.*#PRETTY_NAME=\"{attack}\"#' /usr/lib/os-release")
+    before, operator.environment["PATH"] = os.environ["PATH"], f"{canary.parent}:{os.environ['PATH']}"
+    try:
+        assert operator.gpunodes("preflight", "worker-2").returncode == 0
+        assert operator.document("join", "worker-2", "--dry-run")["machines"][0]["outcome"] == "changed"
+        operator.gpunodes("status")
+    finally:
+        operator.environment["PATH"] = before
+    assert attack in operator.ssh("worker-2", "cat /etc/os-release")
+    assert not (operator.folder / "ran").exists()
+    operator.ssh("worker-2", "cat /run/kept >/usr/lib/os-release")
+
+
+def test_a_join_survives_a_power_cut(operator: Operator) -> None:
+    running = operator.start("join", "worker-2")
+    operator.wait_for(running, "worker-2: Install Kubernetes")
+    time.sleep(10)
+    assert operator.lab("power", "worker-2", "off").returncode == 0
+    assert running.wait(timeout=600) == 1
+    assert operator.tokens() == []
+    assert operator.lab("power", "worker-2", "on").returncode == 0
+    deadline = time.monotonic() + 300
+    while operator.lab("ssh", "worker-2", "true").returncode:
+        assert time.monotonic() < deadline, "worker-2 did not come back"
+        time.sleep(5)
+    operator.gpunodes("join", "worker-2")
+    assert operator.document("status")["missing"] == []
+
+
+def test_an_interrupted_join_leaves_no_token(operator: Operator) -> None:
+    operator.gpunodes("remove", "--yes", "worker-1")
+    running = operator.start("join", "worker-1")
+    operator.wait_for(running, "worker-1: Join the cluster")
+    time.sleep(6)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=600) == 130
+    assert operator.tokens() == []
+
+
+def test_a_join_by_plain_ansible_after_a_kill(operator: Operator) -> None:
+    running = operator.start("join", "worker-1")
+    operator.wait_for(running, "worker-1: Join the cluster")
+    time.sleep(6)
+    kill(running)
+    operator.playbook("join", "worker-1")
+    assert operator.document("status")["missing"] == []
+    assert operator.tokens() == []
+
+
+def test_no_secret_lies_about(operator: Operator) -> None:
+    search_for_secrets(operator, MACHINES, boots={"worker-2": 2})
+
+
+def test_a_reset_refuses_while_a_volume_is_busy(operator: Operator) -> None:
+    point = "/var/lib/kubelet/plugins/of-a-storage/data"
+    operator.ssh(
+        "worker-1", f"mkdir -p {point} && mount -t tmpfs server:/export {point} && echo precious >{point}/theirs"
+    )
+    operator.ssh("worker-1", f"systemd-run --unit=user --collect --property=WorkingDirectory={point} sleep infinity")
+    done = operator.gpunodes("reset", "worker-1", "--yes", code=1)
+    assert f"{point} (server:/export) is mounted and used by sleep" in " ".join(done.stdout.split())
+    assert operator.ssh("worker-1", f"cat {point}/theirs; ls /etc/kubernetes").split()[0] == "precious"
+    operator.ssh("worker-1", "systemctl stop user")
+
+
+def test_reset_leaves_nothing(operator: Operator) -> None:
+    operator.gpunodes("reset", "worker-*", "control-1", "--yes")
+    for machine in MACHINES:
+        assert lines(operator.ssh(machine, BARE)) == operator.bare[machine]

@@ -1,0 +1,121 @@
+"""A repair beside other commands, beside pods that may not or cannot end, and killed in each of its steps."""
+
+from __future__ import annotations
+
+import json
+
+from . import sick
+from .conftest import Operator, kill
+from .sick import clean, entry, fault, hang, history, repaired, wait_for
+
+LAB = sick.LAB
+PODS = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: steady}
+spec:
+  selector: {matchLabels: {app: steady}}
+  template:
+    metadata: {labels: {app: steady}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: gpu-1}
+      terminationGracePeriodSeconds: 1
+      containers: [{name: main, image: "IMAGE", command: [sh, -c, "exec sleep 100000"]}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: steady}
+spec: {minAvailable: 1, selector: {matchLabels: {app: steady}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: stuck}
+spec:
+  selector: {matchLabels: {app: stuck}}
+  template:
+    metadata: {labels: {app: stuck}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: gpu-1}
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: main
+          image: IMAGE
+          command: [sh, -c, "while :; do nvidia-smi -L >/dev/null; sleep 4; done"]
+          resources: {limits: {nvidia.com/gpu: 1}}
+"""
+STEPS = (
+    "gpu-1: reboot: ",
+    "gpu-1: collecting the evidence",
+    "gpu-1: cordoned",
+    "gpu-1: emptying the node",
+    "gpu-1: graceful reboot",
+    "gpu-1: proving it well",
+    "gpu-1: well: ",
+    "gpu-1: uncordoned",
+)
+"""What the command says when it begins a step, from the first to the last."""
+REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
+
+
+def test_a_lost_gpu_comes_back_by_one_of_two_commands_and_a_cordon_of_somebody_else_stays(operator: Operator) -> None:
+    operator.kubectl("cordon", "gpu-1")
+    before = sick.boot(operator, "gpu-1")
+    fault(operator, "gpu-1", "lost")
+    assert 79 in wait_for(operator, "gpu-1", ["reboot"])["xids"]
+    running = operator.start(*REPAIR)
+    operator.wait_for(running, "collecting the evidence")
+    # What must be gone at the end is there now.
+    assert sick.leases(operator)
+    assert sick.sessions(operator) > 0
+    second = entry(operator.document(*REPAIR, code=3))
+    assert (second["ruling"], second["outcome"]) == ("refuse", None)
+    assert running.wait(timeout=1500) == 0
+    assert sick.boot(operator, "gpu-1") != before
+    assert history(operator)[-1]["outcome"] == "repaired"
+    clean(operator, theirs=["gpu-1"])
+    operator.kubectl("uncordon", "gpu-1")
+
+
+def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Operator) -> None:
+    image = operator.kubectl(
+        "-n", "kube-system", "get", "daemonset", "nvidia-device-plugin-daemonset",
+        "-o", "jsonpath={.spec.template.spec.containers[0].image}",
+    ).strip()  # fmt: skip
+    sick.apply(operator, PODS.replace("IMAGE", image))
+    for name in ("steady", "stuck"):
+        operator.kubectl("rollout", "status", f"deployment/{name}", "--timeout=180s")
+    before = sick.boot(operator, "gpu-1")
+    fault(operator, "gpu-1", "smi-hang")
+    assert wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
+
+    done = operator.gpunodes(*REPAIR, "--json", code=3)
+    found = entry(json.loads(done.stdout))
+    assert found["outcome"] == "not-repaired"
+    assert "default/steady-" in found["why"]
+    assert "--force-drain" in found["why"]
+    assert "pods that do not end: default/stuck-" in done.stderr
+    assert sick.boot(operator, "gpu-1") == before
+    assert not sick.node(operator, "gpu-1")["spec"].get("unschedulable")
+
+    done = operator.gpunodes(*REPAIR, "--force-drain", "--json")
+    repaired(json.loads(done.stdout))
+    (forced,) = [line for line in done.stderr.splitlines() if "were deleted by force" in line]
+    assert "default/steady-" in forced
+    assert "default/stuck-" in forced
+    assert sick.boot(operator, "gpu-1") != before
+    operator.kubectl("delete", "-f", "/run/sick.yml")
+    clean(operator)
+
+
+def test_a_kill_in_every_step_and_then_the_same_command(operator: Operator) -> None:
+    before = sick.boot(operator, "gpu-1")
+    hang(operator)
+    for step in STEPS:
+        running = operator.start(*REPAIR)
+        operator.wait_for(running, step)
+        kill(running)
+    operator.gpunodes(*REPAIR)
+    assert sick.boot(operator, "gpu-1") != before
+    ends = [each["outcome"] for each in history(operator) if each["kind"] == "end"]
+    assert set(ends) == {"repaired"}
+    clean(operator)

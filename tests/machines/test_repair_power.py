@@ -1,0 +1,95 @@
+"""What only a loss of power cures, BMCs that are down or lie, and a machine that hangs at every boot."""
+
+from __future__ import annotations
+
+from gpunodes.inventory import Inventory
+
+from . import sick
+from .conftest import Operator
+from .sick import clean, entry, fault, history, needs_repair, repaired, wait_for, wait_until_well
+
+LAB = sick.LAB
+REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
+
+
+def test_what_only_a_loss_of_power_cures_waits_for_a_bmc_and_for_hands(operator: Operator) -> None:
+    fault(operator, "gpu-1", "needs-cold")
+    wait_for(operator, "gpu-1", ["reboot"])
+    with sick.bmc(operator, "down"):
+        document = operator.document(*REPAIR, code=3)
+        assert entry(document)["outcome"] == "needs-repair"
+        assert "the new boot has findings" in entry(document)["why"]
+        (cold,) = [each for each in history(operator) if each["what"] == "cold"]
+        assert "does not answer" in cold["detail"]
+    needs_repair(operator)
+    before = sick.boot(operator, "gpu-1")
+    again = entry(operator.document(*REPAIR, code=3))
+    assert (again["ruling"], again["outcome"]) == ("needs-repair", None)
+    assert "gpunodes uncordon gpu-1" in again["why"]
+    assert sick.boot(operator, "gpu-1") == before
+
+    operator.gpunodes("uncordon", "gpu-1")
+    assert repaired(operator.document(*REPAIR))["rung"] == "cold"
+    clean(operator)
+
+
+def test_a_bmc_that_says_on_and_is_off(operator: Operator) -> None:
+    assert operator.lab("power", "gpu-1", "off").returncode == 0
+    # Nothing starts here: there is no sense in waiting long.
+    with sick.bmc(operator, "lies"), sick.given(operator, "control-1", gpunodes_repair_boot_timeout=60):
+        document = operator.document("repair", "gpu-1", "--yes", code=3)
+    assert entry(document)["outcome"] == "needs-repair"
+    (cold,) = [each for each in history(operator) if each["what"] == "cold"]
+    assert "took the order off and says on" in cold["detail"]
+    needs_repair(operator)
+    assert operator.document("power", "gpu-1", "status")["state"] == "off"
+    assert operator.document("power", "gpu-1", "on")["state"] == "on"
+    wait_until_well(operator)
+    operator.gpunodes("uncordon", "gpu-1")
+    clean(operator)
+
+
+def test_the_bmc_of_another_machine_gets_no_order(operator: Operator) -> None:
+    """A wrong address in the inventory took another machine's power: here that of the control plane."""
+    own = Inventory(operator.folder / "inventory").variables("control-1")
+    other = {key: str(own[key]) for key in ("gpunodes_bmc_address", "gpunodes_bmc_user", "gpunodes_bmc_password")}
+    before = sick.boot(operator, "gpu-1"), sick.boot(operator, "control-1")
+    operator.document("health", "gpu-1", code=None)  # which records who it is
+    assert operator.document("power", "gpu-1", "status")["own"] is True
+    with sick.given(operator, "gpu-1", **other):
+        shown = operator.document("power", "gpu-1", "status")
+        assert shown["own"] is False
+        assert operator.ssh("gpu-1", "cat /sys/class/dmi/id/product_uuid").strip() in shown["identities"]
+        for action in ("off", "cycle"):
+            done = operator.gpunodes("power", "gpu-1", action, "--yes", code=1)
+            assert "belongs to another machine" in done.stderr
+        assert (
+            entry(operator.document("repair", "gpu-1", "--from", "bmc", "--yes", code=3))["outcome"] == "needs-repair"
+        )
+        tried = [each["detail"] for each in history(operator) if each["what"] in {"bmc", "cold"}]
+        assert tried
+        assert all("belongs to another machine" in detail for detail in tried)
+    assert (sick.boot(operator, "gpu-1"), sick.boot(operator, "control-1")) == before
+    operator.gpunodes("uncordon", "gpu-1")
+    clean(operator)
+
+
+def test_a_hang_at_every_boot_is_given_up(operator: Operator) -> None:
+    for more in ((), ("--at-boot",)):
+        fault(operator, "gpu-1", "smi-hang", *more)
+    wait_for(operator, "gpu-1", ["reboot"])
+    found = entry(operator.document(*REPAIR, code=3))
+    assert found["outcome"] == "needs-repair"
+    assert "the new boot has findings" in found["why"]
+    assert [each["what"] for each in history(operator) if each["kind"] == "proof"][-1] == "cold"
+    needs_repair(operator)
+    # Somebody comes and mends it.
+    fault(operator, "gpu-1", "clear")
+    operator.gpunodes("power", "gpu-1", "cycle", "--yes")
+    wait_until_well(operator)
+    operator.gpunodes("uncordon", "gpu-1")
+    clean(operator)
+
+
+def test_no_password_lies_about(operator: Operator) -> None:
+    sick.no_password_lies_about(operator)
