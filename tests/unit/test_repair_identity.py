@@ -6,17 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpunodes.ansible.filter_plugins import gpunodes as filters
-from gpunodes.engine import history, identities, runner
+from gpunodes.engine import history, identities, records, runner
+from gpunodes.engine.cluster import Cluster, NoAnswer
+from gpunodes.engine.leases import Leases, lock_name
 from gpunodes.errors import WrongInput
 from gpunodes.operations import power, repair, repair_one
 from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Limits, Ruling
-from gpunodes.repair.record import Outcome
+from gpunodes.repair.record import Outcome, Record, Step
 
 from tests.repair_world import World, world
 
@@ -114,6 +117,90 @@ def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
     renamed(place, "w1", "rack-7")
     identities.remember("test", {"rack-7": {"boot_id": "w1-boot-1"}})
     assert run(place, "rack-7", by_hand=True, named=frozenset({"rack-7"})).outcome is Outcome.REPAIRED
+
+
+def left_behind(place: World, machine: str, node: str, lock: str = "") -> None:
+    """The Lease of an operator who is dead: it holds a repair of ``machine``, whose node it says is ``node``."""
+    record = Record(
+        id="r1", machine=machine, cluster="theirs", started=time.time(), reason="sick", action="reboot",
+        step=Step.CLIMB, node=node, rung="reboot", named=True, boot_id=f"{machine}-boot-1",
+    )  # fmt: skip
+    dead = Leases(Cluster(place.session()), "repair")
+    dead.take(lock or node, record.text())
+    dead.close()
+    lease = place.api.leases[lock_name(lock or node)]
+    head, _, _, tail = lease["spec"]["holderIdentity"].rsplit("/", 3)
+    lease["spec"]["holderIdentity"] = f"{head}/1/0/{tail}"
+
+
+def resumed(place: World) -> list[repair.Repaired]:
+    return list(repair.resume(place, repair.Wish("repair", Limits()), lambda *_: None).machines)
+
+
+def test_a_repair_in_a_lock_is_gone_on_with_on_its_own_machine_and_node() -> None:
+    place = world(5, ["w1"])
+    left_behind(place, "w1", "w1")
+    (found,) = resumed(place)
+    assert (found.machine, found.outcome) == ("w1", Outcome.REPAIRED)
+    assert records.read("theirs") == {}, "it is ours from then on"
+
+
+@pytest.mark.parametrize(("machine", "node"), [("w1", "w2"), ("rack-7", "w2")])
+def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str, node: str) -> None:
+    """Another operator's inventory calls another machine so: it was rebooted under the pods of its own node."""
+    place = world(5, ["w1"])
+    if machine != "w1":
+        renamed(place, "w1", machine)
+        place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
+    left_behind(place, machine, node)
+    (found,) = resumed(place)
+    assert (found.ruling, found.outcome) == (Ruling.REFUSE, None)
+    assert f"its repair is of the node {node}, and" in found.why
+    assert place.machines[machine].done == []
+
+
+def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
+    place = world(5, ["w1"])
+    left_behind(place, "w1", "w1", lock="w2")
+    assert resumed(place) == []
+    assert place.machines["w1"].done == []
+
+
+def test_a_control_plane_that_is_away_for_one_question_ends_no_other_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world(5, ["w1", "w2"])
+    left_behind(place, "w1", "w1")
+    left_behind(place, "w2", "w2")
+    node, asked = Cluster.node, list[str]()
+
+    def away_once(cluster: Cluster, name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise NoAnswer("no answer", "an API that answers")
+        return node(cluster, name)
+
+    monkeypatch.setattr(Cluster, "node", away_once)
+    found = {each.machine: each for each in resumed(place)}
+    assert found["w1"].ruling is Ruling.REFUSE
+    assert found["w2"].outcome is Outcome.REPAIRED
+
+
+def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BMC that nothing identifies gets orders for a machine that its user named, and by nobody else's word."""
+    place = world(5, ["w1"])
+    named: list[bool] = []
+    hands = place.hands
+    monkeypatch.setattr(
+        place, "hands", lambda machine, **given: named.append(given["named"]) or hands(machine, **given)
+    )
+    left_behind(place, "w1", "w1")
+    assert [each.outcome for each in resumed(place)] == [Outcome.REPAIRED]
+    place.machines["w1"].sick = True
+    records.write(Record(
+        id="r2", machine="w1", cluster="test", started=time.time(), reason="sick", action="reboot", step=Step.CLIMB,
+        node="w1", rung="reboot", named=True, boot_id="w1-boot-2",
+    ))  # fmt: skip
+    resumed(place)
+    assert named == [False, True]
 
 
 def test_marks_are_cleared_on_the_machine_s_own_node_only() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
-import json
 import secrets
 import socket
 import threading
@@ -343,23 +342,19 @@ class _Repairs:
         """Decide and begin, until nothing waits for what we do ourselves."""
         waiting, decisions = list(names), list[Decision]()
         while waiting or self._running:
+            outdated = False
             try:
                 decisions = self._decide_and_begin(pool, waiting) if waiting else []
             except leases.Lost:
-                continue  # another command has decided meanwhile: what is true now?
-            except (leases.Held, clusters.NoAnswer) as problem:
-                # What goes on already is not ended for it; what comes next is decided when one of them is done.
-                if not self._running and not self._results:
-                    raise
-                decisions = [Decision(name, Ruling.REFUSE, str(problem)) for name in waiting]
+                outdated = True  # another command has decided meanwhile: what is true now?
             except GpunodesError as problem:
+                # What was begun goes on.
                 if not self._running and not self._results:
                     raise
-                # What was begun goes on.
-                for name in waiting:
-                    if name not in self._results and name not in self._busy():
-                        self._refuse(name, problem)
+                decisions = self._undecided(waiting, problem)
             waiting = [name for name in waiting if name not in self._results and name not in self._busy()]
+            if outdated:
+                continue
             if not self._running:
                 break
             self._reap()
@@ -368,6 +363,16 @@ class _Repairs:
         for decision in decisions:
             if decision.machine in waiting:
                 self._leave(decision)
+
+    def _undecided(self, waiting: Sequence[str], problem: GpunodesError) -> list[Decision]:
+        """What becomes of machines that could not be decided on: refused now, or at the end if that does not change."""
+        if isinstance(problem, leases.Held | clusters.NoAnswer):
+            # It is decided again when one of those that go on is done.
+            return [Decision(name, Ruling.REFUSE, str(problem)) for name in waiting]
+        for name in waiting:
+            if name not in self._results and name not in self._busy():
+                self._refuse(name, problem)
+        return []
 
     def _decide_and_begin(self, pool: ThreadPoolExecutor, waiting: Sequence[str]) -> list[Decision]:
         with self._deciding():
@@ -540,6 +545,7 @@ class _Repairs:
             hung=hung,
             node=node.name if node else "",
             first=self._start(machine.name).rung.name,
+            named=machine.name in self._wish.named,
             force_drain=self._wish.force_drain,
             bug_report=self._wish.bug_report,
             boot_id=verdict.boot_id or (node.boot_id if node else ""),
@@ -557,7 +563,9 @@ class _Repairs:
                 if seen.live or not seen.record:
                     continue
                 with contextlib.suppress(ValueError):
-                    record = recording.parse(seen.record)
+                    record = self._from_lock(seen.record)
+                    if leases.lock_name(record.node) != seen.name:
+                        continue  # no command of ours writes that
                     # A record of ours for the same repair is written before the lock's: it is the newer one.
                     if found.get(record.machine, record).id != record.id or record.machine not in found:
                         found[record.machine] = record
@@ -566,8 +574,8 @@ class _Repairs:
             nodes = self._cluster.nodes()
             machines = self._world.identities({})
             matcher = identity.Matcher([node.identity for node in nodes], machines.values())
-            matches = {name: matcher.match(machine).node for name, machine in machines.items()}
-            names_of = {node.name: name for name, node in matches.items() if node}
+            matches = {name: matcher.match(machine) for name, machine in machines.items()}
+            names_of = {match.node.name: name for name, match in matches.items() if match.node}
             for node in nodes:
                 if leases.lock_name(node.name) in held or node.name in known:
                     continue
@@ -575,10 +583,19 @@ class _Repairs:
                     name = names_of.get(node.name, node.name)
                     found.setdefault(name, self._forgotten(node, name))
             for name, record in found.items():
-                matched = matches.get(name)
-                if record.node and matched and matched.name != record.node:
-                    self._astray[name] = f"its repair is of the node {record.node}, and it is the node {matched.name}"
+                match = matches.get(name)
+                if not record.node or not match or (match.node and match.node.name == record.node):
+                    continue
+                found_now = f"it is the node {match.node.name}" if match.node else unmatched(match)
+                self._astray[name] = f"its repair is of the node {record.node}, and {found_now}"
         return {name: record for name, record in found.items() if names is None or name in names}
+
+    def _from_lock(self, text: str) -> Record:
+        """A repair that another command left in its lock: the cluster's word, so that what it names is ours to check.
+
+        Raises ValueError.
+        """
+        return dataclasses.replace(recording.parse(text), cluster=self._world.cluster_name, named=False)
 
     def _forgotten(self, node: Node, name: str) -> Record:
         """A node with our cordon, and nothing that tells why: proven well it is given back, else it needs repair."""
@@ -609,13 +626,13 @@ class _Repairs:
             why = "a repair of it was begun with the cluster; leave --without-cluster out to go on with it"
             self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
             return
-        node = self._cluster.node(record.node) if self._cluster and record.node else None
-        if node and node.maintenance and node.maintenance.holds(time.time()):
-            why = f"it is in maintenance since a repair of it was begun: {node.maintenance.described()}"
-            self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
-            return
-        self._say(name, f"going on with {record.id} at: {record.step.value}")
         try:
+            node = self._cluster.node(record.node) if self._cluster and record.node else None
+            if node and node.maintenance and node.maintenance.holds(time.time()):
+                why = f"it is in maintenance since a repair of it was begun: {node.maintenance.described()}"
+                self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
+                return
+            self._say(name, f"going on with {record.id} at: {record.step.value}")
             self._submit(pool, machine, record)
         except Exception as problem:
             self._refuse(name, problem, record.id)
@@ -623,13 +640,13 @@ class _Repairs:
     def _submit(self, pool: ThreadPoolExecutor, machine: Machine, record: Record) -> None:
         """Lock the machine and give it to a thread; raises GpunodesError for a lock that somebody else holds."""
         with contextlib.ExitStack() as opened:
-            hands = self._world.hands(
-                machine, named=machine.name in self._wish.named, say=lambda text: self._say(machine.name, text)
-            )
+            hands = self._world.hands(machine, named=record.named, say=lambda text: self._say(machine.name, text))
             opened.enter_context(records.claimed(machine.name, record.cluster))
             if self._leases and record.node:
                 alone = machine.role is Role.CONTROL_PLANE
-                record = _newer(record, self._leases.take(record.node, record.text(), alone=alone))
+                left = self._leases.take(record.node, record.text(), alone=alone)
+                with contextlib.suppress(ValueError):
+                    record = _newer(record, self._from_lock(left)) if left else record
             claim = opened.pop_all()
         if record.step is Step.LOCK:
             record = record.to(Step.COLLECT)
@@ -737,12 +754,11 @@ class _Repairs:
         )
 
 
-def _newer(record: Record, left: str) -> Record:
+def _newer(record: Record, left: Record) -> Record:
     """The record to go on from: what a dead holder left in the lock goes before a repair that is only to begin."""
-    with contextlib.suppress(ValueError, json.JSONDecodeError):
-        other = recording.parse(left) if left else record
-        if other.id != record.id and other.machine == record.machine and other.step not in (Step.END, Step.RELEASE):
-            return other
+    same = left.machine == record.machine and left.node == record.node
+    if same and left.id != record.id and left.step not in (Step.END, Step.RELEASE):
+        return dataclasses.replace(left, named=record.named)
     return record
 
 

@@ -68,6 +68,8 @@ class Record:
     """The machine's node; empty where the cluster is left out."""
     first: str = ""
     """The rung that it starts at."""
+    named: bool = False
+    """Its user named the machine itself, not by a pattern."""
     force_drain: bool = False
     bug_report: bool = False
     """nvidia-bug-report.sh is to be run too."""
