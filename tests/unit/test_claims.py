@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
-from gpunodes.engine import cluster, leases, locks, runner, shell
+from gpunodes.engine import cluster, identities, leases, locks, runner, shell
 from gpunodes.engine.cluster import Answer, NoSession
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.engine.locks import Taken
 from gpunodes.errors import GpunodesError
-from gpunodes.model import Machine, MachineResult, Outcome, Role
+from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role
 from gpunodes.operations import claims, preflight
 from gpunodes.operations import run as running
 from gpunodes.operations.remove import OPERATION as REMOVE
@@ -51,6 +51,7 @@ class Place:
             self.api.add_node(machine.name)
         self.status: int | None = None
         self.by_ssh: list[str] = []
+        self.waits: list[Finding] = []
         monkeypatch.setattr(claims, "Session", lambda _: self)
         monkeypatch.setattr(cluster, "over_ssh", lambda *_: None)
         monkeypatch.setattr(locks, "hold", self._hold)
@@ -79,7 +80,7 @@ class Place:
         pass
 
     def claimed(self, machines: Sequence[Machine], command: str = "join") -> Any:
-        return claims.claimed(self.inventory, machines, command)
+        return claims.claimed(self.inventory, machines, command, self.waits.append)
 
     @property
     def locked(self) -> list[str]:
@@ -137,6 +138,7 @@ def test_an_api_that_is_down_is_said_and_waited_for(place: Place) -> None:
     began = time.monotonic()
     with place.claimed(WORKERS, "reset") as claim:
         assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
+        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "0 s at most are waited for it")]
         assert place.by_ssh == ["reset"]
         (finding,) = claim.findings
         assert "no Leases can be taken" in finding.fact
@@ -158,6 +160,17 @@ def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
     with place.claimed(WORKERS[:1]) as claim:
         claim.take_more({"w0": {"hostname": "w0", "boot_id": "11111111-2222-4333-8444-555555555555"}})
         assert "w0.example.com" in place.locked
+
+
+def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: Place) -> None:
+    """Its inventory name is not its node's: what it reported once tells, to repairs and to commands."""
+    boot = "11111111-2222-4333-8444-555555555555"
+    place.api.add_node("rack7-u3")
+    place.api.nodes["rack7-u3"]["status"]["nodeInfo"]["bootID"] = boot
+    del place.api.nodes["w0"]
+    identities.remember("test", {"w0": {"hostname": "rack7-u3", "boot_id": boot}})
+    with place.claimed(WORKERS[:1], "power off"):
+        assert place.locked == ["rack7-u3"]
 
 
 def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(place: Place) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
 from gpunodes.engine import cluster as clusters
-from gpunodes.engine import leases, locks
+from gpunodes.engine import identities, leases, locks
 from gpunodes.engine.cluster import Cluster, NoAnswer, NoCluster, NoSession, Refused, Session
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
@@ -27,11 +27,15 @@ PATIENCE_S = leases.DURATION_S
 class Claim:
     """The locks of one command on its machines."""
 
-    def __init__(self, session: Session, machines: Sequence[Machine], command: str, *, alone: bool) -> None:
+    def __init__(
+        self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str, *, alone: bool
+    ) -> None:
         self._cluster = Cluster(session, patience_s=0.0)
         self._leases = leases.Leases(self._cluster, command)
         self._machines = machines
-        self._facts: Mapping[str, Mapping[str, Any]] = {}
+        # All of the inventory, as a repair knows them: both must come to the same name for a machine's Lease.
+        self._addresses = {machine.name: machine.address for machine in inventory.machines()}
+        self._known = identities.recall_all(inventory.cluster, self._addresses)
         self._alone = alone
         self._nodes: Sequence[Node] | None = None
         self.lock: locks.Lock | None = None
@@ -43,9 +47,12 @@ class Claim:
         """Who we are, in a Lease."""
         return self._leases.me
 
-    def take(self) -> None:
-        """Take the Leases of all machines; raises Held, and NoAnswer or Refused where no API can be asked."""
-        deadline = time.monotonic() + PATIENCE_S
+    def take(self, on_wait: Callable[[GpunodesError], None] = lambda _: None) -> None:
+        """Take the Leases of all machines; raises Held, and NoAnswer or Refused where no API can be asked.
+
+        ``on_wait`` hears once why it takes its time.
+        """
+        deadline, waits = time.monotonic() + PATIENCE_S, False
         while True:
             try:
                 nodes = self._cluster.nodes()
@@ -54,16 +61,19 @@ class Claim:
                 break
             except (NoCluster, NoSession):
                 raise
-            except (NoAnswer, Refused):
+            except (NoAnswer, Refused) as problem:
                 if time.monotonic() > deadline:
                     raise
+                if not waits:
+                    on_wait(problem)
+                waits = True
                 time.sleep(1)
 
     def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
         """Take what turns out to be ours to take now that machines have reported who they are; raises as ``take``."""
         if self._nodes is None:
             return
-        self._facts = facts
+        self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
         self._leases.take_all(self._locked(self._nodes), alone=self._alone)
 
     def lost(self) -> GpunodesError | None:
@@ -84,17 +94,18 @@ class Claim:
     def _locked(self, nodes: Sequence[Node]) -> list[str]:
         """The names to lock: each machine's node; where it is none, its own, and the one that it would join by."""
         names = []
-        machines = [reported(each.name, each.address, self._facts.get(each.name)) for each in self._machines]
-        matcher = Matcher([node.identity for node in nodes], machines)
-        for machine in machines:
+        matcher = Matcher([node.identity for node in nodes], self._known.values())
+        for machine in (self._known[each.name] for each in self._machines):
             node = matcher.match(machine, sure=False).node
             names += [node.name] if node else [machine.name, machine.hostname or machine.name]
         return names
 
 
 @contextlib.contextmanager
-def claimed(inventory: Inventory, machines: Sequence[Machine], command: str) -> Iterator[Claim]:
-    """Hold what a command on ``machines`` must hold, while inside.
+def claimed(
+    inventory: Inventory, machines: Sequence[Machine], command: str, on_wait: Callable[[Finding], None] = lambda _: None
+) -> Iterator[Claim]:
+    """Hold what a command on ``machines`` must hold, while inside; ``on_wait`` hears what is waited for.
 
     Raises Held or Taken when somebody works on one of them already, and NoSession or NoLock when the control plane's
     machine cannot be asked.
@@ -105,11 +116,11 @@ def claimed(inventory: Inventory, machines: Sequence[Machine], command: str) -> 
     with contextlib.ExitStack() as held:
         session = Session(clusters.over_ssh(control.address, variables))
         held.callback(session.close)
-        claim = Claim(session, machines, command, alone=alone)
+        claim = Claim(session, inventory, machines, command, alone=alone)
         held.callback(claim.close)
         without = False
         try:
-            claim.take()
+            claim.take(lambda problem: on_wait(_waiting(control.name, problem)))
         except NoCluster:
             without = True
         except NoSession:
@@ -121,6 +132,17 @@ def claimed(inventory: Inventory, machines: Sequence[Machine], command: str) -> 
             lock = locks.hold(control.address, variables, command, claim.holder, restarts=alone)
             claim.lock = held.enter_context(lock)
         yield claim
+
+
+def _waiting(control: str, problem: GpunodesError) -> Finding:
+    return Finding(
+        control,
+        "lock",
+        f"the API does not answer yet: {problem.found}",
+        "an API that answers",
+        f"{PATIENCE_S:.0f} s at most are waited for it",
+        Severity.WARNING,
+    )
 
 
 def _unlocked(control: str, problem: GpunodesError) -> Finding:

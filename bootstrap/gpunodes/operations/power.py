@@ -82,8 +82,11 @@ def locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator
     with contextlib.ExitStack() as held:
         if action in (Action.OFF, Action.CYCLE):
             try:
-                claim = held.enter_context(claims.claimed(world.inventory, [machine], f"power {action.value}"))
-                for finding in claim.findings:
+                words = f"power {action.value}"
+                waits = claims.claimed(
+                    world.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
+                )
+                for finding in held.enter_context(waits).findings:
                     say(finding.machine, finding.fact)
             except (NoSession, NoLock, WrongInput) as problem:
                 say(machine.name, f"without a lock: {problem.found}")

@@ -78,9 +78,8 @@ def carry_out(
     with contextlib.ExitStack() as held:
         # A dry run changes nothing and needs no lock.
         try:
-            claim = (
-                None if options.dry_run else held.enter_context(claims.claimed(inventory, machines, operation.words))
-            )
+            if not options.dry_run:
+                claim = held.enter_context(_claimed(operation, inventory, machines, view))
         except (NoSession, locks.NoLock) as error:
             unlocked = error
         if phase_list.PREFLIGHT in phases:
@@ -133,6 +132,12 @@ def carry_out(
         log=str(ended.log),
         interrupted=interrupted,
     )
+
+
+def _claimed(
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View
+) -> contextlib.AbstractContextManager[claims.Claim]:
+    return claims.claimed(inventory, machines, operation.words, lambda finding: view.findings([finding]))
 
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
