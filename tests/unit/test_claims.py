@@ -20,7 +20,7 @@ from gpunodes.ansible.module_utils.gpunodes import session
 from gpunodes.engine import cluster, identities, leases, locks, runner, shell
 from gpunodes.engine.cluster import Answer, NoSession
 from gpunodes.engine.leases import Held, Leases
-from gpunodes.engine.locks import Taken
+from gpunodes.engine.locks import NoLock, Taken
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role
 from gpunodes.operations import claims, preflight
@@ -274,6 +274,16 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
             pass
     assert session.lock_holder(str(far_side)) is None
     with locks.hold("here", {}, "join"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
+)
+def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    said = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
+    monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", said])
+    with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
         pass
 
 

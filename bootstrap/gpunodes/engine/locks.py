@@ -22,10 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gpunodes import shape
 from gpunodes.ansible.module_utils.gpunodes.session import COMMAND_LOCK
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError
+from gpunodes.shape import Maybe, Named
 
 BEAT = 10.0
 """Seconds between two signs of life."""
@@ -37,6 +39,9 @@ ANSWER = 60.0
 """Seconds to wait for the lock's answer; an emulated machine under load needs ten."""
 _AGAIN = 5.0
 """Seconds between two attempts to take the lock of a machine that starts."""
+_LONGEST = 65536
+"""Characters of an answer that are read."""
+_ANSWER_SHAPE = {"held_by": Maybe(Named(str, 20))}
 
 # Runs on the control-plane machine; Python 3.9, standard library. Its first line of output is the verdict.
 _HOLDER = """
@@ -227,7 +232,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _asked(process: subprocess.Popen[str], address: str, first: str) -> Any:
+def _asked(process: subprocess.Popen[str], address: str, first: str) -> Mapping[str, str] | None:
     """Who holds the lock: None when it is this process, or what its holder wrote there."""
     timer = threading.Timer(ANSWER, process.kill)
     timer.start()
@@ -240,7 +245,7 @@ def _asked(process: subprocess.Popen[str], address: str, first: str) -> Any:
         line = ""
         if process.stdout:
             shell.skip_greeting(process.stdout)
-            line = process.stdout.readline()
+            line = process.stdout.readline(_LONGEST)
     finally:
         timer.cancel()
     if not line:
@@ -251,7 +256,22 @@ def _asked(process: subprocess.Popen[str], address: str, first: str) -> Any:
             "",
             "see that `ssh` to it and sudo there work; ansible_password and ansible_become_password are used",
         )
-    return json.loads(line)["held_by"]
+    return _held_by(line, address)
+
+
+def _held_by(line: str, address: str) -> Mapping[str, str] | None:
+    """Who holds the lock, by what the machine answers; raises NoLock for what is no answer."""
+    answer: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(line)
+    if wrong := shape.wrong(answer, _ANSWER_SHAPE):
+        raise NoLock(
+            f"the control-plane machine {address} answers {line[:80]!r} for who holds the cluster's lock: {wrong}",
+            "its holder, or nobody",
+            "see what its /usr/bin/python3 and its login shell write",
+        )
+    held_by: Mapping[str, str] | None = answer["held_by"]
+    return held_by
 
 
 def _remote(variables: Mapping[str, Any], who: str) -> str:

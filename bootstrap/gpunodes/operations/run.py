@@ -76,10 +76,8 @@ def carry_out(
     unlocked: GpunodesError | None = None
     claim: claims.Claim | None = None
     with contextlib.ExitStack() as held:
-        # A dry run changes nothing and needs no lock.
         try:
-            if not options.dry_run:
-                claim = held.enter_context(_claimed(operation, inventory, machines, view))
+            claim = held.enter_context(_claimed(operation, inventory, machines, view, options))
         except (NoSession, locks.NoLock) as error:
             unlocked = error
         if phase_list.PREFLIGHT in phases:
@@ -135,8 +133,11 @@ def carry_out(
 
 
 def _claimed(
-    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View
-) -> contextlib.AbstractContextManager[claims.Claim]:
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View, options: Options
+) -> contextlib.AbstractContextManager[claims.Claim | None]:
+    """What this run must hold; nothing for a dry run, which changes nothing."""
+    if options.dry_run:
+        return contextlib.nullcontext()
     return claims.claimed(inventory, machines, operation.words, lambda finding: view.findings([finding]))
 
 
