@@ -93,6 +93,17 @@ def test_labels_and_taints_of_others_stay() -> None:
     assert patch["metadata"]["resourceVersion"] == "7"
 
 
+@pytest.mark.parametrize("key", ["node.kubernetes.io/unreachable", "gpunodes.dev/needs-repair"])
+def test_a_node_does_not_get_rid_of_the_taint_that_says_what_is_wrong_with_it(key: str) -> None:
+    """A kubelet may annotate its own node and may not change its taints: ours must not do it in its place."""
+    wrong = {"key": key, "effect": "NoSchedule"}
+    sick = node({}, [wrong, TAINT], {"labels": [], "taints": [f"{key}:NoSchedule", "nvidia.com/gpu:NoSchedule"]})
+    assert pools.managed(sick)["taints"] == [TAINT]
+    patch = pools.patch_of(sick, {}, [])
+    assert patch is not None
+    assert patch["spec"]["taints"] == [wrong]
+
+
 def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
     ours = {"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}
     right = node({"gpunodes.dev/pool": "x", "team": "a"}, [THEIRS, TAINT], ours)

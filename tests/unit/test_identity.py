@@ -20,7 +20,7 @@ PLACEHOLDERS = [
     "Not Settable",
 ]
 GPU = MachineIdentity("gpu-1", ("10.0.0.1",), "gpu-1", "boot-1", "id-1", UUID, answered=True)
-NODE = NodeIdentity("gpu-1", "uid-1", ("10.0.0.1",), "boot-1", "id-1", UUID)
+NODE = NodeIdentity("gpu-1", ("10.0.0.1",), "boot-1", "id-1", UUID)
 STRANGER = MachineIdentity("gpu-2", ("10.0.0.2",), "gpu-2", "boot-2", "id-2", OTHER, answered=True)
 REBOOTED = replace(GPU, boot_id="boot-1b")
 DEAD = MachineIdentity("gpu-1", ("10.0.0.1",))

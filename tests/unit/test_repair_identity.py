@@ -16,6 +16,7 @@ from gpunodes.engine import history, identities, records, runner
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.leases import Leases, lock_name
 from gpunodes.errors import WrongInput
+from gpunodes.model import Machine
 from gpunodes.operations import power, repair, repair_one
 from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Limits, Ruling
@@ -189,9 +190,12 @@ def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pyt
     place = world(5, ["w1"])
     named: list[bool] = []
     hands = place.hands
-    monkeypatch.setattr(
-        place, "hands", lambda machine, **given: named.append(given["named"]) or hands(machine, **given)
-    )
+
+    def noted(machine: Machine, **given: Any) -> Any:
+        named.append(given["named"])
+        return hands(machine, **given)
+
+    monkeypatch.setattr(place, "hands", noted)
     left_behind(place, "w1", "w1")
     assert [each.outcome for each in resumed(place)] == [Outcome.REPAIRED]
     place.machines["w1"].sick = True

@@ -439,7 +439,6 @@ class Cluster:
             return Node(
                 metadata["name"],
                 ready=False,
-                uid=metadata.get("uid", ""),
                 control_plane=control_plane,
                 maintenance=why,
             )
@@ -458,7 +457,6 @@ class Cluster:
             boot_id=about.get("bootID", ""),
             machine_id=about.get("machineID", ""),
             system_uuid=about.get("systemUUID", ""),
-            uid=metadata.get("uid", ""),
             control_plane=_CONTROL_PLANE in labels,
             pool=pool_of(labels.get(self._pool_label, ""), gpus=bool(labelled) or capacity is not None),
             cordoned=bool(spec.get("unschedulable")),

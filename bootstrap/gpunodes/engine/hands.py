@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, BmcMatch, MachineIdentity, match_bmc
+from gpunodes.ansible.module_utils.gpunodes.identity import BmcMatch, MachineIdentity, match_bmc
 from gpunodes.engine import power as powers
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
@@ -196,7 +196,7 @@ class Hands:
         bmc = self.power()
         if bmc is None:
             raise powers.PowerProblem(powers.Trouble.REFUSED, "no BMC is configured", "set gpunodes_bmc_type")
-        match = None if self._settings["gpunodes_bmc_identity"] == "any" else self.compare(bmc)[1]
+        match = None if self._settings["gpunodes_bmc_identity"] == "any" else self.compare(bmc)
         if match is None or match.same:
             return bmc
         if match.same is None and self._named:
@@ -211,13 +211,13 @@ class Hands:
             "firmware that reports something else",
         )
 
-    def compare(self, bmc: powers.Power) -> tuple[BmcIdentity | None, BmcMatch | None]:
-        """What a BMC reports of its machine, and whether it is this one; None for one that goes by the name.
+    def compare(self, bmc: powers.Power) -> BmcMatch | None:
+        """Whether the machine that a BMC reports is this one; None for a BMC that goes by the name.
 
         Raises PowerProblem.
         """
         found = bmc.identity()
-        return found, match_bmc(self._known, found) if found is not None else None
+        return match_bmc(self._known, found) if found is not None else None
 
 
 def _boot(answer: bytes | None) -> tuple[str, float] | None:

@@ -68,7 +68,7 @@ def power(
     if action is not Action.STATUS:
         _note(world, machine.name, history.Kind.POWER, action.value, state)
         return Powered(machine.name, action.value, state, bmc.name)
-    match = hands.compare(bmc)[1]
+    match = hands.compare(bmc)
     own, why = (match.same, match.why) if match else (None, f"{bmc.name} is told the machine's name with each order")
     return Powered(machine.name, action.value, state, bmc.name, own, why)
 

@@ -36,7 +36,6 @@ class Node:
     boot_id: str = ""
     machine_id: str = ""
     system_uuid: str = ""
-    uid: str = ""
     control_plane: bool = False
     pool: str = GPU_POOL
     """The pool of a worker."""
@@ -69,7 +68,7 @@ class Node:
     def identity(self) -> NodeIdentity:
         """What tells which machine it is."""
         ids = (self.boot_id.lower(), self.machine_id.lower(), self.system_uuid.lower())
-        return NodeIdentity(self.name, self.uid, self.addresses, *ids)
+        return NodeIdentity(self.name, self.addresses, *ids)
 
     @property
     def expected(self) -> int | None:

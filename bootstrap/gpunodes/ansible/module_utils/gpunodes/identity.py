@@ -131,7 +131,6 @@ class NodeIdentity:
     """A node as its API object describes it."""
 
     name: str
-    uid: str = ""
     addresses: tuple[str, ...] = ()
     boot_id: str = ""
     machine_id: str = ""
@@ -206,7 +205,6 @@ def described(node: Mapping[str, Any]) -> NodeIdentity:
     addresses = node.get("addresses") or [node.get("address")]
     return NodeIdentity(
         name=_string(node.get("name")),
-        uid=_string(node.get("uid")),
         addresses=tuple(_string(each) for each in addresses if each),
         boot_id=_string(node.get("boot_id")).lower(),
         machine_id=_string(node.get("machine_id")).lower(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ MANAGED = "gpunodes.dev/managed"
 _MERGE = "application/merge-patch+json"
 _LONGEST = 1 << 16
 """Longest annotation, in characters, that is read; a node may write much more."""
+# Taints by which Kubernetes, and we, keep pods from a node that is not well. A node can write our annotation, and no
+# taint (the admission plugin NodeRestriction): it must not get rid of these by us.
+_OTHERS = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
 _CONFLICT = 409
 REGISTERS_S = 180.0
 """Seconds that a kubelet gets to register its node: `kubeadm join` ends when it may, which can be before it has."""
@@ -113,10 +117,11 @@ def _ours(annotation: str | None) -> dict[str, list[str]]:
     except (ValueError, RecursionError):
         found = {}
     listed = {part: found.get(part) if isinstance(found, dict) else None for part in ("labels", "taints")}
-    return {
+    named = {
         part: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         for part, names in listed.items()
     }
+    return {**named, "taints": [name for name in named["taints"] if not _OTHERS.match(name)]}
 
 
 def _key(taint: Mapping[str, str]) -> str:
