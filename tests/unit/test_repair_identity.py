@@ -15,7 +15,7 @@ from gpunodes.ansible.filter_plugins import gpunodes as filters
 from gpunodes.engine import history, identities, records, runner
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.leases import Leases, lock_name
-from gpunodes.errors import WrongInput
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import power, repair, repair_one
 from gpunodes.repair.ladder import Rung
@@ -224,8 +224,17 @@ def test_records_of_identities_are_private_and_hold_what_is_plain() -> None:
     identities.remember("test", {"gpu-1": {"boot_id": "c"}})
     found = identities.recall_all("test", {"gpu-1": "10.0.0.1", "gpu-3": "10.0.0.3"})
     assert (found["gpu-1"].boot_id, found["gpu-1"].answered, found["gpu-3"].boot_id) == ("c", False, "")
-    path.write_text("[broken")
-    assert identities.recall_all("test", {"gpu-1": "a"})["gpu-1"].boot_id == ""
+
+
+@pytest.mark.parametrize("text", ["[broken", "[]", "5", "[" * 100_000])
+def test_records_of_identities_that_cannot_be_read_are_neither_lost_nor_passed_over(text: str) -> None:
+    identities.remember("test", {"gpu-1": {"boot_id": "b"}})
+    (path,) = (Path(os.environ["XDG_STATE_HOME"]) / "gpunodes" / "identities").glob("*.json")
+    path.write_text(text)
+    with pytest.raises(GpunodesError, match="holds no identities of machines"):
+        identities.recall_all("test", {"gpu-1": "a"})
+    identities.remember("test", {"gpu-1": {"boot_id": "c"}})
+    assert path.read_text() == text
 
 
 def node(name: str, address: str, boot: str, uuid: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity, reported
+from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
 
 
@@ -19,11 +20,11 @@ def remember(cluster: str, facts: Mapping[str, Mapping[str, Any] | None]) -> Non
     """Keep what these machines report now (the probe's facts, or results of ``host_facts``), by name; 0600.
 
     What an installation does not report this time (a probe without root has no UUID) stays as it was. A disk that is
-    full costs the record, not the command.
+    full costs the record, not the command; so does a file that cannot be read, which stays as it is.
     """
     found = {name: _entry(reported(name, "", each)) for name, each in facts.items() if each}
     if found:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, GpunodesError):
             _remember(_path(cluster), found)
 
 
@@ -64,18 +65,30 @@ def recall(cluster: str, name: str, address: str) -> MachineIdentity:
 
 
 def recall_all(cluster: str, addresses: Mapping[str, str]) -> dict[str, MachineIdentity]:
-    """The machines of these names and addresses, each by what it last reported."""
+    """The machines of these names and addresses, each by what it last reported.
+
+    Raises GpunodesError for a record that cannot be read: without it a dead machine would go by its name alone.
+    """
     known = _read(_path(cluster))
     return {name: reported(name, address, known.get(name), answered=False) for name, address in addresses.items()}
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    entries = read.items() if isinstance(read, dict) else ()
-    return {name: entry for name, entry in entries if isinstance(entry, dict)}
+    read: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise GpunodesError(f"{path} cannot be read: {error.strerror}", "what machines last reported") from error
+    if not isinstance(read, dict):
+        raise GpunodesError(
+            f"{path} holds no identities of machines",
+            "what machines last reported, as gpunodes wrote it",
+            "restore it, or remove it: machines are known again when they answer",
+        )
+    return {name: entry for name, entry in read.items() if isinstance(entry, dict)}
 
 
 def _path(cluster: str) -> Path:
