@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import socket
@@ -306,6 +307,23 @@ def ipmitool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / value))
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("address", "words", "url"),
+    [
+        ("bmc-1", "-H bmc-1 ", "https://bmc-1"),
+        ("10.0.0.7:6230", "-H 10.0.0.7 -p 6230 ", "https://10.0.0.7:6230"),
+        ("fd00::7", "-H fd00::7 ", "https://[fd00::7]"),
+        ("[fd00::7]", "-H fd00::7 ", "https://[fd00::7]"),
+        ("[fd00::7]:6230", "-H fd00::7 -p 6230 ", "https://[fd00::7]:6230"),
+    ],
+)
+def test_the_address_of_a_bmc_may_be_an_ipv6_one(ipmitool: Path, address: str, words: str, url: str) -> None:
+    with contextlib.suppress(PowerProblem):
+        power.connect("gpu-1", access("ipmi", address)).state()
+    assert words in (ipmitool / "log").read_text()
+    assert power.connect("gpu-1", access("redfish", address)).name == f"Redfish at {url}"
 
 
 def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:

@@ -90,6 +90,17 @@ class Access:
     """Whether its TLS certificate is verified; a path names the CA."""
     command: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Host and port of the address, "" for none; an IPv6 address stands in brackets where a port follows it."""
+        if self.address.startswith("["):
+            host, _, rest = self.address[1:].partition("]")
+            return host, rest.removeprefix(":")
+        if self.address.count(":") > 1:
+            return self.address, ""
+        host, _, port = self.address.partition(":")
+        return host, port
+
 
 KINDS = ("redfish", "ipmi", "command")
 CHANGE_S = 60.0

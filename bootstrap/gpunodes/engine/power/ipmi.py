@@ -49,7 +49,7 @@ class Ipmi:
         return BmcIdentity(found[1].lower() if found else "")
 
     def _run(self, *command: str) -> str:
-        host, _, port = self._access.address.partition(":")
+        host, port = self._access.place
         words = ["ipmitool", "-I", "lanplus", "-H", host, *(["-p", port] if port else []), "-R", "2", "-N", "5"]
         words += ["-U", self._access.user, "-E", *command]
         # ipmitool(1), -E: the password is in IPMI_PASSWORD.

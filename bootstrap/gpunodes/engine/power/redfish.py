@@ -42,9 +42,12 @@ class Redfish:
     """One system of a BMC, over a session that is opened at the first request."""
 
     def __init__(self, access: Access) -> None:
-        address = access.address
         self._access = access
-        self._url = address if "://" in address else f"https://{address}"
+        self._url = access.address
+        if "://" not in self._url:
+            host, port = access.place
+            # RFC 3986, 3.2.2
+            self._url = f"https://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
         self.name = f"Redfish at {self._url}"
         self._system: Any = None
 
