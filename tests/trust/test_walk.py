@@ -156,6 +156,31 @@ def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(world: 
     check(odd(world), playbook(world, name))
 
 
+RESERVED = (
+    "ansible_facts",
+    "changed",
+    "deprecations",
+    "diff",
+    "exception",
+    "failed",
+    "invocation",
+    "results",
+    "warnings",
+)
+
+
+def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(world: Machines) -> None:
+    """Ansible reads more of a module's answer than the module's own result, and expects these to have their type."""
+    world.answer("worker-1", "host_facts", {"host_facts": report("worker-1"), "ansible_stats": 5})
+    world.answer("worker-2", "host_facts", {"host_facts": report("worker-2"), **dict.fromkeys(RESERVED, 5)})
+    output = playbook(world, "facts.yml")
+    check(world, output)
+    assert "PLAY RECAP" in output, output
+    recap = output.partition("PLAY RECAP")[2]
+    assert {name for name in NUMBERS if re.search(rf"^{name} .* unreachable=0 ", recap, re.MULTILINE)} == set(NUMBERS)
+    assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
 def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_path: Path, name: str) -> None:
     """The way of the commands: what the first look found enters the play that follows."""

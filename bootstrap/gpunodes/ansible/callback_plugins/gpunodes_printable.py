@@ -1,4 +1,4 @@
-"""Keeps control characters out of all that Ansible prints: to a terminal, and to ansible-runner.
+"""What a machine answers steers no terminal, forges no event of ansible-runner, and ends no run of others.
 
 Ansible prints a module's warnings and errors as they are. In ansible-runner's stream, events are marked by terminal
 sequences (its utils, OutputEventFilter): a machine that reported such a sequence could forge any event of any machine.
@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     # ansible-playbook of another Python, from a checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from ansible import constants
 from ansible.plugins.callback import CallbackBase
 from ansible.utils.display import Display
 
@@ -50,6 +51,10 @@ def _calming(display: Any) -> Any:
 
     return wrapped
 
+
+# Ansible drops from a module's answer what only its own actions may tell, but not the word of set_stats: any value but a
+# mapping there ended the run for all machines (ansible-core 2.19, plugins/strategy, _process_pending_results).
+constants.INTERNAL_RESULT_KEYS = (*constants.INTERNAL_RESULT_KEYS, "ansible_stats")
 
 # All that Ansible prints goes through this one method; its workers hand their words to the main process.
 Display.display = _calming(Display.display)
