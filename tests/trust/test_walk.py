@@ -6,6 +6,7 @@ much of it at once. tests/machines has one that does.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import runner
-from gpunodes.model import Event
+from gpunodes.model import Event, TaskEnded
 
 from tests.hostile import ATTACKS, PIN, Machines, cluster_report, hostile, machine_report, machines
 
@@ -156,17 +157,7 @@ def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(world: 
     check(odd(world), playbook(world, name))
 
 
-RESERVED = (
-    "ansible_facts",
-    "changed",
-    "deprecations",
-    "diff",
-    "exception",
-    "failed",
-    "invocation",
-    "results",
-    "warnings",
-)
+RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")
 
 
 def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(world: Machines) -> None:
@@ -193,6 +184,19 @@ def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_pat
     check(world, ended.log.read_text())
     assert {line.partition("/")[2] for line in world.asked} >= {LAST[name]}
     assert {event.machine for event in seen} <= set(NUMBERS)
+
+
+def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(world: Machines, tmp_path: Path) -> None:
+    """ansible-runner empties an answer of more than 700 kB: the nodes, and what they said, were gone."""
+    made = cluster()
+    made["nodes"] = [{**made["nodes"][0], "name": f"node-{number}"} for number in range(3000)]
+    assert len(json.dumps(made)) > 1_000_000
+    world.answer("control-1", "cluster_info", {"cluster": made})
+    seen: list[Event] = []
+    (tmp_path / "run").mkdir()
+    runner.run(runner.Play("status.yml", world.inventory, ["control-1"]), tmp_path / "run", seen.append)
+    (answer,) = [each.result["cluster"] for each in seen if isinstance(each, TaskEnded) and "cluster" in each.result]
+    assert len(answer["nodes"]) == len(made["nodes"])
 
 
 def gpunodes(made: Machines, *words: str) -> subprocess.CompletedProcess[str]:

@@ -223,6 +223,8 @@ def _environment(programs: Path) -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
         "ANSIBLE_NOCOLOR": "1",
+        # Bytes of an answer above which ansible-runner passes none of it on: a node takes about 500.
+        "MAX_EVENT_RES": str(64 << 20),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
     }
 

@@ -52,8 +52,8 @@ def _calming(display: Any) -> Any:
     return wrapped
 
 
-# Ansible drops from a module's answer what only its own actions may tell, but not the word of set_stats: any value but a
-# mapping there ended the run for all machines (ansible-core 2.19, plugins/strategy, _process_pending_results).
+# Ansible drops from a module's answer what only its own actions may tell, but not the word of set_stats: whatever was
+# no mapping there ended the run for all machines (ansible-core 2.19, plugins/strategy, _process_pending_results).
 constants.INTERNAL_RESULT_KEYS = (*constants.INTERNAL_RESULT_KEYS, "ansible_stats")
 
 # All that Ansible prints goes through this one method; its workers hand their words to the main process.
