@@ -22,7 +22,7 @@ from gpunodes.repair import ladder
 from gpunodes.repair import record as recording
 from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Budget, Candidate, Limits, Ruling
-from gpunodes.repair.record import Outcome, Record
+from gpunodes.repair.record import Outcome, Record, Step
 
 from tests import repair_world
 from tests.repair_world import World, world
@@ -636,6 +636,14 @@ def test_a_kill_on_the_way_to_giving_up(monkeypatch: pytest.MonkeyPatch, at: int
     assert records.read("test") == {}
     assert place.api.nodes["w1"]["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
     assert place.machines["w1"].done == ["reboot", "cold"]
+
+
+def test_a_node_that_was_uncordoned_before_the_kill_is_not_called_somebody_else_s() -> None:
+    place, said = world(5), list[str]()
+    record = Record("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", rung="reboot")
+    records.write(record.to(Step.UNCORDON, outcome=Outcome.REPAIRED))
+    repair.resume(place, repair.Wish("repair", Limits()), lambda _, text: said.append(text))
+    assert "uncordoned" in said
 
 
 def test_a_forgotten_cordon_is_found() -> None:

@@ -312,19 +312,21 @@ class Cluster:
         self._change(name, change)
 
     def uncordon(self, name: str, repair: str) -> bool:
-        """Take back what a repair did to a node, its cordon only if that is still ours; whether it was."""
+        """Take back what a repair did to a node, its cordon only if that is still ours; whether none is left."""
+        cordoned = False
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal cordoned
             ours = (node["metadata"].get("annotations") or {}).get(CORDONED_BY) == repair
             patch = _without_taint(node, ASIDE)
             patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if ours else {}
             if ours:
                 patch.setdefault("spec", {})["unschedulable"] = False
+            cordoned = not ours and bool(node.get("spec", {}).get("unschedulable"))
             return patch
 
-        before = self.node(name)
         self._change(name, change)
-        return before is not None and before.cordoned_by_us == repair
+        return not cordoned
 
     def begin_maintenance(self, name: str, made: Maintenance, *, cordon: bool) -> bool:
         """Keep repairs from a node, and cordon it where nobody has; whether the cordon goes with the maintenance."""

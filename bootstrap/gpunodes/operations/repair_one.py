@@ -364,8 +364,8 @@ class OneRepair:
     def _give_back(self, record: Record) -> Record:
         good = record.outcome is not None and record.outcome.good
         if self._tools.cluster and record.node:
-            ours = self._tools.cluster.uncordon(record.node, record.id)
-            self._say("uncordoned" if ours else "its cordon is somebody else's: it stays")
+            free = self._tools.cluster.uncordon(record.node, record.id)
+            self._say("uncordoned" if free else "its cordon is somebody else's: it stays")
             said = "is proven well" if good else f"was not repaired: {record.why}"
             self._event(record, "RepairEnded" if good else "RepairFailed", f"this machine {said}", warning=not good)
         return record.to(Step.RELEASE)
