@@ -72,7 +72,7 @@ def node(**changes: Any) -> NodeIdentity:
         (5, GPU, [node(addresses=("192.168.0.1",)), node(name="evil", boot_id="e")], [], "gpu-1 by boot id"),
         # The name.
         (6, REBOOTED, [node(system_uuid=OTHER)], [], "its UUID is another"),
-        (6, REBOOTED, [node(machine_id="id-9")], [], "its machine-id is another"),
+        (6, REBOOTED, [node(machine_id="id-9")], [], "machine-id is another; it was installed anew: `gpunodes join`"),
         (6, REBOOTED, [node(machine_id="id-9", system_uuid=OTHER)], [], "its UUID and machine-id are others"),
         (6, replace(REBOOTED, answered=False), [node(system_uuid=OTHER)], [], "its UUID is another"),
         (7, DEAD, [node()], [RECORD], "the node is in the recorded boot of the machine gpu-9"),

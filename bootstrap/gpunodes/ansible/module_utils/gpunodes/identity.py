@@ -302,7 +302,8 @@ class Matcher:
         equal, different = _compared(machine, node)
         if different:
             verb = "is another" if len(different) == 1 else "are others"
-            return _refused(machine, node, f"its {' and '.join(different)} {verb}")
+            again = "; it was installed anew: `gpunodes join` gives it its node back" if equal == ["UUID"] else ""
+            return _refused(machine, node, f"its {' and '.join(different)} {verb}{again}")
         rebooted = machine.answered and machine.boot_id and node.boot_id and machine.boot_id != node.boot_id
         if equal or (enough and not rebooted):
             return Match(node, f"{by} and {equal[0]}" if equal else by)
