@@ -53,7 +53,13 @@ class Api:
 
     def add_node(self, name: str, **labels: str) -> None:
         self.nodes[name] = {
-            "metadata": {"name": name, "labels": labels, "annotations": {}, "resourceVersion": "1"},
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "labels": labels,
+                "annotations": {},
+                "resourceVersion": "1",
+            },
             "spec": {},
             "status": {
                 "conditions": [{"type": "Ready", "status": "True"}],

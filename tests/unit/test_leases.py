@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Answer, Cluster
+from gpunodes.engine.cluster import Answer, Cluster, NoAnswer
 from gpunodes.engine.leases import Held, Leases, Lost, Unsure
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair, repair_one
@@ -294,6 +294,16 @@ def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -
     assert name.startswith(same)
     assert len(name) <= 253
     assert name == leases.lock_name(machine.upper(), node), "however an inventory writes it"
+
+
+@pytest.mark.parametrize("body", [None, [], "x", {}, {"items": 5}, {"items": [{}]}, {"items": [{"metadata": 5}]}])
+def test_what_is_no_answer_of_an_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
+    place = world(2, ["w1"])
+    monkeypatch.setattr(place.api, "ask", lambda *_, **__: Answer(200, body, "", 1.0))
+    with pytest.raises(NoAnswer, match=r"answers GET .* with something else"):
+        Cluster(place.session()).nodes()
+    with pytest.raises(NoAnswer, match=r"answers (GET|POST) .* with something else"), operator(Line(place.api)) as ours:
+        ours.take("w1")
 
 
 def test_a_lease_that_nobody_can_read_is_held_by_nobody() -> None:

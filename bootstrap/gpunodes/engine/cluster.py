@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
+import re
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gpunodes import settings
+from gpunodes import settings, shape
 from gpunodes.ansible.module_utils.gpunodes import devices
 from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
 from gpunodes.engine import shell
@@ -29,6 +30,7 @@ from gpunodes.errors import GpunodesError
 from gpunodes.repair import maintenance
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node, pool_of
+from gpunodes.shape import Many, Maybe, Named, Optional
 
 ADMIN = "/etc/kubernetes/admin.conf"
 _PREFIX = "gpunodes.dev/"
@@ -527,7 +529,7 @@ class Cluster:
             raise _no_answer(answer)
         if answer.status != _OK:
             raise Refused(answer.status, answer.error)
-        return answer
+        return _checked(method, path, answer)
 
     def lock_holder(self) -> Mapping[str, Any] | None:
         """Who holds the lock by SSH (engine/locks.py), as they wrote it there; None for nobody."""
@@ -541,7 +543,7 @@ class Cluster:
         while True:
             answer = self.session.ask(method, path, body, kind, keep)
             if answer.status == _OK:
-                return answer
+                return _checked(method, path, answer)
             if answer.status not in _PASSING or time.monotonic() > deadline:
                 break
             time.sleep(1)
@@ -556,6 +558,36 @@ class Cluster:
             if error.status == _NOT_FOUND:
                 return None
             raise
+
+
+# What an object has of which we read more; the API server holds all to it, and it may be somebody else's.
+_METADATA = {
+    "name": str,
+    "namespace": Optional(str),
+    "labels": Optional(Maybe(Named(str, 100_000))),
+    "annotations": Optional(Maybe(Named(str, 100_000))),
+}
+_OBJECT = {
+    "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
+    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
+    "status": Optional(Maybe({})),
+}
+# Of those in a list only parts are asked for.
+_OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
+
+
+def _checked(method: str, path: str, answer: Answer) -> Answer:
+    """An answer whose body is what the request asks for; raises NoAnswer."""
+    listed = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
+        return answer
+    if wrong := shape.wrong(answer.body, _OBJECTS if listed else _OBJECT):
+        raise NoAnswer(
+            f"the control plane answers {method} {path.partition('?')[0]} with something else: {wrong}",
+            "a Kubernetes API",
+            "see that the machine is yours, and what answers there",
+        )
+    return answer
 
 
 _NODE_KEEP = (
