@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pwd
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,47 @@ def test_images_come_in_the_background_once_and_never_in_check_mode(
     host.Converger(wanted).run()
     host.Converger(wanted).run()
     assert started == [("registry.k8s.io/pause:3.10", "example/tool:v1.7.24")]
+    # One that a power cut interrupted is fetched again, though nothing else is to be done.
+    monkeypatch.setattr(host, "_FETCHES", str(tmp_path / "fetches"))
+    (tmp_path / "fetches").mkdir()
+    host.Converger(wanted).run()
+    (tmp_path / "fetches" / "registry.k8s.io_pause:3.10").write_text("a boot")
+    host.Converger(wanted).run()
+    assert len(started) == 2
     assert machine
+
+
+CTR = """#!/bin/sh
+shift 2
+echo "$*" >>{root}/log
+case $* in
+"images ls name=="*) printf 'REF TYPE DIGEST\n%s type sha256:manifest\n' "${{3#name==}}" ;;
+"images ls --quiet "*) printf 'pause:3\nsha256:config\n' ;;
+"content ls --quiet") printf 'sha256:there\nsha256:lost\n' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("boot", ["another", "this"])
+def test_what_a_power_cut_left_of_an_image_is_dropped_before_it_is_fetched_again(tmp_path: Path, boot: str) -> None:
+    """With a stand-in for ctr, whose content store lists a blob that is not there."""
+    blobs = tmp_path / "io.containerd.content.v1.content/blobs/sha256"
+    fetches = tmp_path / "gpunodes-fetches"
+    for folder in (blobs, fetches, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (blobs / "there").write_text("x")
+    (tmp_path / "bin/ctr").write_text(CTR.format(root=tmp_path))
+    (tmp_path / "bin/ctr").chmod(0o755)
+    this = Path("/proc/sys/kernel/random/boot_id").read_text()
+    (fetches / "k8s_pause:3").write_text("another" if boot == "another" else this)
+    script = host._FETCH.replace("/var/lib/containerd", str(tmp_path))
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script, "sh", "k8s/pause:3", "other:1"], env=environment, check=True)
+    told = (tmp_path / "log").read_text().splitlines()
+    pulls = [f"images pull --hosts-dir /etc/containerd/certs.d {name}" for name in ("k8s/pause:3", "other:1")]
+    drops = ["images rm --sync pause:3 sha256:config", "content rm sha256:lost"] if boot == "another" else []
+    assert [line for line in told if " ls " not in line] == [*drops, *pulls]
+    assert list(fetches.iterdir()) == []
 
 
 def test_an_interrupted_installation_is_in_the_ledger(machine: Packages, tmp_path: Path) -> None:

@@ -248,7 +248,8 @@ class Converger:
 
     def _end(self) -> None:
         self.save()
-        if self.outcome.actions:
+        # Also those that a run before did not get whole.
+        if self.outcome.actions or (self.spec.images and os.path.isdir(_FETCHES) and os.listdir(_FETCHES)):
             versions = {f"{{{name}}}": packages.upstream(version) for name, version in self.outcome.versions.items()}
             fetch_images([_filled(name, versions) for name in self.spec.images])
 
@@ -571,12 +572,37 @@ class Converger:
             self.ledger.restarted(service.name)
 
 
+_FETCHES = "/var/lib/containerd/gpunodes-fetches"
+"""A file for each image that is being fetched, with the boot in which that began."""
+# A power cut leaves layers that are empty files, and content that is listed and not there; containerd takes both for
+# whole for ever (its issues 8895 and 10457). What another boot did not finish is therefore dropped first, by all its
+# names; nothing runs from it yet.
+_FETCH = f"""
+boot=$(cat /proc/sys/kernel/random/boot_id)
+mkdir -p {_FETCHES}
+for name; do
+    mark={_FETCHES}/$(echo "$name" | tr / _)
+    if [ -e "$mark" ] && [ "$(cat "$mark")" != "$boot" ]; then
+        digest=$(ctr --namespace k8s.io images ls "name==$name" | awk 'NR == 2 {{print $3}}')
+        [ -z "$digest" ] ||
+            ctr --namespace k8s.io images rm --sync $(ctr --namespace k8s.io images ls --quiet "target.digest==$digest")
+        for content in $(ctr --namespace k8s.io content ls --quiet); do
+            [ -e "/var/lib/containerd/io.containerd.content.v1.content/blobs/$(echo "$content" | tr : /)" ] ||
+                ctr --namespace k8s.io content rm "$content"
+        done
+    fi
+    echo "$boot" >"$mark"
+    sync "$mark"
+    ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name" &&
+        sync --file-system /var/lib/containerd && rm "$mark"
+done"""
+
+
 def fetch_images(names: Sequence[str]) -> None:
     """Have containerd fetch images while other things are done; the kubelet fetches what is not there by then."""
     if names:
-        each = 'for name; do ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name"; done'
         unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
-        run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {each}; }} >/dev/null", "sh", *names])
+        run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", *names])
 
 
 def has_group(name: str) -> bool:
