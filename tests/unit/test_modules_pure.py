@@ -562,6 +562,42 @@ class TestCluster:
             "PATCH /api/v1/nodes/worker-1",
         ]
 
+    def test_a_network_that_dies_is_the_cause_of_what_happens_to_the_probe(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The probe's event named a file that was missing, and not the program that should have written it."""
+        ready = [{"type": "Ready", "status": "True"}, {"type": "NetworkUnavailable", "status": "False"}]
+        node = {**TestCluster.NODE, "status": {**TestCluster.NODE["status"], "conditions": ready}}
+        restarts = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}
+
+        def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
+            meta = {"name": name, "namespace": "kube-flannel", "labels": labels}
+            return {"metadata": meta, "spec": {"nodeName": "worker-1"}, "status": {"conditions": ready}}
+
+        here = [pod("proxy", {"k8s-app": "kube-proxy"}), pod("flannel", {cluster.NETWORK_LABEL: "flannel"})]
+
+        class Api:
+            def call(self, verb: str, *_: object) -> None:
+                # The network dies after the probe pod was made.
+                here[1]["status"] = {"containerStatuses": [{"state": restarts}]}
+
+            def find(self, path: str) -> object:
+                return node if "/nodes/" in path else {"metadata": {"name": "probe"}, "status": {"phase": "Pending"}}
+
+            def get(self, path: str, **query: str) -> dict[str, object]:
+                if path.endswith("/flannel/log"):
+                    return {"message": "iptables: exec format error\n"}
+                if "kube-dns" in str(query):
+                    return {"items": []}
+                return {"items": here}
+
+        monkeypatch.setattr(kube_api, "admin", Api)
+        monkeypatch.setattr(cluster, "_clean", lambda *_: None)
+        monkeypatch.setattr(cluster, "_POLL_S", 0.01)
+        assert cluster.prove(["worker-1"], "image", 0.1) == {
+            "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; it wrote: iptables: exec format error"
+        }
+
     def test_probe_tolerates_all_and_needs_no_token(self) -> None:
         spec = cluster.probe_pod("n", "worker-1", "image")["spec"]
         assert spec["nodeName"] == "worker-1"

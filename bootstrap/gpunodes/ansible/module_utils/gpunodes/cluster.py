@@ -333,7 +333,7 @@ def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
             time.sleep(_POLL_S)
         for watch in watches:
             if watch.probe and not watch.done:
-                watch.why = _event(client, watch.probe) or watch.why
+                watch.why = _network_trouble(client, watch.name) or _event(client, watch.probe) or watch.why
     finally:
         _clean(client, watches)
     return {watch.name: "" if watch.done else watch.why for watch in watches}
@@ -444,6 +444,25 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
         watch.probe = ""
     else:
         watch.why = pod_problem(pod) or f"a pod there has not reached {_SERVICE} yet"
+
+
+def _network_trouble(client: Client, node: str) -> str:
+    """Why the node's own network does not run, "" when it does: what happens to other pods there only follows from it.
+
+    A program that ends again and again is named with the last line that it wrote.
+    """
+    try:
+        _, pods = _seen(client, [node])
+        for pod in on_node(pods, node):
+            network = _label(pod, "k8s-app") == "kube-proxy" or _label(pod, NETWORK_LABEL)
+            if network and (why := pod_problem(pod)):
+                meta = pod["metadata"]
+                path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
+                log = str(client.get(path, tailLines="1").get("message", "")).strip()
+                return f"{why}; it wrote: {log[-300:]}" if log else why
+    except ApiError:
+        pass
+    return ""
 
 
 def _event(client: Client, pod: str) -> str:

@@ -242,16 +242,18 @@ class Converger:
             gpu_host.show_devices(self)
         if self.spec.services:
             self._services()
-        if not self.check:
-            self._end()
+        self._images()
         return self.outcome
 
-    def _end(self) -> None:
-        self.save()
-        # Also those that a run before did not get whole.
-        if self.outcome.actions or (self.spec.images and os.path.isdir(_FETCHES) and os.listdir(_FETCHES)):
-            versions = {f"{{{name}}}": packages.upstream(version) for name, version in self.outcome.versions.items()}
-            fetch_images([_filled(name, versions) for name in self.spec.images])
+    def _images(self) -> None:
+        versions = {f"{{{name}}}": packages.upstream(version) for name, version in self.outcome.versions.items()}
+        images = [_filled(name, versions) for name in self.spec.images]
+        if broken := [name for name in images if fetch_was_cut(name)]:
+            self.step(f"fetch {', '.join(broken)} again")
+        if not self.check:
+            self.save()
+            if self.outcome.actions:
+                fetch_images(images)
 
     def save(self) -> None:
         """Put the ledger on the disk."""
@@ -575,27 +577,36 @@ class Converger:
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
 """A file for each image that is being fetched, with the boot in which that began."""
 # A power cut leaves layers that are empty files, and content that is listed and not there; containerd takes both for
-# whole for ever (its issues 8895 and 10457). What another boot did not finish is therefore dropped first, by all its
-# names; nothing runs from it yet.
+# whole for ever (its issues 8895 and 10457). What another boot did not finish is therefore dropped before anything is
+# fetched, by all its names: nothing runs from it yet.
 _FETCH = f"""
 boot=$(cat /proc/sys/kernel/random/boot_id)
 mkdir -p {_FETCHES}
+mark() {{ echo {_FETCHES}/$(echo "$1" | tr / _); }}
 for name; do
-    mark={_FETCHES}/$(echo "$name" | tr / _)
-    if [ -e "$mark" ] && [ "$(cat "$mark")" != "$boot" ]; then
-        digest=$(ctr --namespace k8s.io images ls "name==$name" | awk 'NR == 2 {{print $3}}')
-        [ -z "$digest" ] ||
-            ctr --namespace k8s.io images rm --sync $(ctr --namespace k8s.io images ls --quiet "target.digest==$digest")
-        for content in $(ctr --namespace k8s.io content ls --quiet); do
-            [ -e "/var/lib/containerd/io.containerd.content.v1.content/blobs/$(echo "$content" | tr : /)" ] ||
-                ctr --namespace k8s.io content rm "$content"
-        done
-    fi
-    echo "$boot" >"$mark"
-    sync "$mark"
+    file=$(mark "$name")
+    [ -e "$file" ] && [ "$(cat "$file")" != "$boot" ] || continue
+    digest=$(ctr --namespace k8s.io images ls "name==$name" | awk 'NR == 2 {{print $3}}')
+    [ -z "$digest" ] ||
+        ctr --namespace k8s.io images rm --sync $(ctr --namespace k8s.io images ls --quiet "target.digest==$digest")
+    for content in $(ctr --namespace k8s.io content ls --quiet); do
+        [ -e "/var/lib/containerd/io.containerd.content.v1.content/blobs/$(echo "$content" | tr : /)" ] ||
+            ctr --namespace k8s.io content rm "$content"
+    done
+done
+for name; do
+    file=$(mark "$name")
+    echo "$boot" >"$file"
+    sync "$file"
     ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name" &&
-        sync --file-system /var/lib/containerd && rm "$mark"
+        sync --file-system /var/lib/containerd && rm "$file"
 done"""
+
+
+def fetch_was_cut(name: str) -> bool:
+    """Whether another boot began to fetch an image and did not end it: what there is of it may be empty files."""
+    mark = disk.read(f"{_FETCHES}/{name.replace('/', '_')}")
+    return mark is not None and mark.strip() != (disk.read("/proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def fetch_images(names: Sequence[str]) -> None:
