@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,9 +114,9 @@ def test_it_imports_nothing_that_python_3_6_lacks() -> None:
     }
 
 
-def run_sent(arguments: dict[str, Any], **keywords: Any) -> bytes:
-    """Run it as the sweep does: unpacked from standard input."""
-    code = "import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),'probe','exec'))"
+def run_sent(arguments: dict[str, Any], name: str = "probe", **keywords: Any) -> bytes:
+    """Run it as the sweep does: unpacked from standard input. ``name`` stands in the command line of its processes."""
+    code = f"import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),{name!r},'exec'))"
     done = subprocess.run(
         ["/usr/bin/env", sys.executable, "-c", code, json.dumps(arguments)],
         input=zlib.compress(SOURCE.read_bytes()),
@@ -130,17 +131,12 @@ def run_sent(arguments: dict[str, Any], **keywords: Any) -> bytes:
 
 
 def test_this_machine_answers_and_nothing_is_left_behind() -> None:
-    before = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    facts = json.loads(run_sent({"deadline_s": 15}))
+    name = f"probe-{uuid.uuid4()}"  # other tests run probes beside this one
+    facts = json.loads(run_sent({"deadline_s": 15}, name))
     assert shape.complaint(facts) == ""
     assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts["took_s"] < 10
-    ours = [
-        path
-        for path in Path("/proc").iterdir()
-        if path.name.isdigit() and path.name not in before and b"zlib.decompress" in read_bytes(path / "cmdline")
-    ]
-    assert ours == []
+    assert [path for path in Path("/proc").glob("[0-9]*") if name.encode() in read_bytes(path / "cmdline")] == []
 
 
 def read_bytes(path: Path) -> bytes:
