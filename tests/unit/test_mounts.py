@@ -174,8 +174,139 @@ tell(refused=refused, survived=survived, looked=looked, again=again, paths=["{ro
     assert found["survived"]
     assert point in found["refused"]
     assert "sleep" in found["refused"]
-    assert bool(found["looked"]) is (folder != "/var/lib/docker")
+    assert point in found["looked"], "a dry run says it, too"
     assert (found["again"], found["there"]) == ("", [])
+
+
+@pytest.mark.parametrize("late", ["/opt-of-ours", "/var/lib/docker"])
+def test_a_disk_that_is_mounted_while_packages_go_survives(late: str) -> None:
+    """Purging takes minutes: what came on a folder of ours meanwhile is not emptied."""
+    folder = f"/var/lib{late}" if late.startswith("/opt") else late
+    found = inside(f"""
+make("{folder}/ours")
+book("{folder}")
+undo.Undoer._files = lambda self: (mount("-t", "tmpfs", "backup", "{folder}"), make("{folder}/theirs"))
+tell(refused=said(undo.Undoer().run), paths=["{folder}/theirs"])
+""")
+    assert f"something is mounted on {folder}" in found["refused"]
+    assert found["there"] == [f"{folder}/theirs"]
+
+
+def test_a_disk_that_is_mounted_while_a_cluster_goes_survives() -> None:
+    """The same for the folders of kubeadm, between the look and the removal."""
+    found = inside("""
+from gpunodes.ansible.module_utils.gpunodes import tree
+make("/etc/kubernetes/kubelet.conf")
+book("/var/lib/etcd")
+remove = tree.remove
+def slow(path, **more):
+    if path == "/var/lib/etcd":
+        mount("-t", "tmpfs", "backup", path)
+        make(f"{path}/theirs")
+    remove(path, **more)
+tree.remove = slow
+tell(refused=said(kubeadm.reset), paths=["/var/lib/etcd/theirs"])
+""")
+    assert "something is mounted on /var/lib/etcd" in found["refused"]
+    assert found["there"] == ["/var/lib/etcd/theirs"]
+
+
+def test_a_mount_behind_a_link_is_seen() -> None:
+    """/lib is a link on most systems: a folder of ours may have another name in mountinfo than in the ledger."""
+    found = inside("""
+os.makedirs("/var/lib/usr/updates")
+os.symlink("/var/lib/usr", "/var/lib/link")
+book("/var/lib/link/updates")
+mount("-t", "tmpfs", "backup", "/var/lib/usr/updates")
+make("/var/lib/usr/updates/theirs")
+tell(refused=said(undo.Undoer().run), paths=["/var/lib/usr/updates/theirs"])
+""")
+    assert "/var/lib/usr/updates (backup) is mounted" in found["refused"]
+    assert found["there"] == ["/var/lib/usr/updates/theirs"]
+
+
+@pytest.mark.parametrize("sign", ["\\u2028", "\\x0b", "\\r", "\\x85", "\\x1c", " ", "\\n", "\\\\", "\\udcff"])
+def test_a_mount_may_have_any_name(sign: str) -> None:
+    """Whoever starts a pod chooses names that end up in mountinfo; of line ends only one is escaped there."""
+    found = inside(f"""
+from gpunodes.ansible.module_utils.gpunodes import tree
+point = "/var/lib/ours/a{sign}b"
+mount("-t", "tmpfs", "x", point)
+make("/var/lib/others/file")
+tree.remove("/var/lib/others")
+found = [each.point for each in tree.below(["/var/lib/ours"])]
+tell(refused=said(lambda: tree.see_bare(["/var/lib/ours"])), same=found == [point], paths=["/var/lib/others"])
+""")
+    assert found["same"]
+    assert "is mounted" in found["refused"]
+    assert found["refused"].isprintable()
+    assert found["there"] == []
+
+
+def test_the_network_of_another_container_engine_stays() -> None:
+    """podman and nerdctl keep theirs beside ours."""
+    found = inside("""
+make("/etc/kubernetes/kubelet.conf")
+make("/var/lib/cni/networks/podman/10.88.0.2")
+make("/var/lib/cni/networks/cbr0/10.244.1.2")
+make("/var/lib/cni/flannel/x")
+book("/var/lib/cni")
+tell(refused=said(kubeadm.reset), paths=["/var/lib/cni/networks/podman/10.88.0.2", "/var/lib/cni/networks/cbr0"])
+""")
+    assert (found["refused"], found["there"]) == ("", ["/var/lib/cni/networks/podman/10.88.0.2"])
+
+
+@pytest.mark.parametrize(("module", "stays"), [("zfs", True), ("nvidia", False)])
+def test_another_module_that_dkms_built_stays(module: str, stays: bool) -> None:
+    """The driver's installation makes DKMS's folder; somebody may have built another module there since."""
+    found = inside(f"""
+make("/var/lib/dkms/{module}/2.2.2/source")
+make("/var/lib/dkms/dkms_dbversion")
+book("/var/lib/dkms")
+tell(refused=said(undo.Undoer().run), paths=["/var/lib/dkms/{module}/2.2.2/source"])
+""")
+    assert (found["refused"], bool(found["there"])) == ("", stays)
+
+
+@pytest.mark.parametrize(("ours", "how"), [(True, "purge"), (False, "remove")])
+def test_docker_data_that_was_there_before_us_is_not_purged(ours: bool, how: str) -> None:
+    """docker.io's own scripts empty /var/lib/docker when the package is purged."""
+    found = inside(f"""
+class Apt:
+    def mend(self): pass
+    def installed(self, names): return {{name: packages.Installed("1", held=False) for name in names}}
+    def purge(self, names): calls.append("purge " + " ".join(names))
+    def remove(self, names): calls.append("remove " + " ".join(names))
+packages.detect = Apt
+found = ledger.Ledger()
+found.packages += ["docker.io", "runc"]
+found.note_directories(["/var/lib/docker"] if {ours} else [])
+found.save()
+make("/var/lib/docker/volumes/v/_data/theirs")
+tell(refused=said(undo.Undoer().run))
+""")
+    assert found["refused"] == ""
+    assert [call for call in found["calls"] if "docker.io" in call] == [f"{how} docker.io{' runc' if ours else ''}"]
+    assert [call for call in found["calls"] if "runc" in call] == [f"purge {'docker.io ' if ours else ''}runc"]
+
+
+def test_what_others_delete_meanwhile_is_no_error(tmp_path: Path) -> None:
+    """A container that ends cleans up as well."""
+    place = tmp_path / "busy"
+    for name in range(300):
+        (place / f"{name}/sub").mkdir(parents=True)
+    other = subprocess.Popen(["rm", "-rf", *map(str, place.iterdir())])
+    tree.remove(str(place))
+    other.wait()
+    assert not place.exists()
+
+
+def test_what_is_still_written_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence, not a command that never ends."""
+    (tmp_path / "busy").mkdir()
+    monkeypatch.setattr(tree, "_LIMIT_S", -1)
+    with pytest.raises(MachineProblem, match="busy cannot be removed: it is still written to"):
+        tree.remove(str(tmp_path / "busy"))
 
 
 def test_what_a_link_points_to_survives() -> None:
@@ -229,7 +360,7 @@ def test_one_place_removes_folders() -> None:
     found = [
         path.name
         for path in ansible.rglob("*.py")
-        if re.search(r"rmtree|removedirs|rm -rf|[\s'\"]-delete\b", path.read_text())
+        if re.search(r"rmtree|removedirs|\brm['\",\s]+-[a-zA-Z]*[rR]|[\s'\"]-delete\b", path.read_text())
     ]
     assert found == []
 
@@ -274,3 +405,12 @@ def test_the_remedy_for_a_mount_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -
     command = re.search(r"`(umount .*)`", str(said.value))
     assert command
     assert shlex.split(command.group(1)) == ["umount", mount.point]
+    odd = "/var/lib/x/a\x1b[31m'\u2028"
+    monkeypatch.setattr(tree, "below", lambda _: [tree.Mount(odd, "tmpfs")])
+    with pytest.raises(MachineProblem) as said:
+        tree.see_bare(["/var/lib/x"])
+    command = re.search(r"`umount (.*)`", str(said.value))
+    assert command
+    assert str(said.value).isprintable()
+    echoed = subprocess.run(["bash", "-c", f"printf %s {command.group(1)}"], capture_output=True, check=True, text=True)
+    assert echoed.stdout == odd

@@ -40,7 +40,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import kubeadm
+from ansible.module_utils.gpunodes import kubeadm, undo
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -49,6 +49,8 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         found = kubeadm.remains()
+        # The rest of a reset comes after this, and must not refuse when half of it is done.
+        undo.Undoer(check=True).see_bare()
         if found and not module.check_mode:
             kubeadm.reset()
         return {"changed": bool(found), "actions": [f"remove {thing}" for thing in found]}

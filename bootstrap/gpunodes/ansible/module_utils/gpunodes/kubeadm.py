@@ -351,7 +351,10 @@ def new_token() -> str:
 # reset
 
 KUBELET = "/var/lib/kubelet"
-_STATE = ("/var/lib/cni", "/run/flannel", KUBELET, "/etc/kubernetes", "/var/lib/etcd")
+_CNI_STATE = "/var/lib/cni"
+_STATE = (_CNI_STATE, "/run/flannel", KUBELET, "/etc/kubernetes", "/var/lib/etcd")
+_CNI_NETWORK = "cbr0"
+"""The network of Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
 _CNI_FILES = ("10-flannel.conflist",)
 _TRIES = 2
@@ -373,8 +376,9 @@ def reset() -> None:
     _stop_containers()
     _unmount()
     _see_bare()
-    for path in _STATE:
-        tree.remove(path)
+    ours = ledger.load().directories
+    for path in _state():
+        tree.remove(path, made=path in ours)
     for path in _cni_files():
         disk.remove(path)
     for name in _LINKS:
@@ -389,6 +393,13 @@ def _see_bare(stopped: bool = True) -> None:
     tree.see_bare(
         [path for path in _STATE if stopped or path != KUBELET], made=[path for path in _STATE if path in made]
     )
+
+
+def _state() -> list[str]:
+    """The folders that a reset removes; where another container engine keeps its networks beside ours, ours alone."""
+    shared = os.path.isdir(f"{_CNI_STATE}/networks") and set(os.listdir(f"{_CNI_STATE}/networks")) - {_CNI_NETWORK}
+    own = (f"{_CNI_STATE}/networks/{_CNI_NETWORK}", f"{_CNI_STATE}/flannel")
+    return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
 
 
 def _socket() -> str:
@@ -416,7 +427,7 @@ def remains() -> list[str]:
             )
         return []
     _see_bare(stopped=False)
-    found = [path for path in _STATE if tree.holds_anything(path)] + _cni_files()
+    found = [path for path in _state() if tree.holds_anything(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     # The packages of Kubernetes bring this folder along, empty.
     return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()

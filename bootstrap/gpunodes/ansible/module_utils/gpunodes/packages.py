@@ -77,6 +77,9 @@ class Manager(Protocol):
     def purge(self, names: Sequence[str]) -> None:
         """Remove the packages with their configuration."""
 
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove the packages, and leave what only their purging would take away."""
+
 
 def detect() -> Manager:
     """This machine's package manager; raises MachineProblem when it has none that we know."""
@@ -182,8 +185,11 @@ class Apt:
             self._checked(run(["apt-mark", "hold" if held else "unhold", *names]), "apt-mark")
 
     def purge(self, names: Sequence[str]) -> None:
+        self.remove(names, "purge")
+
+    def remove(self, names: Sequence[str], how: str = "remove") -> None:
         if names:
-            self._checked(self._apt("purge", "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
+            self._checked(self._apt(how, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
             for name in names:
                 for archive in glob.glob(f"/var/cache/apt/archives/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
@@ -288,6 +294,9 @@ class Dnf:
     def purge(self, names: Sequence[str]) -> None:
         if names:
             self._checked(self._dnf("remove", "--noautoremove", *names), f"removing {', '.join(names)}")
+
+    # rpm has no configuration that only a purge takes away.
+    remove = purge
 
     def _held(self) -> set[str]:
         lines = self._dnf("versionlock", "list").out.splitlines()

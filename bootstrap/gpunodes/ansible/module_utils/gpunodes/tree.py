@@ -12,6 +12,8 @@ import glob
 import os
 import re
 import shlex
+import string
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +28,10 @@ _USERS = 5
 """How many users of a mount an error names."""
 _RESCANS = 100
 """How often a folder that was emptied may turn out not to be empty, because something still writes to it."""
+_LIMIT_S = 600
+"""Seconds after which a folder that is still written to is given up."""
+_PLAIN = frozenset(f"{string.ascii_letters}{string.digits}/._-+:@%=,".encode())
+"""Bytes that stand for themselves in any quoting of a shell."""
 _FILE_SYSTEMS_OWN = "lost+found"
 """Comes with a disk and stays on it."""
 
@@ -58,14 +64,13 @@ def see_bare(folders: Iterable[str], made: Iterable[str] = ()) -> None:
 
     A folder that was there before us may be a disk of its own: ``remove`` empties it and leaves the mount.
     """
-    own = set(made)
+    own = {os.path.realpath(folder) for folder in made}
     for mount in [*below(folders), *(mount for mount in _mounts() if mount.point in own)]:
         who = users(mount.point)
-        command = shlex.join(["umount", shown(mount.point)])
         raise MachineProblem(
             f"{shown(mount.point)} ({shown(mount.source)}) is mounted{' and used by ' if who else ''}{', '.join(who)}",
-            "nothing mounted in a folder that is to be removed, and nothing was removed",
-            f"{'end what uses it, then ' if who else ''}`{command}`; run the command again",
+            "nothing mounted in a folder that is to be removed",
+            f"{'end what uses it, then ' if who else ''}`umount {_quoted(mount.point)}`; run the command again",
         )
 
 
@@ -89,11 +94,12 @@ def users(point: str) -> list[str]:
     return [*found[:_USERS], *([f"{len(found) - _USERS} more"] if len(found) > _USERS else [])]
 
 
-def remove(folder: str) -> None:
+def remove(folder: str, made: bool = False) -> None:
     """Remove a folder with all that is in it; one that is not there is no error.
 
-    One that is a link or a mount of its own is emptied and stays: it was there before us. Raises MachineProblem at
-    anything mounted below, even what ``mountinfo`` did not list a moment ago, and at what cannot be removed.
+    One that is a link or a mount of its own is emptied and stays: it was there before us. Where we have ``made`` it, a
+    mount on it is somebody else's. Raises MachineProblem at that and at anything mounted below, even what ``mountinfo``
+    did not list a moment ago, and at what cannot be removed.
     """
     place = os.path.realpath(folder)
     try:
@@ -102,11 +108,16 @@ def remove(folder: str) -> None:
         return
     except OSError as error:
         raise _stuck(folder, error) from error
-    stays = os.path.islink(folder) or any(mount.point == place for mount in _mounts())
     try:
-        _empty(root, place, _FILE_SYSTEMS_OWN if stays else "")
-        if not stays:
-            os.rmdir(place)
+        mounted = _is_mounted(root)
+        if mounted and made:
+            raise _mounted_on(place)
+        stays = mounted or os.path.islink(folder)
+        deadline = time.monotonic() + _LIMIT_S
+        for rescan in range(_RESCANS):
+            _empty(root, place, _FILE_SYSTEMS_OWN if stays else "", deadline)
+            if stays or _gone(place, last=rescan == _RESCANS - 1):
+                break
     except OSError as error:
         raise _stuck(folder, error) from error
     finally:
@@ -125,22 +136,66 @@ def shown(text: str) -> str:
 
 def _mounts() -> list[Mount]:
     found = []
-    for line in (disk.read(_MOUNTS) or "").splitlines():
-        fields, _, rest = line.partition(" - ")
-        point, source = (_plain(word) for word in (fields.split(" ")[4], rest.split(" ")[1]))
+    with open(_MOUNTS, "rb") as file:
+        # Of all that ends a line elsewhere the kernel escapes a line feed alone.
+        lines = file.read().split(b"\n")
+    for line in filter(None, lines):
+        fields, _, rest = line.partition(b" - ")
+        try:
+            point, source = (_plain(word) for word in (fields.split(b" ")[4], rest.split(b" ")[1]))
+        except (IndexError, ValueError):
+            raise MachineProblem(f"{_MOUNTS} has a line of another form: {shown(os.fsdecode(line))}") from None
         # The kernel marks so a mount whose folder is gone: no path leads there.
         if not point.endswith("//deleted"):
             found.append(Mount(point, source))
     return found[::-1]
 
 
-def _plain(word: str) -> str:
+def _plain(word: bytes) -> str:
     """A name of mountinfo: spaces, tabs, line ends and backslashes are octal there."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), word)
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal.group(1), 8) & 255]), word))
 
 
-def _empty(root: int, path: str, kept: str) -> None:
-    """Delete all below the open folder ``root`` but the entry ``kept``.
+def _quoted(path: str) -> str:
+    """A path as a shell takes it, without control characters (bash(1), QUOTING: ``$'...'``)."""
+    if path.isprintable():
+        return shlex.quote(path)
+    escaped = (chr(byte) if byte in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(path))
+    return f"$'{''.join(escaped)}'"
+
+
+def _is_mounted(folder: int) -> bool:
+    """Whether an open folder is one that something is mounted on."""
+    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+    try:
+        return _mount_id(above) != _mount_id(folder)
+    finally:
+        os.close(above)
+
+
+def _mounted_on(path: str) -> MachineProblem:
+    return MachineProblem(
+        f"something is mounted on {shown(path)}",
+        "nothing mounted in a folder that is to be removed",
+        "unmount it, then run the command again",
+    )
+
+
+def _gone(place: str, last: bool) -> bool:
+    """Remove an emptied folder; False where something was written to it meanwhile and it is not the ``last`` try."""
+    try:
+        os.rmdir(place)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY or last:
+            raise
+        return False
+    return True
+
+
+def _empty(root: int, path: str, kept: str, deadline: float) -> None:
+    """Delete all below the open folder ``root`` but the entry ``kept``, until ``deadline`` (monotonic) at most.
 
     No path is walked twice, so that nobody can put a link into the way, and one folder is open at a time, so that no
     depth is too deep. A mount is known by its id: a bind mount has its folder's device number, and a subvolume of btrfs
@@ -152,18 +207,19 @@ def _empty(root: int, path: str, kept: str) -> None:
     here = os.dup(root)
     try:
         while True:
+            if time.monotonic() > deadline:
+                raise OSError(errno.ETIMEDOUT, f"it is still written to after {_LIMIT_S} s")
             name = _clear_files(here, "" if trail else kept)
             if name:
-                down = os.open(name, _FOLDER, dir_fd=here)
+                try:
+                    down = os.open(name, _FOLDER, dir_fd=here)
+                except FileNotFoundError:
+                    continue  # somebody else removes it as well
                 trail.append((name, _identity(here)))
                 os.close(here)
                 here = down
                 if _mount_id(here) != mount:
-                    raise MachineProblem(
-                        f"something is mounted on {shown('/'.join([path, *(name for name, _ in trail)]))}",
-                        "nothing mounted in a folder that is to be removed",
-                        "unmount it, then run the command again",
-                    )
+                    raise _mounted_on("/".join([path, *(name for name, _ in trail)]))
             elif trail:
                 name, above = trail.pop()
                 up = os.open("..", _FOLDER, dir_fd=here)
@@ -173,6 +229,8 @@ def _empty(root: int, path: str, kept: str) -> None:
                     raise OSError(errno.EBUSY, "somebody moves folders there")
                 try:
                     os.rmdir(name, dir_fd=here)
+                except FileNotFoundError:
+                    pass
                 except OSError as error:
                     rescans += 1
                     if error.errno != errno.ENOTEMPTY or rescans > _RESCANS:
@@ -209,7 +267,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def _stuck(folder: str, error: OSError) -> MachineProblem:
-    what = f"{folder}/.../{error.filename}" if error.filename else folder
+    what = f"{folder}/.../{error.filename}" if error.filename and error.filename != folder else folder
     return MachineProblem(
         f"{shown(str(what))} cannot be removed: {error.strerror}",
         "a folder that can be emptied",

@@ -19,6 +19,9 @@ NOTES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
 """What the probe and repair's helper keep for the time of a boot; both are files that go to a machine alone."""
 _RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
 """Where container runtimes mount, and may leave mounts when they stop. Beside them only the kubelet mounts."""
+_DOCKER_DATA = "/var/lib/docker"
+_VOLUMES = f"{_DOCKER_DATA}/volumes/"
+"""What is mounted there is somebody's data, and not a container's own."""
 _LETTING_GO_S = 120
 """How long pods that were told to go may take to let go of the GPUs."""
 
@@ -38,10 +41,8 @@ class Undoer:
 
         Raises MachineProblem when something uses what is to go; nothing of that part was removed then.
         """
-        parts = [] if self.part else [Undoer(self.check, part) for part in ledger.PARTS]
-        for each in (self, *parts):
-            folders = each._folders()
-            tree.see_bare(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, made=folders)
+        parts = self._parts()
+        self.see_bare()
         for part in parts:
             self.actions += part.run()
         if os.path.exists(ledger.path_of(self.part)):
@@ -50,6 +51,17 @@ class Undoer:
             for path in (*NOTES, lock.PATH):
                 disk.remove(path)
         return self.actions
+
+    def see_bare(self) -> None:
+        """Raise MachineProblem while somebody has something mounted in what is to go; nothing is changed."""
+        for each in (self, *self._parts()):
+            folders = each._folders()
+            tree.see_bare(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, made=folders)
+            if _DOCKER_DATA in folders:
+                tree.see_bare([_VOLUMES])
+
+    def _parts(self) -> list[Undoer]:
+        return [] if self.part else [Undoer(self.check, part) for part in ledger.PARTS]
 
     def _undo(self) -> None:
         self._drivers()
@@ -148,7 +160,11 @@ class Undoer:
         if held:
             self._do(f"let go of {', '.join(held)}", lambda: manager.hold(held, held=False))
         ours = [name for name in self.ledger.packages if name in there]
-        if ours:
+        # Debian's and Ubuntu's docker.io empties that folder when it is purged (its postrm: nuke-graph-directory.sh).
+        kept = [name for name in ours if name == "docker.io" and _DOCKER_DATA not in self.ledger.directories]
+        if kept:
+            self._do(f"remove {kept[0]}, and leave {_DOCKER_DATA}", lambda: manager.remove(kept))
+        if ours := [name for name in ours if name not in kept]:
             self._do(f"remove {', '.join(ours)}", lambda: manager.purge(ours))
 
     def _apt_lists(self) -> list[str]:
@@ -190,7 +206,8 @@ class Undoer:
 
     def _directories(self) -> None:
         for path in self._folders():
-            self._do(f"remove {path}", partial(tree.remove, path))
+            if not _others_in(path):
+                self._do(f"remove {path}", partial(tree.remove, path, made=True))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
@@ -216,6 +233,17 @@ class Undoer:
         for device in off:
             if os.path.exists(device):
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
+
+
+def _others_in(path: str) -> bool:
+    """Whether a folder that DKMS shares among modules holds another module than NVIDIA's by now."""
+    if path == gpu_host.DKMS:
+        names = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    elif path.startswith("/lib/modules/"):
+        names = [name for _, _, files in os.walk(path) for name in files if ".ko" in name]
+    else:
+        return False
+    return any(not name.startswith("nvidia") for name in names)
 
 
 def _is(path: str, old: ledger.OldFile) -> bool:
