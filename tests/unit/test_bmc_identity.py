@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import identity, probe
 from gpunodes.engine import hands, identities
 from gpunodes.engine.power import PowerProblem, Trouble
+from gpunodes.errors import GpunodesError
+from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
-from gpunodes.operations.repair import World
+from gpunodes.operations.repair import Seen, World
+from gpunodes.repair.policy import Node
 
 from tests import redfish
 
@@ -23,6 +28,18 @@ OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 MAC = "3c:ec:ef:00:00:01"
 FACTS = {"machine_id": "id-1", "product_uuid": UUID, "product_serial": "ABC123", "macs": [MAC]}
 Serve = Callable[..., World]
+live: dict[str, Any] = {}
+"""What the machines report of themselves now; nothing: they do not answer."""
+
+
+def looks(world: World, names: list[str]) -> dict[str, Seen]:
+    """A look at machines, which records who they are."""
+    identities.remember(world.cluster_name, {name: live for name in names if live})
+    state = State.WELL if live else State.UNREACHABLE
+    return {
+        name: Seen(Verdict(name, "live", state, Action.NONE, boot_id=live.get("boot_id")), live or None)
+        for name in names
+    }
 
 
 @pytest.fixture
@@ -35,6 +52,7 @@ def orders() -> list[str]:
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) -> Iterator[Serve]:
     """An inventory with one machine, whose BMC reports ``hardware``, and what is recorded of the machine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.modules[__name__], "live", {})
     servers = []
 
     def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> World:
@@ -44,6 +62,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) ->
         path = tmp_path / "hosts.yml"
         path.write_text(f"workers: {{hosts: {{gpu-1: {{ansible_host: 10.0.0.1, {bmc}}}}}}}\n")
         world = World(Inventory(path))
+        monkeypatch.setattr(world, "look", lambda machines: looks(world, [machine.name for machine in machines]))
         if facts:
             identities.remember(world.cluster_name, {"gpu-1": facts})
         return world
@@ -58,7 +77,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) ->
     [
         ({"UUID": UUID}, FACTS),
         ({"UUID": SWAPPED}, FACTS),
-        ({"UUID": OTHER, "macs": ["3C:EC:EF:00:00:02", MAC.upper()]}, FACTS),
+        ({"macs": ["3C:EC:EF:00:00:02", MAC.upper()]}, FACTS),
         ({"SerialNumber": "abc123"}, FACTS),
     ],
 )
@@ -75,13 +94,14 @@ FOREIGN = {"UUID": OTHER, "SerialNumber": "XYZ", "macs": ["3c:ec:ef:00:00:09"]}
 
 
 def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) -> None:
-    """Off, cycle and both rungs of a repair; both sides are named. It may be switched on, and looked at."""
+    """On, off, cycle and both rungs of a repair; both sides are named. It may be looked at."""
     world = serve(FOREIGN, FACTS)
     machine = world.inventory.machines()[0]
     ours = world.hands(machine, named=True)
     for harm in (
         lambda: power.power(world, machine, power.Action.OFF, named=True),
         lambda: power.power(world, machine, power.Action.CYCLE, named=True),
+        lambda: power.power(world, machine, power.Action.ON, named=True),
         ours.reset,
         ours.cold_cycle,
     ):
@@ -95,9 +115,41 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
     assert shown.own is False
     assert UUID in shown.identities
     assert OTHER in shown.identities
-    power.power(world, machine, power.Action.ON)
     world = serve(FOREIGN, FACTS, identity="any")
     assert power.power(world, machine, power.Action.OFF).state == "off"
+
+
+def test_a_machine_that_answers_is_asked_who_it_is(
+    serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a controller that never met it, another machine's power was taken away; one that is off cannot be asked."""
+    monkeypatch.setattr(sys.modules[__name__], "live", FACTS)
+    world = serve(FOREIGN)
+    machine = world.inventory.machines()[0]
+    with pytest.raises(PowerProblem, match="belongs to another machine"):
+        power.power(world, machine, power.Action.OFF, named=True)
+    assert orders == []
+    shown = power.power(serve({"UUID": UUID}), machine, power.Action.STATUS)
+    assert (shown.own, UUID in shown.identities) == (True, True)
+
+
+def test_a_machine_that_contradicts_its_node_keeps_its_power(
+    serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone that calls itself gpu-1 is not taken for it by its power, either."""
+    monkeypatch.setattr(sys.modules[__name__], "live", {**FACTS, "boot_id": "here"})
+    nodes = [Node("gpu-1", boot_id="there", system_uuid=OTHER)]
+    monkeypatch.setattr(power, "Cluster", lambda *_, **__: mock.Mock(nodes=lambda: nodes))
+    world = serve({"UUID": UUID})
+    monkeypatch.setattr(world, "session", mock.Mock())
+    machine = world.inventory.machines()[0]
+    for action in (power.Action.OFF, power.Action.CYCLE):
+        with pytest.raises(GpunodesError, match="its UUID is another"):
+            power.power(world, machine, action, named=True)
+    assert orders == []
+    assert power.power(world, machine, power.Action.STATUS).own is True
+    nodes[:] = [Node("gpu-1", boot_id="here", system_uuid=UUID)]
+    assert power.power(world, machine, power.Action.OFF, named=True).state == "off"
 
 
 @pytest.mark.parametrize(("hardware", "facts"), [({}, FACTS), ({"UUID": UUID}, None), ({"UUID": [1]}, FACTS)])

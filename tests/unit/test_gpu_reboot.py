@@ -46,7 +46,9 @@ class Case:
     after: str = ""
     allowed: bool = True
     role: str | None = None
-    """What the machine is in a cluster."""
+    """What the machine is in a cluster, by its own account."""
+    node: bool | None = None
+    """Whether the node that is this machine is ready; None where there is none."""
 
 
 CASES = {
@@ -55,6 +57,9 @@ CASES = {
     "not-helped": Case(IN_USE, IN_USE),
     "forbidden": Case(IN_USE, allowed=False),
     "a-node": Case(IN_USE, role="worker"),
+    # What a join that was killed leaves: pods may have been scheduled there.
+    "half-a-node": Case(IN_USE, node=True),
+    "a-dead-node": Case(IN_USE, node=False),
 }
 
 
@@ -80,6 +85,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[s
         hosts[name] = {
             "gpunodes_gpu_reboot": case.allowed,
             "settings_machine": {"kubernetes": {"role": case.role}},
+            "wiring_node": {} if case.node is None else {"ready": case.node},
         }
     wiring = yaml.safe_load((ROOT / "playbooks/group_vars/all.yml").read_text())
     play = {
@@ -126,8 +132,9 @@ def test_a_driver_that_loads_needs_no_reboot(outcomes: Outcomes) -> None:
     assert "FAILED" not in printed
 
 
-def test_a_machine_is_rebooted_and_its_driver_loaded_then(outcomes: Outcomes) -> None:
-    calls, printed = outcomes["helped"]
+@pytest.mark.parametrize("name", ["helped", "a-dead-node"])
+def test_a_machine_is_rebooted_and_its_driver_loaded_then(outcomes: Outcomes, name: str) -> None:
+    calls, printed = outcomes[name]
     assert calls == ["host", "pretended_reboot", "host"]
     assert "FAILED" not in printed
 
@@ -138,7 +145,7 @@ def test_a_reboot_that_did_not_help_is_an_error(outcomes: Outcomes) -> None:
     assert f"after a reboot, still: {IN_USE}" in printed
 
 
-@pytest.mark.parametrize("name", ["forbidden", "a-node"])
+@pytest.mark.parametrize("name", ["forbidden", "a-node", "half-a-node"])
 def test_no_machine_is_rebooted_by_no_reboot_and_no_node_ever(outcomes: Outcomes, name: str) -> None:
     calls, printed = outcomes[name]
     assert calls == ["host"]

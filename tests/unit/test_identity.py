@@ -30,8 +30,18 @@ RECORD = MachineIdentity("gpu-9", ("10.0.0.9",), boot_id="boot-1")
 CLAIMS = replace(STRANGER, name="10.0.0.2", addresses=("10.0.0.2", "10.0.0.1"))
 """A machine that reports the address of another as its own."""
 BY_ADDRESS = MachineIdentity("10.0.0.1", ("10.0.0.1",))
+CONFIRMED = replace(IMPOSTOR, system_uuid=UUID)
 OWN = NodeIdentity("gpu-b", addresses=("10.0.0.5",), boot_id="boot-b")
 OTHER_NODE = NodeIdentity("gpu-b", addresses=("192.168.0.6",), boot_id="boot-b")
+
+
+THIEF = replace(NODE, name="evil", boot_id="e")
+"""A node that claims an address, a UUID and a machine-id of another."""
+
+
+def named(name: str, **changes: Any) -> MachineIdentity:
+    """A machine whose address is its name in the DNS."""
+    return replace(GPU, name=name, addresses=(name,), **changes)
 
 
 def machine(**changes: Any) -> MachineIdentity:
@@ -56,6 +66,33 @@ def node(**changes: Any) -> NodeIdentity:
         (3, IMPOSTOR, [node(addresses=("192.168.0.5",))], [RECORD], "machine gpu-9 is recorded with the same boot id"),
         (3, replace(GPU, answered=False), [node()], [RECORD], "machine gpu-9 is recorded with the same boot id"),
         (4, GPU, [node(system_uuid=OTHER)], [], "one boot has one UUID"),
+        (4, IMPOSTOR, [node(addresses=("192.168.0.5",))], [], "only a boot id, which others can report"),
+        (
+            4,
+            replace(IMPOSTOR, name="v.example.org"),
+            [node(addresses=())],
+            [],
+            "only a boot id, which others can report",
+        ),
+        (5, replace(IMPOSTOR, name="a"), [NodeIdentity("gpu-1", boot_id="boot-1")], [], "gpu-1 by boot id"),
+        # Names that lack their domain.
+        (2, named("v.example.org"), [node(), NodeIdentity("v", boot_id="v")], [], "the node in its boot is gpu-1"),
+        (2, named("v"), [node(), NodeIdentity("v.example.org", boot_id="v")], [], "the node in its boot is gpu-1"),
+        (
+            3,
+            named("v.example.org"),
+            [node()],
+            [named("gpu-1.example.org", boot_id="")],
+            "of that name, gpu-1.example.org",
+        ),
+        (
+            3,
+            named("v"),
+            [node(name="gpu-1.a.org")],
+            [named("gpu-1", boot_id="")],
+            "another machine of that name, gpu-1",
+        ),
+        (5, named("gpu-1.a.org"), [node()], [named("gpu-1.b.org", boot_id="")], "gpu-1 by boot id"),
         (5, GPU, [node(), NodeIdentity("gpu-2")], [STRANGER], "gpu-1 by boot id"),
         (5, machine(name="gpu-1.example.org"), [node()], [], "gpu-1 by boot id"),
         (5, machine(name="rack-7"), [node(addresses=("10.9.9.9",))], [], "gpu-1 by boot id"),
@@ -65,9 +102,9 @@ def node(**changes: Any) -> NodeIdentity:
         (5, GPU, [node()], [RECORD], "gpu-1 by boot id"),
         (5, replace(GPU, name="10.0.0.1"), [node()], [RECORD], "gpu-1 by boot id"),
         # Addresses of the inventory that tell nothing: other networks, names, one gateway for all, the node's own.
-        (5, IMPOSTOR, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "gpu-1 by boot id"),
-        (5, replace(IMPOSTOR, addresses=("bastion",)), [node()], [], "gpu-1 by boot id"),
-        (5, IMPOSTOR, [node(), OWN], [machine(name="b", addresses=("10.0.0.5",), boot_id="b")], "gpu-1 by boot id"),
+        (5, CONFIRMED, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "gpu-1 by boot id"),
+        (5, replace(CONFIRMED, addresses=("bastion",)), [node()], [], "gpu-1 by boot id"),
+        (5, CONFIRMED, [node(), OWN], [machine(name="b", addresses=("10.0.0.5",), boot_id="b")], "gpu-1 by boot id"),
         (5, IMPOSTOR, [node(addresses=("10.0.0.1", "10.0.0.5"))], [BY_ADDRESS], "gpu-1 by boot id"),
         (5, GPU, [node(addresses=("192.168.0.1",)), node(name="evil", boot_id="e")], [], "gpu-1 by boot id"),
         # The name.
@@ -96,6 +133,22 @@ def node(**changes: Any) -> NodeIdentity:
         (11, replace(DEAD, name="10.0.0.1"), [node()], [], "only its address suggests it"),
         (11, replace(DEAD, name="10.0.0.1", system_uuid=UUID), [node()], [CLAIMS], "gpu-1 by address and UUID"),
         (11, replace(REBOOTED, name="a"), [node(name="evil", system_uuid=OTHER)], [], "its UUID is another"),
+        # An address that a node claims, while another node has what the machine reports.
+        (11, replace(REBOOTED, name="10.0.0.1"), [THIEF, node(addresses=())], [], "node gpu-1 has the machine's UUID"),
+        (
+            11,
+            replace(REBOOTED, name="10.0.0.1"),
+            [THIEF, node(addresses=(), system_uuid="")],
+            [],
+            "the node gpu-1 has the machine's host name",
+        ),
+        (
+            11,
+            replace(REBOOTED, name="10.0.0.1", hostname="a", system_uuid=""),
+            [THIEF, node(addresses=())],
+            [],
+            "no UUID or machine-id says",
+        ),
         (13, replace(DEAD, name="a"), [node(), node(name="evil", boot_id="e")], [], ""),
         (13, replace(DEAD, name="a"), [node(name="b")], [replace(DEAD, name="c")], ""),
         (13, replace(DEAD, name="a"), [node(name="gpu-2")], [STRANGER], ""),
@@ -146,8 +199,17 @@ def test_what_is_only_shown_may_go_by_an_address_alone() -> None:
         (machine(name="gpu-5"), [node()], [GPU], "another machine of that name, gpu-1"),
         (IMPOSTOR, [node(name="gpu-a")], [BY_ADDRESS], "which the inventory gives to 10.0.0.1"),
         (IMPOSTOR, [node(name="gpu-a"), OWN], [], "the node gpu-b has the machine's address 10.0.0.5"),
-        (IMPOSTOR, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "gpu-1 by boot id"),
+        (CONFIRMED, [node(addresses=("192.168.0.5",)), OTHER_NODE], [BY_ADDRESS], "would join as the node gpu-b"),
+        (replace(CONFIRMED, hostname="gpu-1"), [node(addresses=())], [BY_ADDRESS], "gpu-1 by boot id"),
         (GPU, [node()], [], "gpu-1 by boot id"),
+        (
+            machine(name="gpu-5", boot_id="b"),
+            [],
+            [STRANGER, machine(boot_id="c")],
+            "another machine of that name, gpu-1",
+        ),
+        (machine(name="gpu-5", boot_id="b"), [], [named("gpu-1.a.org")], "another machine of that name, gpu-1.a.org"),
+        (named("gpu-1.b.org", boot_id="b"), [], [named("gpu-1.a.org")], ""),
         (machine(name="gpu-5", boot_id="b"), [node()], [GPU], "another machine of that name, gpu-1"),
         (machine(name="a", boot_id="b", system_uuid=OTHER), [node()], [], "another machine's"),
         (machine(name="a", boot_id="b", system_uuid="", machine_id="new"), [node()], [], "another machine's"),
@@ -189,7 +251,12 @@ MAC = "3C-EC-EF-00-00-01"
         (machine(system_uuid=SWAPPED), BMC, True),
         (machine(system_uuid="3153594f-c0b2-5280-1048-420044454c4c"), BMC, True),
         (machine(system_uuid=OTHER), BMC, False),
-        (machine(system_uuid=OTHER, macs=(MAC,)), BMC, True),
+        (machine(system_uuid=OTHER, macs=(MAC,)), BMC, False),
+        (machine(system_uuid="", macs=(MAC,)), BMC, True),
+        (machine(system_uuid="", serial="XYZ", macs=(MAC,)), BMC, True),
+        (machine(system_uuid="", serial="abc123", macs=("3c:ec:ef:00:00:02",)), BMC, None),
+        (machine(system_uuid="fe" * 16), replace(BMC, system_uuid="fe" * 16), None),
+        (machine(system_uuid="", serial="123456789"), replace(BMC, serial="123456789"), None),
         (machine(system_uuid=OTHER, serial="abc123"), BMC, False),
         (machine(system_uuid=""), BMC, None),
         (machine(system_uuid=PLACEHOLDERS[3], serial="abc123 "), BMC, True),
@@ -202,9 +269,8 @@ MAC = "3C-EC-EF-00-00-01"
     ],
 )
 def test_a_bmc_is_held_against_its_machine(who: MachineIdentity, bmc: BmcIdentity, same: bool | None) -> None:
-    """MAC, UUID in any byte order, serial number; what both lack tells nothing."""
+    """UUID in any byte order, MAC, serial number; what both lack tells nothing. Both are named in any case."""
     found = identity.match_bmc(who, bmc)
     assert found.same is same, found
-    if not found.same:
-        assert who.name in found.why
-        assert "its BMC" in found.why
+    assert f"machine {who.name}" in found.why
+    assert "its BMC" in found.why

@@ -60,7 +60,7 @@ def run(inventory: Path, *words: str) -> Result:
     return CliRunner().invoke(root, [*words, "-i", str(inventory)], standalone_mode=False)
 
 
-@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"]])
+@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
 def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Options], command: list[str]) -> None:
     """Without a terminal it needs --yes; what was read of machines and cluster is not read again."""
     refused = run(inventory, *command, "worker-1")
@@ -75,7 +75,7 @@ def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Op
     assert carried[1].dry_run
 
 
-@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"]])
+@pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
 def test_a_clone_stops_the_command_before_anything_is_touched(
     inventory: Path, carried: list[Options], command: list[str]
 ) -> None:
@@ -100,6 +100,17 @@ def test_a_node_whose_cluster_does_not_answer_is_left_alone(
     done = run(inventory, "gpu", "remove", "worker-1", "--yes")
     assert "worker-1 run as nodes, and control-1 cannot tell of which" in str(done.exception)
     assert carried == []
+    # A cluster that is broken for good is left by a reset.
+    done = run(inventory, "reset", "worker-1", "--yes")
+    assert "worker-1: no cluster answers, whose node it might be" in done.stderr
+    assert len(carried) == 1
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_pods_are_forced_where_that_is_asked_for(inventory: Path, carried: list[Options], force: bool) -> None:
+    """--force-drain of a removal is a setting of its run, which the role drain is told."""
+    run(inventory, "remove", "worker-1", "--yes", *(["--force-drain"] if force else []))
+    assert carried[0].variables.get("gpunodes_drain_force", False) is force
 
 
 def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: list[Options]) -> None:
@@ -109,6 +120,7 @@ def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: 
     assert done.exception is not None
     assert "another machine of that name, worker-1" in str(done.exception)
     assert carried == []
+    identities.remember("control-1", {"dead": {"boot_id": "b1", "product_uuid": UUID}})
     elsewhere: Any = _Inventory()
     found = nodes.match(elsewhere, [_Inventory.dead], preflight.Look([], {"nodes": [NODE]}, None, False, Path()))
     assert found["dead"].by == "recorded boot id"

@@ -193,10 +193,12 @@ def execute_confirmed(
     question: str,
     *,
     yes: bool,
+    needs_cluster: bool = True,
 ) -> int:
     """Show which node each machine is, ask ``question``, then carry the operation out; returns the exit code.
 
-    Raises WrongInput where nobody can be asked, GpunodesError where a machine and a node contradict each other.
+    ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises WrongInput where
+    nobody can be asked, GpunodesError where a machine and a node contradict each other.
     """
     names = ", ".join(machine.name for machine in machines)
     asks = not yes and not flags.options.dry_run
@@ -206,7 +208,7 @@ def execute_confirmed(
         )
     view = text.progress()
     try:
-        chosen = nodes.choose(operation.name, inventory, machines, view)
+        chosen = nodes.choose(operation.name, inventory, machines, view, needs_cluster=needs_cluster)
     finally:
         view.close()
     for line in chosen.lines:

@@ -23,7 +23,7 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
 
     MACHINE is a name or address of the inventory. A cycle takes its power away and gives it back. Nothing is asked of
     the machine's own system, and its node is not emptied: `gpunodes repair` does that. A BMC that reports another
-    machine's UUID, serial number or MAC addresses takes no power away; status shows what both report.
+    machine's UUID, serial number or MAC addresses gets no order; status shows what both report.
     """
     import dataclasses
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from gpunodes.cli import common, terminal
-from gpunodes.errors import WrongInput
+from gpunodes.cli import common
 from gpunodes.inventory import Inventory
 from gpunodes.operations.reset import OPERATION
 
@@ -19,13 +16,11 @@ from gpunodes.operations.reset import OPERATION
 def command(machines: tuple[str, ...], yes: bool, flags: common.Flags) -> int:
     """Bring machines back to what they were before us.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A control plane's cluster is lost with it.
+    MACHINES are names, addresses, groups or patterns of the inventory. A control plane's cluster is lost with it. Each
+    machine's node is shown before anything is changed; it is not drained, which `gpunodes remove` does.
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines)
-    names = ", ".join(machine.name for machine in chosen)
-    if not yes and not flags.options.dry_run:
-        if not sys.stdin.isatty():
-            raise WrongInput(f"reset of {names} is not confirmed", "a yes", "add --yes where nobody can be asked")
-        terminal.confirm(f"Reset {names}? What Kubernetes keeps there is lost")
-    return common.execute(OPERATION, inventory, chosen, flags)
+    question = "Reset {}? What Kubernetes keeps there is lost"
+    # Where the cluster is broken, this is the way out.
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes, needs_cluster=False)

@@ -14,7 +14,7 @@ from gpunodes.engine.cluster import Cluster
 from gpunodes.engine.leases import Leases
 from gpunodes.errors import WrongInput
 from gpunodes.model import Machine
-from gpunodes.operations.repair import World, unmatched
+from gpunodes.operations.repair import World, missing
 from gpunodes.repair.maintenance import Maintenance
 
 
@@ -75,13 +75,13 @@ def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster,
     with contextlib.closing(world.session()) as session:
         cluster = Cluster(session)
         nodes = {}
-        known = world.identities({})
+        known = world.identities(world.look(machines))
         matcher = Matcher([node.identity for node in cluster.nodes()], known.values())
         for machine in machines:
             match = matcher.match(known[machine.name])
             if match.node is None:
                 raise WrongInput(
-                    f"{machine.name}: {unmatched(match)}", "a node, which is what is kept", "see `gpunodes status`"
+                    f"{machine.name}: {missing(match)}", "a node, which is what is kept", "see `gpunodes status`"
                 )
             nodes[match.node.name] = machine.name
         with Leases(cluster, "maintenance").holding(nodes):

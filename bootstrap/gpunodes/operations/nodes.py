@@ -25,15 +25,22 @@ class Chosen:
     def lines(self) -> list[str]:
         """Each machine with its node, for a person."""
         return [
-            f"{name}: node {match.node.name}, by its {match.by}" if match.node else f"{name}: no node of the cluster"
+            f"{name}: node {match.node.name}, by its {match.by}" if match.node else f"{name}: {self._none}"
             for name, match in self.nodes.items()
         ]
 
+    @property
+    def _none(self) -> str:
+        return "no node of the cluster" if self.seen.cluster else "no cluster answers, whose node it might be"
 
-def choose(command: str, inventory: Inventory, machines: Sequence[Machine], view: View) -> Chosen:
+
+def choose(
+    command: str, inventory: Inventory, machines: Sequence[Machine], view: View, *, needs_cluster: bool = True
+) -> Chosen:
     """Read the machines and their cluster, and match them; nothing is changed.
 
-    Raises GpunodesError where a machine and a node contradict each other: then none of the machines is touched.
+    ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises GpunodesError for
+    that, and where a machine and a node contradict each other: then none of the machines is touched.
     """
     view.begin(command, machines)
     folder = journal.open_run(command)
@@ -41,7 +48,7 @@ def choose(command: str, inventory: Inventory, machines: Sequence[Machine], view
     if seen.interrupted:
         raise GpunodesError("interrupted", remedy="nothing was changed")
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
-    if members and seen.cluster is None:
+    if needs_cluster and members and seen.cluster is None:
         finding = seen.no_cluster(inventory.control_plane().name)
         raise GpunodesError(
             f"{', '.join(members)} run as nodes, and {finding.machine} cannot tell of which: {finding.fact}",

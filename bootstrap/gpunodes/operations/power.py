@@ -6,22 +6,23 @@ import contextlib
 import getpass
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
+from gpunodes.ansible.module_utils.gpunodes.identity import Match, Matcher
 from gpunodes.engine import history
 from gpunodes.engine import power as powers
-from gpunodes.engine.cluster import Cluster, NoSession, Session
+from gpunodes.engine.cluster import Cluster, NoAnswer, NoSession, Refused, Session
 from gpunodes.engine.leases import Leases
 from gpunodes.engine.locks import NoLock
-from gpunodes.engine.power import Order
-from gpunodes.errors import WrongInput
+from gpunodes.engine.power import Order, PowerState
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import claims
-from gpunodes.operations.repair import World, unmatched
+from gpunodes.operations.repair import Seen, World, unmatched
 from gpunodes.operations.repair_one import Say
+from gpunodes.repair.policy import Node
 
 
 class Action(StrEnum):
@@ -52,18 +53,22 @@ def power(
 ) -> Powered:
     """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC.
 
-    A BMC that is not the machine's own switches nothing off; ``named``: the user named the machine itself.
+    A BMC that is not the machine's own gets no order, and a machine that contradicts its node keeps its power: raises
+    GpunodesError. ``named``: the user named the machine itself.
     """
-    hands = world.hands(machine, named=named, say=say)
-    bmc = hands.power()
+    bmc = world.hands(machine).power()
     if bmc is None:
         raise WrongInput(f"{machine.name} has no BMC", "gpunodes_bmc_type and its fellows", "set them in the inventory")
+    if action is not Action.ON and bmc.state() is not PowerState.OFF:
+        # One that is off, and one that is to be, goes by what is recorded of it.
+        seen = world.look([machine])
+        if action is not Action.STATUS:
+            _contradicted(world, machine, seen)
+    hands = world.hands(machine, named=named, say=say)
     if action is Action.CYCLE:
         hands.cold_cycle()
-    elif action is Action.OFF:
-        powers.change(hands.own_power(), Order.OFF)
-    elif action is Action.ON:
-        powers.change(bmc, Order.ON)
+    elif action is not Action.STATUS:
+        powers.change(hands.own_power(), Order(action.value))
     state = bmc.state().value
     if action is not Action.STATUS:
         _note(world, machine.name, history.Kind.POWER, action.value, state)
@@ -71,6 +76,27 @@ def power(
     match = hands.compare(bmc)
     own, why = (match.same, match.why) if match else (None, f"{bmc.name} is told the machine's name with each order")
     return Powered(machine.name, action.value, state, bmc.name, own, why)
+
+
+def _contradicted(world: World, machine: Machine, seen: Mapping[str, Seen]) -> None:
+    """Raise GpunodesError where the machine contradicts the node that it seems to be; where none can be asked, pass."""
+    try:
+        with contextlib.closing(world.session()) as session:
+            nodes = Cluster(session, patience_s=0.0).nodes()
+    except (NoAnswer, Refused, WrongInput):
+        return
+    match = _match(world, machine, seen, nodes)
+    if match.contradiction:
+        raise GpunodesError(
+            match.contradiction,
+            "a machine that is its node beyond doubt, or none",
+            "its power stays as it is; delete a node whose machine is gone, or correct the inventory",
+        )
+
+
+def _match(world: World, machine: Machine, seen: Mapping[str, Seen], nodes: Sequence[Node]) -> Match:
+    machines = world.identities(seen)
+    return Matcher([node.identity for node in nodes], machines.values()).match(machines[machine.name])
 
 
 @contextlib.contextmanager
@@ -113,8 +139,7 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
     session: Session = world.session()
     try:
         cluster = Cluster(session)
-        machines = world.identities(world.look([machine]))
-        match = Matcher([node.identity for node in cluster.nodes()], machines.values()).match(machines[machine.name])
+        match = _match(world, machine, world.look([machine]), cluster.nodes())
         node = match.node
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")

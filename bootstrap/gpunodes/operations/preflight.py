@@ -89,6 +89,7 @@ def look(
                 unreachable=why,
                 read_at=tracker.answered_at.get(machine.name),
                 wishes=wishes[machine.name],
+                address=machine.address,
             )
         )
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})

@@ -174,7 +174,12 @@ class World:
         for name, each in seen.items():
             if each.verdict.state is not State.UNREACHABLE and (each.facts or each.verdict.boot_id):
                 facts = {"boot_id": each.verdict.boot_id, **(each.facts or {})}
-                found[name] = identity.reported(name, machines.get(name, ""), facts)
+                live, before = identity.reported(name, machines.get(name, ""), facts), found.get(name)
+                if before and live.machine_id and before.machine_id == live.machine_id:
+                    # The probe does not tell the machine's own address; the same installation has told it before.
+                    addresses = tuple(dict.fromkeys([*live.addresses, *before.addresses]))
+                    live = dataclasses.replace(live, addresses=addresses)
+                found[name] = live
         return found
 
 
@@ -572,7 +577,9 @@ class _Repairs:
             known = {record.node for record in found.values()}
             held = {seen.name for seen in locks}
             nodes = self._cluster.nodes()
-            machines = self._world.identities({})
+            # One that was rebooted is in another boot than the one that is recorded.
+            again = [machine for machine in self._world.inventory.machines() if machine.name in found]
+            machines = self._world.identities(self._look(again))
             matcher = identity.Matcher([node.identity for node in nodes], machines.values())
             matches = {name: matcher.match(machine) for name, machine in machines.items()}
             names_of = {match.node.name: name for name, match in matches.items() if match.node}
@@ -767,6 +774,10 @@ def _taken(node: Node) -> Node:
 
 
 def unmatched(match: identity.Match) -> str:
-    """Why no node is known to be a machine, and what to do."""
-    why = match.contradiction or "no node of the cluster is it by its boot id, name or address"
-    return f"{why}; nothing is done; --without-cluster leaves the cluster out"
+    """Why no node is known to be a machine, and what a repair can do."""
+    return f"{missing(match)}; nothing is done; --without-cluster leaves the cluster out"
+
+
+def missing(match: identity.Match) -> str:
+    """Why no node is known to be a machine."""
+    return match.contradiction or "no node of the cluster is it by its boot id, name or address"

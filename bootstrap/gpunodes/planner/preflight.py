@@ -32,6 +32,8 @@ class Candidate:
     """Our own clock when its facts came, in seconds since 1970; None where nobody noted it."""
     wishes: gpu.Wishes = field(default_factory=lambda: gpu.Wishes(""))
     """What its settings ask for; the version is that of ``Wants``."""
+    address: str = ""
+    """That of the inventory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +356,16 @@ def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Fin
                 for name in names:
                     others = ", ".join(other for other in names if other != name)
                     word = key.replace("_", " ")
-                    problem = Problem(f"its {word} {value} is also that of {others}", "one of its own", remedy)
+                    gone = "; or delete that node, if its machine is gone or was installed anew"
+                    what = f"{remedy}{gone if 'node ' in others else ''}"
+                    problem = Problem(f"its {word} {value} is also that of {others}", "one of its own", what)
                     found[name].append(Finding(name, key, problem.fact, problem.limit, problem.remedy))
     return found
 
 
 def _node_names(candidates: Sequence[Candidate], wants: Wants) -> set[str]:
     """The nodes that these machines are: in the cluster already, or joining again after an interruption."""
-    machines = {each.name: reported(each.name, "", each.facts) for each in candidates}
+    machines = {each.name: reported(each.name, each.address, each.facts) for each in candidates}
     matcher = Matcher([described(node) for node in wants.nodes], machines.values())
     found = set()
     for candidate in candidates:

@@ -72,15 +72,15 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
     name = node["metadata"]["name"]
     annotations = node["metadata"].get("annotations") or {}
     labels = node["metadata"].get("labels") or {}
-    addresses = {entry["type"]: entry["address"] for entry in node["status"].get("addresses", ())}
+    addresses = [(entry["type"], entry["address"]) for entry in node["status"].get("addresses", ())]
     why = not_ready(node)
     waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
     described: dict[str, Any] = {
         "name": name,
         "role": "control_plane" if _CONTROL_PLANE in labels else "worker",
         "uid": node["metadata"].get("uid", ""),
-        "address": addresses.get("InternalIP", ""),
-        "addresses": sorted(set(addresses.values())),
+        "address": next((address for kind, address in addresses if kind == "InternalIP"), ""),
+        "addresses": sorted({address for _, address in addresses}),
         "version": about["kubeletVersion"],
         "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
         "ready": not why,

@@ -19,6 +19,9 @@ row   what is known                                                       result
  3b   one node reports it, and another node has the machine's inventory   refused: like 3a
       address
  4    one node reports it, the UUIDs differ                               refused: no UUID changes within a boot
+ 4a   one node reports it, which neither the machine's name nor its       refused: whoever heard of a boot id can
+      address in the inventory suggests; not confirmed, and the node      report it
+      reports a UUID or machine-id
  5    one node reports it                                                 that node, by the boot id
  6    a node has the machine's name; contradicted                         refused
  7    a node has the machine's name and another machine's boot id         refused
@@ -28,13 +31,15 @@ row   what is known                                                       result
 10    a node has the machine's name                                       that node, by the name
 11    one node has the name without its domain (either way), or the       as 6 to 8; not confirmed: refused, or taken
       address; no other node and no other machine has it                  where nothing is done by it (``sure=False``)
+11a   like 11, and another node has the machine's host name or UUID       refused: an address is what a node says
 12    a node has the host name that the machine itself reports            refused: a clone reports that, too
 13    none of these                                                       no node
 ====  ==================================================================  ==========================================
 
-Rows 3a and 3b leave out a node that has the machine's own name or inventory address, and addresses that several
-machines of the inventory have (a gateway's). Where the inventory's addresses are no node's (NAT, another network),
-they are silent.
+In rows 2 and 3 a name counts without its domain, too, where one of both lacks it and it is no other's. In row 11 a
+machine-id that several nodes have confirms nothing. Rows 3a and 3b leave out a node that has the machine's own name or
+inventory address, and addresses that several machines of the inventory have (a gateway's). Where the inventory's
+addresses are no node's (NAT, another network), they are silent.
 
 What is recorded of another machine's boot (rows 3 and 7) is nothing against a machine that answers and has the node's
 name or address: it may be of a time when the inventory had them mixed up.
@@ -46,14 +51,14 @@ machine-id contradicts as a reported one does.
 :meth:`Matcher.joining` finds the node that a machine which is to join takes the place of; its machine-id may be new:
 
 ====  ==================================================================  ==========================================
- 1    rows 1, 3, 3a, 3b and 4 above                                       refused
- 2    one node reports its boot id                                        that node: an interrupted join left it
- 3    a node has its host name, and another machine of the inventory is   refused
-      called so
- 4    a node has its host name; the UUIDs differ, or neither UUID nor     refused: it is another machine's
+ 1    rows 1, 3, 3a, 3b, 4 and 4a above                                   refused
+ 2    one node reports its boot id, and has another name than its host    refused: no join of it leaves that
+ 3    one node reports its boot id                                        that node: an interrupted join left it
+ 4    another machine of the inventory is called as its host              refused, whether there is such a node or not
+ 5    a node has its host name; the UUIDs differ, or neither UUID nor     refused: it is another machine's
       machine-id is known to be equal, or the node has another address
- 5    a node has its host name                                            that node: left by the machine before
- 6    none of these                                                       no node
+ 6    a node has its host name                                            that node: left by the machine before
+ 7    none of these                                                       no node
 ====  ==================================================================  ==========================================
 
 Names are compared in lower case: the kubelet's node name is the host name in lower case (kubernetes.io, "Node names").
@@ -71,17 +76,23 @@ _LONGEST = 253
 _MACS = 64
 _Thing = TypeVar("_Thing")
 
-# Boards whose vendor never set a UUID: AMI's default in both byte orders, and a sample of the SMBIOS documents.
+# Boards whose vendor never set a UUID: AMI's default in both byte orders, a sample of the SMBIOS documents, and what
+# osquery lists (osquery/core/system.cpp, kPlaceholderHardwareUUIDList).
 _PLACEHOLDERS = frozenset(
     {
         "03000200040005000006000700080009",
         "00020003000400050006000700080009",
+        "030201000504070608090a0b0c0d0e0f",
+        "10000000000080000040000000000000",
         "12345678123456781234567812345678",
         "123456781234567890abcddeefaabbcc",
     }
 )
 _NO_SERIALS = frozenset(
     {
+        "0123456789",
+        "123456789",
+        "1234567890",
         "default string",
         "none",
         "not applicable",
@@ -220,6 +231,8 @@ class Matcher:
         self._nodes = {node.name: node for node in nodes}
         self._booted = _grouped((node.boot_id, node) for node in nodes)
         self._short = _grouped((_short(node.name), node) for node in nodes)
+        self._installed = _grouped((node.machine_id, node) for node in nodes)
+        self._boards = _grouped((form, node) for node in nodes for form in _forms(_uuid(node.system_uuid)))
         self._addressed = _grouped((address, node) for node in nodes for address in set(node.addresses))
         self._machines_named = _grouped((machine.name.lower(), machine) for machine in machines)
         self._machines_booted = _grouped((machine.boot_id, machine) for machine in machines)
@@ -232,16 +245,17 @@ class Matcher:
 
         ``sure=False`` takes a name without its domain, or an address, unconfirmed: for what is only shown.
         """
-        named = self._nodes.get(machine.name.lower())
+        named, short = self._nodes.get(machine.name.lower()), self._by_short(machine)
         if found := self._by_boot(machine):
-            if found.node and named and named is not found.node:
-                return _refused(machine, named, f"the node in its boot is {found.node.name}")
+            called = named or short
+            if found.node and called and called is not found.node:
+                return _refused(machine, called, f"the node in its boot is {found.node.name}")
             return found
         if named:
             return self._suggested(machine, named, "name", enough=True)
-        for by, node in (("name without its domain", self._by_short(machine)), ("address", self._by_address(machine))):
-            if node:
-                return self._suggested(machine, node, by, enough=not sure)
+        node, by = (short, "name without its domain") if short else (self._by_address(machine), "address")
+        if node:
+            return self._claimed(machine, node) or self._suggested(machine, node, by, enough=not sure)
         if node := self._nodes.get(machine.hostname):
             return _refused(machine, node, "it calls itself so, and nothing else says that it is that node")
         return Match()
@@ -249,12 +263,18 @@ class Matcher:
     def joining(self, machine: MachineIdentity) -> Match:
         """The node that an earlier join left, for a machine that is to join; none where its name is free."""
         if found := self._by_boot(machine):
+            if found.node and machine.hostname and found.node.name != machine.hostname:
+                return _refused(machine, found.node, f"it would join as the node {machine.hostname}")
             return found
         node = self._nodes.get(machine.hostname)
-        if node is None:
-            return Match()
-        if rival := self._rival(self._machines_named, node.name, machine):
-            return _refused(machine, node, f"the inventory has another machine of that name, {rival.name}")
+        if rival := self._called(machine.hostname, machine):
+            place = node or NodeIdentity(machine.hostname)
+            return _refused(machine, place, f"the inventory has another machine of that name, {rival.name}")
+        return self._left_by(machine, node) if node else Match()
+
+    @staticmethod
+    def _left_by(machine: MachineIdentity, node: NodeIdentity) -> Match:
+        """Whether a node of the machine's host name was left by it, and not by another that was called so."""
         equal, different = _compared(machine, node)
         if "UUID" in different or not equal:
             return _refused(machine, node, "the node of that name is another machine's")
@@ -271,15 +291,19 @@ class Matcher:
         if len(found) > 1:
             names = " and ".join(each.name for each in found[:3])
             return _refused(machine, node, f"the nodes {names} report one boot id")
-        if rival := self._rival(self._machines_named, node.name, machine):
+        if rival := self._called(node.name, machine):
             return _refused(machine, node, f"the inventory has another machine of that name, {rival.name}")
         rival = self._rival_in_boot(machine, node)
         verb = "reports" if rival and rival.answered else "is recorded with"
-        if why := f"the machine {rival.name} {verb} the same boot id" if rival else self._misplaced(machine, node):
-            return _refused(machine, node, why)
-        if same_uuid(machine.system_uuid, node.system_uuid) is False:
-            return _refused(machine, node, "one boot has one UUID")
-        return Match(node, "boot id" if machine.answered else "recorded boot id")
+        equal, different = _compared(machine, node)
+        why = f"the machine {rival.name} {verb} the same boot id" if rival else self._misplaced(machine, node)
+        if not why and "UUID" in different:
+            why = "one boot has one UUID"
+        if not (why or equal or self._suggests(machine, node)) and (node.system_uuid or node.machine_id):
+            why = "only a boot id, which others can report, says that it is that node"
+        return (
+            _refused(machine, node, why) if why else Match(node, "boot id" if machine.answered else "recorded boot id")
+        )
 
     def _misplaced(self, machine: MachineIdentity, node: NodeIdentity) -> str:
         """Why the inventory's addresses say that the node is not the machine in its boot; "" where they are silent."""
@@ -294,6 +318,19 @@ class Matcher:
             return f"the node {others[0].name} has the machine's address {machine.address}"
         return ""
 
+    def _suggests(self, machine: MachineIdentity, node: NodeIdentity) -> bool:
+        """Whether the inventory's name or address of a machine is the node's."""
+        return _stands(machine, node) or self._by_short(machine) is node
+
+    def _claimed(self, machine: MachineIdentity, node: NodeIdentity) -> Match | None:
+        """A refusal where the machine rather is another node than the one that has its address or half its name."""
+        named = self._nodes.get(machine.hostname)
+        alike = next((each for each in self._boards.get(_uuid(machine.system_uuid), ()) if each is not node), None)
+        if other := alike or (named if named is not node else None):
+            what = "UUID" if other is alike else "host name"
+            return _refused(machine, node, f"the node {other.name} has the machine's {what}")
+        return None
+
     def _suggested(self, machine: MachineIdentity, node: NodeIdentity, by: str, *, enough: bool) -> Match:
         """Hold a node that a name or an address suggests against the rest; ``enough``: unconfirmed it counts, too."""
         if rival := self._rival_in_boot(machine, node):
@@ -304,6 +341,8 @@ class Matcher:
             verb = "is another" if len(different) == 1 else "are others"
             again = "; it was installed anew: `gpunodes join` gives it its node back" if equal == ["UUID"] else ""
             return _refused(machine, node, f"its {' and '.join(different)} {verb}{again}")
+        if not enough and len(self._installed.get(node.machine_id, ())) > 1:
+            equal = [what for what in equal if what != "machine-id"]
         rebooted = machine.answered and machine.boot_id and node.boot_id and machine.boot_id != node.boot_id
         if equal or (enough and not rebooted):
             return Match(node, f"{by} and {equal[0]}" if equal else by)
@@ -329,9 +368,18 @@ class Matcher:
             own.append(machine.address)
         found = {node.name: node for address in own for node in self._addressed.get(address, ())}
         node = next(iter(found.values()), None)
-        if node is None or len(found) > 1 or self._rival(self._machines_named, node.name, machine):
+        if node is None or len(found) > 1 or self._called(node.name, machine):
             return None
         return node
+
+    def _called(self, name: str, machine: MachineIdentity) -> MachineIdentity | None:
+        """Another machine that the inventory calls ``name``, or so but for the domain, which one of both lacks."""
+        if rival := self._rival(self._machines_named, name, machine):
+            return rival
+        if not name or _is_address(name) or _short(machine.name.lower()) == _short(name):
+            return None
+        others = self._machines_short.get(_short(name), ())
+        return next((other for other in others if ("." in other.name) != ("." in name)), None)
 
     def _rival_in_boot(self, machine: MachineIdentity, node: NodeIdentity) -> MachineIdentity | None:
         """Another machine in the node's boot.
@@ -352,21 +400,25 @@ class Matcher:
 def match_bmc(machine: MachineIdentity, bmc: BmcIdentity) -> BmcMatch:
     """Whether a BMC belongs to ``machine``.
 
-    A common MAC address is proof; then the UUID decides, in whichever byte order; then the serial number, which the
-    machines of one chassis may share; last, that no MAC address is common.
+    The UUID decides, in whichever byte order; then a common MAC address; then the serial number, which the machines of
+    one chassis may share: an equal one proves nothing where MAC addresses are known and none is common. Last, that
+    none is common. ``why`` names both sides.
     """
     both = f"{machine_text(machine)}; {bmc.text}"
     ours, theirs = _macs(machine.macs), _macs(bmc.macs)
-    if common := sorted(ours & theirs):
-        return BmcMatch(True, f"both have the MAC address {common[0]}")
+    common, apart = sorted(ours & theirs), bool(ours and theirs) and not ours & theirs
     if (same := same_uuid(machine.system_uuid, bmc.system_uuid)) is not None:
-        return BmcMatch(same, f"both have the UUID {machine.system_uuid}" if same else both)
+        return BmcMatch(same, f"{'one UUID' if same else 'two UUIDs'}: {both}")
+    if common:
+        return BmcMatch(True, f"both have the MAC address {common[0]}: {both}")
     mine, its = _serial(machine.serial), _serial(bmc.serial)
+    if mine and its and mine != its:
+        return BmcMatch(False, f"two serial numbers: {both}")
     if mine and its:
-        return BmcMatch(mine == its, f"both have the serial number {machine.serial}" if mine == its else both)
-    if ours and theirs:
-        return BmcMatch(False, both)
-    return BmcMatch(None, both)
+        return BmcMatch(
+            None if apart else True, f"one serial number{', no common MAC address' if apart else ''}: {both}"
+        )
+    return BmcMatch(False if apart else None, f"{'no common MAC address' if apart else 'nothing to compare'}: {both}")
 
 
 def machine_text(machine: MachineIdentity) -> str:
@@ -384,8 +436,7 @@ def same_uuid(one: str, other: str) -> bool | None:
     first, second = _uuid(one), _uuid(other)
     if not first or not second:
         return None
-    reverse = bytes.fromhex(second)[::-1].hex()
-    return first in {second, _swapped(second), reverse, _swapped(reverse)}
+    return first in _forms(second)
 
 
 def _stands(machine: MachineIdentity, node: NodeIdentity) -> bool:
@@ -433,9 +484,15 @@ def _string(value: object) -> str:
 def _uuid(text: str) -> str:
     """32 hexadecimal digits; "" for what is none, and for a placeholder."""
     digits = text.strip().lower().replace("-", "")
-    if not re.fullmatch(r"[0-9a-f]{32}", digits) or len(set(digits)) == 1 or digits in _PLACEHOLDERS:
+    if not re.fullmatch(r"[0-9a-f]{32}", digits) or digits == digits[:2] * 16 or digits in _PLACEHOLDERS:
         return ""
     return digits
+
+
+def _forms(digits: str) -> set[str]:
+    """A UUID's digits in each byte order in which it may be shown; none for ""."""
+    reverse = bytes.fromhex(digits)[::-1].hex()
+    return {digits, _swapped(digits), reverse, _swapped(reverse)} if digits else set()
 
 
 def _swapped(digits: str) -> str:
@@ -454,7 +511,7 @@ def _same_machine_id(one: str, other: str) -> bool | None:
 
 def _serial(text: str) -> str:
     value = text.strip().lower()
-    return "" if value in _NO_SERIALS or len(set(value)) < 2 or value == "0123456789" else value  # noqa: PLR2004 - one sign repeated
+    return "" if value in _NO_SERIALS or len(set(value)) < 2 else value  # noqa: PLR2004 - one sign repeated
 
 
 def _macs(addresses: Sequence[str]) -> set[str]:
