@@ -8,6 +8,7 @@ machine with its BMC.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -203,6 +204,8 @@ class Machine:
     after: Verdict | None = None
     """What is found when it is sick no more, but for its boot and GPUs; None for a machine that is well."""
     done: list[str] = field(default_factory=list)
+    reset: list[str] = field(default_factory=list)
+    """The GPUs that the last rung named."""
 
     @property
     def boot_id(self) -> str:
@@ -256,6 +259,7 @@ class Hands:
             return Asked(False, "it does not answer on SSH")
         if boot_id and boot_id != self._machine.boot_id:
             return Asked(False, "another boot runs already")
+        self._machine.reset = list(gpus)
         self._machine.use(rung.name)
         return Asked(True)
 
@@ -319,10 +323,22 @@ class World(repair.World):
     def session(self) -> Any:
         return self.api
 
+    def cordon(self, node: str, repair: str = "") -> None:
+        """Cordon a node, by a repair or, as "", by a person."""
+        found = self.api.nodes[node]
+        self.api.version += 1
+        found["spec"]["unschedulable"] = True
+        found["metadata"]["resourceVersion"] = str(self.api.version)
+        if repair:
+            found["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = repair
+
+    def lock(self, command: str, holder: str) -> Any:
+        return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))
+
     def hands(self, machine: Entry, **_: Any) -> Any:
         return Hands(self.machines[machine.name])
 
-    def look(self, machines: Sequence[Entry]) -> dict[str, repair.Seen]:
+    def look(self, machines: Sequence[Entry], *, scan: bool = True) -> dict[str, repair.Seen]:
         self.looks += len(machines)
         return {machine.name: repair.Seen(self.machines[machine.name].verdict(), SMI) for machine in machines}
 

@@ -117,6 +117,12 @@ class Inventory:
         by_name = {machine.name: machine for machine in candidates}
         chosen: dict[str, Machine] = {}
         for pattern in patterns:
+            if pattern.startswith(("!", "&")):
+                raise WrongInput(
+                    f"{pattern!r} alone names no machines",
+                    "one pattern, such as 'workers:!gpu-3'",
+                    "join it to the others by a colon",
+                )
             for name in self._matches(pattern):
                 if name not in by_name:
                     groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))

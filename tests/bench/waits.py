@@ -61,10 +61,10 @@ class _World(repair_world.World):
     def hands(self, machine: Machine, **_: Any) -> Any:
         return _Hands(self.machines[machine.name])
 
-    def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:
+    def look(self, machines: Sequence[Machine], *, scan: bool = True) -> dict[str, repair.Seen]:
         if not self.looks:
             time.sleep(probe.HOPELESS_S)
-        return super().look(machines)
+        return super().look(machines, scan=scan)
 
 
 def measure(folder: Path) -> Iterator[Row]:

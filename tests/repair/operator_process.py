@@ -136,7 +136,7 @@ class World(repair.World):
     def hands(self, machine: Machine, **_: Any) -> Any:
         return self._files[machine.name]
 
-    def look(self, machines: Sequence[Machine]) -> dict[str, repair.Seen]:
+    def look(self, machines: Sequence[Machine], *, scan: bool = True) -> dict[str, repair.Seen]:
         facts = {"smi": {"status": "ok"}}
         return {machine.name: repair.Seen(self._files[machine.name].verdict(), facts) for machine in machines}
 

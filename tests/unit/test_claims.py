@@ -170,7 +170,39 @@ def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: P
     del place.api.nodes["w0"]
     identities.remember("test", {"w0": {"hostname": "rack7-u3", "boot_id": boot}})
     with place.claimed(WORKERS[:1], "power off"):
-        assert place.locked == ["rack7-u3"]
+        assert place.locked == ["rack7-u3", "w0"]
+
+
+def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
+    """A removal deletes the node first, and then resets the machine: a join began beside that."""
+    boot = "11111111-2222-4333-8444-555555555555"
+    node = place.api.nodes.pop("w0")
+    node["metadata"]["name"] = "w0.example.com"
+    node["status"]["nodeInfo"]["bootID"] = boot
+    place.api.nodes["w0.example.com"] = node
+    identities.remember("test", {"w0": {"hostname": "w0", "boot_id": boot}})
+    with place.claimed(WORKERS[:1], "remove"):
+        del place.api.nodes["w0.example.com"]
+        with pytest.raises(Held, match="w0 is being worked on: `gpunodes remove`"), place.claimed(WORKERS[:1], "join"):
+            pass
+
+
+def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
+    """The lock by SSH is held then: they must not end the run."""
+    posts = []
+    ask = place.api.ask
+
+    def asked(method: str, path: str, *more: Any, **named: Any) -> Answer:
+        if method == "POST":
+            posts.append(path)
+            place.status = 0 if len(posts) == 3 else place.status
+        return Answer(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
+
+    place.api.ask = asked  # type: ignore[method-assign]
+    with place.claimed(WORKERS, "reset") as claim:
+        assert place.by_ssh == ["reset"]
+        time.sleep(1.2)
+        assert claim.lost() is None
 
 
 def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(place: Place) -> None:
@@ -181,9 +213,10 @@ def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(
         assert place.locked == ["rack7-u3", "w0"]
 
 
-def test_a_lock_that_may_be_lost_ends_the_run_except_where_it_restarts_the_control_plane(
+def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_control_plane(
     place: Place,
 ) -> None:
+    """Whose API it may take away; it says so. Over the workers it does not go on: another may have taken them."""
     with place.claimed(WORKERS) as claim:
         place.status = -2
         time.sleep(1.0)
@@ -194,7 +227,12 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_where_it_restarts_the_contr
     with place.claimed([CONTROL, *WORKERS]) as claim:
         place.status = -2
         time.sleep(1.2)
-        assert claim.lost() is None
+        assert claim.lost(at_work=True) is None
+        assert "going on without its locks" in str(claim.unasked)
+        assert claim.lost() is None, "it has just been at work there"
+        time.sleep(0.6)
+        assert "could not be renewed" in str(claim.lost())
+        assert claim.unasked is None
         place.status = None
         for lease in place.api.leases.values():
             lease["spec"]["holderIdentity"] = ANN
@@ -205,11 +243,16 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_where_it_restarts_the_contr
 
 def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lost: list[GpunodesError] = []
+    taken: list[Any] = []
 
     @contextlib.contextmanager
     def claimed(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(
-            lost=lambda: lost[0] if lost else None, findings=(), holder="me", take_more=lambda _: None
+            lost=lambda **_: lost[0] if lost else None,
+            unasked=None,
+            findings=(),
+            holder="me",
+            take_more=taken.append,
         )
 
     def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.Ended:
@@ -221,12 +264,16 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(preflight, "check_settings", lambda *_: None)
+    reported = {"w0": {"hostname": "rack7-u3", "kubernetes": {"role": None}}}
+    look = SimpleNamespace(facts=reported, cluster=None)
+    monkeypatch.setattr(preflight, "look", lambda *_, **__: look)
     monkeypatch.setattr(preflight, "wished_version", lambda *_: "1.36.3")
     quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(control_plane=lambda: CONTROL, variables=lambda _: {}, path=tmp_path)
     result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.Options())
     assert not result.interrupted
     assert result.exit_code == 1
+    assert taken == [reported], "a machine that no preflight has asked is asked who it is"
     (found,) = result.machines
     assert isinstance(found, MachineResult)
     assert (found.outcome, found.cause) == (Outcome.FAILED, "the lock on w0 was taken by `gpunodes repair` of ann@desk")
@@ -305,13 +352,30 @@ def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is
     monkeypatch.setattr(locks, "BEAT", 0.1)
     monkeypatch.setattr(locks, "PATIENCE", 1.0)
     monkeypatch.setattr(locks, "MARGIN", 0.4)
-    with locks.hold("here", {}, "up") as lock:
-        time.sleep(0.5)
-        assert lock.lost() is None
-        os.kill(lock._process.pid, signal.SIGSTOP)
-        time.sleep(0.8)
-        assert "has not answered" in str(lock.lost())
-        os.kill(lock._process.pid, signal.SIGCONT)
+    for restarts in (False, True):
+        with locks.hold("here", {}, "up", restarts=restarts) as lock:
+            time.sleep(0.5)
+            assert lock.lost() is None
+            os.kill(lock._process.pid, signal.SIGSTOP)
+            time.sleep(0.8)
+            assert isinstance(lost := lock.lost(), locks.Silent)
+            assert "has not answered" in str(lost)
+            os.kill(lock._process.pid, signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("far_side")
+def test_a_lock_by_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong: the thread that keeps it must not end in silence."""
+    monkeypatch.setattr(locks, "_AGAIN", 0.1)
+    with locks.hold("here", {}, "up", restarts=True) as lock:
+
+        def start() -> Any:
+            raise OSError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(lock, "_start", start)
+        os.kill(lock._process.pid, signal.SIGKILL)
+        lock._thread.join(timeout=5)
+        assert "Resource temporarily unavailable" in str(lock.lost())
 
 
 @pytest.mark.usefixtures("far_side")

@@ -212,6 +212,14 @@ def test_a_host_of_the_same_name_is_not_this_host() -> None:
     assert not leases.dead_here("/".join([me[0], "another-boot", str(os.getpid()), *me[3:]]))
 
 
+def test_a_process_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hidepid shows nobody the processes of others: a live Lease was taken from another user."""
+    me = leases.identity("repair").rsplit("/", 4)
+    monkeypatch.setattr(leases, "_started", lambda _: "")
+    assert not leases.dead_here("/".join(me))
+    assert leases.dead_here("/".join([*me[:2], str(2**22 + 1), *me[3:]])), "no process has that number"
+
+
 def test_a_held_lock_says_who_what_and_since_when() -> None:
     api = Api()
     with operator(Line(api), ANN.replace("repair", "gpu install")) as anns, operator(Line(api)) as ours:

@@ -126,6 +126,7 @@ def left_behind(place: World, machine: str, node: str, lock: str = "") -> None:
         id="r1", machine=machine, cluster="theirs", started=time.time(), reason="sick", action="reboot",
         step=Step.CLIMB, node=node, rung="reboot", named=True, boot_id=f"{machine}-boot-1",
     )  # fmt: skip
+    place.cordon(node, "r1")
     dead = Leases(Cluster(place.session()), "repair")
     dead.take(lock or node, record.text())
     dead.close()
@@ -163,6 +164,7 @@ def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str
 def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
     place = world(5, ["w1"])
     left_behind(place, "w1", "w1", lock="w2")
+    place.api.nodes["w1"]["metadata"]["annotations"].clear()
     assert resumed(place) == []
     assert place.machines["w1"].done == []
 
@@ -199,6 +201,7 @@ def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pyt
     left_behind(place, "w1", "w1")
     assert [each.outcome for each in resumed(place)] == [Outcome.REPAIRED]
     place.machines["w1"].sick = True
+    place.cordon("w1", "r2")
     records.write(Record(
         id="r2", machine="w1", cluster="test", started=time.time(), reason="sick", action="reboot", step=Step.CLIMB,
         node="w1", rung="reboot", named=True, boot_id="w1-boot-2",

@@ -37,9 +37,8 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     if action in {"off", "cycle"}:
         repair_options.confirm(f"Take the power of {chosen.name} away", yes=yes)
     world, asked, say = World(inventory), power.Action(action), repair_options.lines().say
-    with power.locked(world, chosen, asked, say):
-        named = repair_options.named(chosen, [machine])
-        done = power.power(world, chosen, asked, named=named, say=lambda text: say(chosen.name, text))
+    named = repair_options.named(chosen, [machine])
+    done = power.power(world, chosen, asked, named=named, say=say)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:

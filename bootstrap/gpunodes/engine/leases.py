@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes.engine.cluster import Answer, Cluster, NoAnswer, Refused
-from gpunodes.engine.locks import Taken
+from gpunodes.engine.locks import Taken, clock
 from gpunodes.errors import GpunodesError
 
 DURATION_S = 60.0
@@ -99,11 +99,23 @@ def dead_here(holder: str) -> bool:
     Machines may share a name, and containers a kernel: only what this process could see alive does it call dead.
     """
     parts = holder.rsplit("/", 4)
-    if len(parts) != 5 or not parts[2].isdigit():  # noqa: PLR2004 - the parts of an identity
+    if len(parts) != 5 or not re.fullmatch("[0-9]+", parts[2]):  # noqa: PLR2004 - the parts of an identity
         return False
     name, boot, pid, started, _ = parts
     host = name.partition("/")[0].rpartition("@")[2]
-    return host == socket.gethostname() and boot == _boot() and _started(int(pid)) != started
+    return host == socket.gethostname() and boot == _boot() and _ended(int(pid), started)
+
+
+def _ended(pid: int, started: str) -> bool:
+    """Whether the process that started then is no more; /proc may hide those of others (proc(5), hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it is somebody else's
+    now = _started(pid)
+    return bool(now) and now != started
 
 
 def _boot() -> str:
@@ -247,6 +259,16 @@ class Leases:
         """Let a lock go, and its record with it; one that is not ours any more stays."""
         self._release(lock_name(machine))
 
+    def leave(self, machine: str) -> None:
+        """Let a lock go, as far as the control plane answers; what a dead holder left in it stays there."""
+        self._put_back([machine])
+
+    def abandon(self, machine: str) -> None:
+        """Let a lock go and leave our own record in it, for whoever goes on."""
+        if own := self._own.get(lock_name(machine)):
+            own.left = own.record
+        self.leave(machine)
+
     def put_back(self) -> None:
         """Let all locks go, as far as the control plane answers; what dead holders left in them stays there."""
         self._put_back([own.machine for own in self._own.values()])
@@ -292,15 +314,19 @@ class Leases:
     # What stands in the cluster
 
     def _call(self, method: str, path: str, body: Any = None) -> Answer:
-        sent = _clock()
+        sent = clock()
         answer = self._cluster.call_once(method, _NAMESPACE + path, body)
         self._told = (answer.time, sent)
         return answer
 
+    def now(self) -> float:
+        """The control plane's time, seconds since 1970; our own as long as it has told none."""
+        return self._now() if self._told[0] else time.time()
+
     def _now(self) -> float:
         """The control plane's time, or a little later: never so early that a lock ends before we think it does."""
         told, when = self._told
-        return told + _clock() - when
+        return told + clock() - when
 
     def _seen(self, item: Mapping[str, Any], now: float) -> Seen:
         metadata, spec = item["metadata"], item["spec"]
@@ -342,7 +368,7 @@ class Leases:
     def _take(self, name: str, machine: str, record: str | None, *, alone: bool) -> str:
         if not self._told[0]:
             # What is made first needs the control plane's time, which only an answer tells.
-            sent = _clock()
+            sent = clock()
             self._told = (self._cluster.call_once("GET", "/version").time, sent)
         for _ in range(5):
             try:
@@ -359,7 +385,7 @@ class Leases:
         raise Held(machine, "others, who were quicker")
 
     def _made(self, name: str, machine: str, record: str | None, *, alone: bool) -> _Own:
-        own = _Own({}, machine, record or "", "", alone, _clock())
+        own = _Own({}, machine, record or "", "", alone, clock())
         try:
             own.lease = self._call("POST", "", self._body(own, name, ours=False)).body
         except Refused as error:
@@ -369,7 +395,7 @@ class Leases:
             seen = self._seen(found.body, found.time)
             if seen.live and seen.holder != self._me:
                 raise Held(machine, seen.holder, seen.since) from None
-            own = _Own(found.body, machine, seen.record if record is None else record, seen.record, alone, _clock())
+            own = _Own(found.body, machine, seen.record if record is None else record, seen.record, alone, clock())
             own.lease = self._call("PUT", f"/{name}", self._body(own, name, ours=False)).body
         return own
 
@@ -399,7 +425,7 @@ class Leases:
                 "a lock that is held to the end",
                 "see what they do",
             )
-        silent = _clock() - own.renewed
+        silent = clock() - own.renewed
         if silent > self._duration_s * (1 - _MARGIN):
             raise Unsure(
                 f"the lock on {own.machine} could not be renewed for {silent:.0f} s: somebody else may hold it by now",
@@ -430,7 +456,7 @@ class Leases:
                     self._check(own)
                 if self._own.get(name) is not own:
                     return  # it was let go meanwhile
-                sent = _clock()
+                sent = clock()
                 try:
                     own.lease = self._call("PUT", f"/{name}", self._body(own, name, ours=True)).body
                 except Refused as error:
@@ -476,13 +502,16 @@ class Leases:
     # Letting go
 
     def _put_back(self, machines: Iterable[str]) -> None:
+        answers = True
         for machine in machines:
             try:
-                self._release(lock_name(machine), keep=True)
+                if answers:
+                    self._release(lock_name(machine), keep=True)
             except NoAnswer:
-                return  # nor will it for the others
+                answers = False  # nor will it for the others
             except Refused:
                 pass  # it expires
+            self._own.pop(lock_name(machine), None)
 
     def _release(self, name: str, *, keep: bool = False) -> None:
         own = self._own.pop(name, None)
@@ -513,11 +542,6 @@ def _unheld(own: _Own) -> dict[str, Any]:
     metadata = {name: own.lease["metadata"][name] for name in ("name", "labels", "resourceVersion")}
     metadata["annotations"] = {_RECORD: own.left, _MACHINE: own.machine}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-
-
-def _clock() -> float:
-    """Seconds that nobody sets, and that go on while the machine sleeps (clock_gettime(2), CLOCK_BOOTTIME)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _live(spec: Mapping[str, Any], now: float) -> bool:

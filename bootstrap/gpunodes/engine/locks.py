@@ -26,7 +26,7 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils.gpunodes.session import COMMAND_LOCK
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, sentence
 from gpunodes.shape import Maybe, Named
 
 BEAT = 10.0
@@ -94,6 +94,10 @@ class Taken(GpunodesError):  # noqa: N818 - as above
         )
 
 
+class Silent(GpunodesError):  # noqa: N818 - as above
+    """Nobody can tell whether the lock is still held."""
+
+
 class Lock:
     """A lock that is held. ``start`` makes a connection that holds it, or raises."""
 
@@ -102,7 +106,7 @@ class Lock:
         self._address = address
         self._restarts = restarts
         self._process = start()
-        self._heard = time.monotonic()
+        self._heard = clock()
         """When the last sign of life that came back was sent."""
         self._stop = threading.Event()
         self._lost: GpunodesError | None = None
@@ -110,10 +114,10 @@ class Lock:
         self._thread.start()
 
     def lost(self) -> GpunodesError | None:
-        """Why the lock may be held no more; None while it surely is, and while a machine that ``restarts`` is away."""
-        silent = time.monotonic() - self._heard
-        if self._lost is None and not self._restarts and silent > PATIENCE - MARGIN:
-            return self._gone(f"it has not answered for {silent:.0f} s")
+        """Why the lock may be held no more, ``Silent`` while nobody can tell; None while it surely is."""
+        silent = clock() - self._heard
+        if self._lost is None and silent > PATIENCE - MARGIN:
+            return self._gone(f"it has not answered for {silent:.0f} s", Silent)
         return self._lost
 
     def close(self) -> None:
@@ -122,8 +126,8 @@ class Lock:
         _end(self._process)
         self._thread.join(timeout=5)
 
-    def _gone(self, why: str) -> GpunodesError:
-        return GpunodesError(
+    def _gone(self, why: str, kind: type[GpunodesError] = GpunodesError) -> GpunodesError:
+        return kind(
             f"the connection to {self._address} that holds the cluster's lock is lost: {why}",
             "a lock that is held to the end",
             "run the command again to go on",
@@ -137,7 +141,7 @@ class Lock:
             if not self._restarts:
                 self._lost = self._gone("it ended")
                 return
-            # What we do to the machine may have restarted it: nobody else had the lock meanwhile, or we see it now.
+            # What we do to the machine may have restarted it.
             while not self._stop.wait(_AGAIN):
                 try:
                     self._process = self._start()
@@ -147,6 +151,9 @@ class Lock:
                 except Taken as taken:
                     self._lost = taken
                     return
+                except Exception as problem:
+                    self._lost = self._gone(sentence(problem))
+                    return
             if self._stop.is_set():
                 _end(self._process)
                 return
@@ -154,15 +161,15 @@ class Lock:
     def _beat(self, process: subprocess.Popen[str]) -> None:
         """Give signs of life, and hear them come back; returns when the connection has ended."""
         assert process.stdin and process.stdout  # noqa: S101, PT018 - for the type checker
-        self._heard = time.monotonic()
+        self._heard = clock()
         sent: deque[float] = deque()
         with contextlib.suppress(OSError, ValueError):
             while not self._stop.is_set():
-                sent.append(time.monotonic())
+                sent.append(clock())
                 process.stdin.write(".")
                 process.stdin.flush()
                 due = sent[-1] + BEAT
-                while (rest := due - time.monotonic()) > 0:
+                while (rest := due - clock()) > 0:
                     if not select.select([process.stdout], [], [], rest)[0]:
                         break
                     signs = os.read(process.stdout.fileno(), 4096)
@@ -197,6 +204,11 @@ def hold(
         yield lock
     finally:
         lock.close()
+
+
+def clock() -> float:
+    """Seconds that nobody sets, and that go on while this machine sleeps (clock_gettime(2), CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _started(address: str, variables: Mapping[str, Any], who: str) -> subprocess.Popen[str]:

@@ -18,13 +18,15 @@ def write(record: Record) -> None:
     """Put the record on the disk, in one step (0600); it survives a power cut after this returns."""
     target = _path(record.machine, record.cluster)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(descriptor, record.text().encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    partial.replace(target)
+        with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(record.text().encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     _sync(target.parent)
 
 

@@ -37,10 +37,15 @@ class Claim:
         self._addresses = {machine.name: machine.address for machine in inventory.machines()}
         self._known = identities.recall_all(inventory.cluster, self._addresses)
         self._alone = alone
+        self._worked = locks.clock()
+        """When the command was last at work on the control plane itself."""
         self._nodes: Sequence[Node] | None = None
         self.lock: locks.Lock | None = None
         self.findings: Sequence[Finding] = ()
         """What a user should know of the locks."""
+        self.unasked: Finding | None = None
+        """What a user should know while it goes on although nobody could be asked of late."""
+        self._control = inventory.control_plane().name
 
     @property
     def holder(self) -> str:
@@ -76,15 +81,20 @@ class Claim:
         self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
         self._leases.take_all(self._locked(self._nodes), alone=self._alone)
 
-    def lost(self) -> GpunodesError | None:
+    def lost(self, *, at_work: bool = False) -> GpunodesError | None:
         """Why our locks may be ours no more, None while they are.
 
-        Work on the control plane itself goes on while nobody can be asked: that is what it does to it.
+        While the command is ``at_work`` on the control plane itself, and as long again as a Lease lives, it goes on
+        where nobody can be asked: that is what it does to it. ``unasked`` tells that it does.
         """
-        if self.lock and (problem := self.lock.lost()):
-            return problem
-        unsure = self._leases.lost()
-        return None if self._alone and isinstance(unsure, leases.Unsure) else unsure
+        if at_work:
+            self._worked = locks.clock()
+        problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
+        unsure = [each for each in problems if isinstance(each, leases.Unsure | locks.Silent)]
+        sure = next((each for each in problems if each and each not in unsure), None)
+        goes_on = unsure and not sure and self._alone and locks.clock() - self._worked < PATIENCE_S
+        self.unasked = _unasked(self._control) if goes_on else None
+        return sure or (None if goes_on else next(iter(unsure), None))
 
     def close(self) -> None:
         """Let all of it go."""
@@ -92,13 +102,16 @@ class Claim:
         self._leases.close()
 
     def _locked(self, nodes: Sequence[Node]) -> list[str]:
-        """The names to lock: each machine's node; where it is none, its own, and the one that it would join by."""
-        names = []
+        """The names to lock: each machine's node, its own name, and the one that it would join by.
+
+        The node's is the one that repairs take; it may go, or come, while we work.
+        """
+        names = set()
         matcher = Matcher([node.identity for node in nodes], self._known.values())
         for machine in (self._known[each.name] for each in self._machines):
             node = matcher.match(machine, sure=False).node
-            names += [node.name] if node else [machine.name, machine.hostname or machine.name]
-        return names
+            names |= {machine.name, machine.hostname or machine.name, node.name if node else machine.name}
+        return [name.lower() for name in names]
 
 
 @contextlib.contextmanager
@@ -141,6 +154,17 @@ def _waiting(control: str, problem: GpunodesError) -> Finding:
         f"the API does not answer yet: {problem.found}",
         "an API that answers",
         f"{PATIENCE_S:.0f} s at most are waited for it",
+        Severity.WARNING,
+    )
+
+
+def _unasked(control: str) -> Finding:
+    return Finding(
+        control,
+        "lock",
+        "it is itself worked on, and does not answer: going on without its locks until it does",
+        "an API that answers",
+        f"where it stays away for {PATIENCE_S:.0f} s after that work, the run ends",
         Severity.WARNING,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
 from gpunodes.engine.cluster import Cluster
 from gpunodes.engine.leases import Leases
-from gpunodes.errors import WrongInput
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations.repair import World, missing
 from gpunodes.repair.maintenance import Maintenance
@@ -38,11 +38,16 @@ def begin(
 
     Raises Held while somebody works on one of them, and WrongInput for a machine that is no node: none is changed then.
     """
-    now = float(int(time.time()))
-    made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", now, until)
     with _nodes(world, machines) as (cluster, nodes):
+        # Whoever asks whether it is over goes by the control plane's clock.
+        ahead = cluster.call_once("GET", "/version").time - time.time()
+        now = float(int(time.time() + ahead))
+        ends = None if until is None else float(int(until + ahead))
+        made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", now, ends)
         for name in nodes:
             cluster.begin_maintenance(name, made, cordon=cordon)
+            if cluster.node(name) is None:
+                raise GpunodesError(f"the node {name} went meanwhile", "a node, which is what is kept")
             cluster.event(name, "MaintenanceBegun", made.described(), warning=False)
         return _kept(cluster, nodes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import socket
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Match, Matcher
-from gpunodes.engine import history
+from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
 from gpunodes.engine.cluster import Cluster, NoAnswer, NoSession, Refused, Session
 from gpunodes.engine.leases import Leases
@@ -49,26 +50,29 @@ class Powered:
 
 
 def power(
-    world: World, machine: Machine, action: Action, *, named: bool = False, say: Callable[[str], None] = lambda _: None
+    world: World, machine: Machine, action: Action, *, named: bool = False, say: Say = lambda *_: None
 ) -> Powered:
     """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC.
 
     A BMC that is not the machine's own gets no order, and a machine that contradicts its node keeps its power: raises
-    GpunodesError. ``named``: the user named the machine itself.
+    GpunodesError, and Held while somebody works on it. ``named``: the user named the machine itself.
     """
     bmc = world.hands(machine).power()
     if bmc is None:
         raise WrongInput(f"{machine.name} has no BMC", "gpunodes_bmc_type and its fellows", "set them in the inventory")
-    if action is not Action.ON and bmc.state() is not PowerState.OFF:
-        # One that is off, and one that is to be, goes by what is recorded of it.
-        seen = world.look([machine])
-        if action is not Action.STATUS:
-            _contradicted(world, machine, seen)
-    hands = world.hands(machine, named=named, say=say)
-    if action is Action.CYCLE:
-        hands.cold_cycle()
-    elif action is not Action.STATUS:
-        powers.change(hands.own_power(), Order(action.value))
+    # One that is off, or to be switched on, goes by what is recorded of it.
+    answers = action is not Action.ON and bmc.state() is not PowerState.OFF
+    seen = world.look([machine]) if answers else {}
+    if action is not Action.STATUS:
+        with _locked(world, machine, action, say) as lost:
+            if answers:
+                _contradicted(world, machine, seen)
+            hands = world.hands(machine, named=named, say=lambda text: say(machine.name, text))
+            ours = hands.own_power()
+            if problem := lost():
+                raise problem
+            hands.cold_cycle() if action is Action.CYCLE else powers.change(ours, Order(action.value))
+    hands = world.hands(machine)
     state = bmc.state().value
     if action is not Action.STATUS:
         _note(world, machine.name, history.Kind.POWER, action.value, state)
@@ -100,23 +104,25 @@ def _match(world: World, machine: Machine, seen: Mapping[str, Seen], nodes: Sequ
 
 
 @contextlib.contextmanager
-def locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[None]:
-    """Hold a machine's lock while its power is taken away; raises Held while somebody works on it.
+def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[Callable[[], GpunodesError | None]]:
+    """Hold a machine's lock while its power is changed; yields what tells whether it was lost. Raises Held.
 
     Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
     """
     with contextlib.ExitStack() as held:
-        if action in (Action.OFF, Action.CYCLE):
-            try:
-                words = f"power {action.value}"
-                waits = claims.claimed(
-                    world.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
-                )
-                for finding in held.enter_context(waits).findings:
-                    say(finding.machine, finding.fact)
-            except (NoSession, NoLock, WrongInput) as problem:
-                say(machine.name, f"without a lock: {problem.found}")
-        yield
+        lost: Callable[[], GpunodesError | None] = lambda: None  # noqa: E731
+        try:
+            words = f"power {action.value}"
+            waits = claims.claimed(
+                world.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
+            )
+            claim = held.enter_context(waits)
+            lost = functools.partial(claim.lost, at_work=True)
+            for finding in claim.findings:
+                say(finding.machine, finding.fact)
+        except (NoSession, NoLock, WrongInput) as problem:
+            say(machine.name, f"without a lock: {problem.found}")
+        yield lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +149,14 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
         node = match.node
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
-        with Leases(cluster, "uncordon").holding([node.name]):
+        leases = Leases(cluster, "uncordon")
+        with leases.holding([node.name]):
             schedulable = cluster.clear(node.name)
+            # A repair that a command left behind ends with it.
+            leases.release(node.name)
+            if left := records.read(world.cluster_name).get(machine.name):
+                with records.claimed(machine.name, world.cluster_name):
+                    records.remove(left)
         _note(
             world, machine.name, history.Kind.CLEARED, "cleared", "" if schedulable else "somebody else's cordon stays"
         )

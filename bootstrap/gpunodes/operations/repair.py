@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
+import math
 import secrets
 import socket
 import threading
@@ -22,7 +23,7 @@ from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.engine import cluster as clusters
-from gpunodes.engine import evidence, history, identities, leases, records, sweep
+from gpunodes.engine import evidence, history, identities, leases, locks, records, sweep
 from gpunodes.engine.hands import Hands
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
@@ -38,6 +39,13 @@ from gpunodes.repair.record import Outcome, Record, Step
 
 AT_ONCE = 64
 """Most machines that one command works on side by side; budgets are mostly smaller."""
+
+
+_CORDONED = frozenset({Step.DRAIN, Step.CLIMB, Step.VERIFY})
+"""The steps in which the node must be cordoned for the repair."""
+_TOUCHING = _CORDONED | {Step.LOOK, Step.LOCK, Step.COLLECT, Step.CORDON}
+"""The steps after which something is done to the machine or its pods."""
+_ALONE = "the control plane is repaired alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +129,27 @@ class World:
         return self.inventory.cluster
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the cluster as a whole."""
+        """The settings of the cluster as a whole; raises WrongInput for a template that cannot be rendered."""
         found = self.inventory.machines(Role.CONTROL_PLANE) or self.inventory.machines()
-        return settings.of(self.inventory.variables(found[0].name) if found else {})
+        if not found:
+            return settings.of({})
+        name = found[0].name
+        return settings.of(self.inventory.variables(name) | self.inventory.rendered(name, "gpunodes_repair_"))
 
     def session(self) -> clusters.Session:
         """The way to the cluster's API."""
         control = self.inventory.control_plane()
         return clusters.Session(clusters.over_ssh(control.address, self.inventory.connection(control.name)))
 
+    def lock(self, command: str, holder: str) -> contextlib.AbstractContextManager[locks.Lock]:
+        """The lock by SSH, for work on the control plane: who finds no API meanwhile finds it. Raises Taken, NoLock."""
+        control = self.inventory.control_plane()
+        return locks.hold(control.address, self.inventory.connection(control.name), command, holder, restarts=True)
+
     def hands(self, machine: Machine, *, named: bool = False, say: Callable[[str], None] = lambda _: None) -> Hands:
         """What can be done to a machine; ``named``: the user named it itself."""
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
-        pause = float(self.settings()["gpunodes_repair_cold_pause"])
+        pause = checked(self.settings())["gpunodes_repair_cold_pause"]
         known = identities.recall(self.cluster_name, machine.name, machine.address)
         return Hands(machine.name, machine.address, variables, pause, known, named=named, say=say)
 
@@ -146,20 +162,22 @@ class World:
         labels = {"gpunodes.dev/pool": pool, **given["gpunodes_node_labels"]}
         return str(labels.get(self.settings()["gpunodes_repair_pool_label"], ""))
 
-    def look(self, machines: Sequence[Machine]) -> dict[str, Seen]:
-        """Look at machines now."""
+    def look(self, machines: Sequence[Machine], *, scan: bool = True) -> dict[str, Seen]:
+        """Look at machines now; the user's deadline is that of a ``scan``."""
         missing = [machine for machine in machines if machine.name not in self._asked]
         self._asked |= {asked.target.name: asked for asked in looks.asked(self.inventory, missing)}
         found: dict[str, Seen] = {}
 
         def take(answer: sweep.Answer) -> None:
             asked = self._asked[answer.name]
-            found[answer.name] = Seen(looks.verdict_on(answer, asked.site, asked.gpus), answer.facts)
+            verdict = looks.verdict_on(answer, asked.site, asked.gpus)
+            # What is no document of the probe is read no further.
+            found[answer.name] = Seen(verdict, None if verdict.state is State.UNREACHABLE else answer.facts)
 
         sweep.sweep(
             [self._asked[machine.name].target for machine in machines],
             looks.options(),
-            deadline_s=self._deadline_s or looks.deadline_for(len(machines)),
+            deadline_s=(self._deadline_s if scan else None) or looks.deadline_for(len(machines)),
             parallel=self._parallel,
             on_answer=take,
         )
@@ -183,8 +201,30 @@ class World:
         return found
 
 
+_LEAST = {"sick_percent": 1, "guard_repairs": 1, "evidence_days": 1, "evidence_mib": 1}
+"""The least that settings of repair may be which would do harm as 0."""
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, those of repair that are numbers as such; raises WrongInput."""
+    found = dict(given)
+    for key, default in settings.of({}).items():
+        name = key.removeprefix("gpunodes_repair_")
+        if key not in given or name == key or not isinstance(default, int):
+            continue
+        try:
+            found[key] = float(given[key])
+        except (TypeError, ValueError):
+            found[key] = math.nan
+        if not _LEAST.get(name, 0) <= found[key] < math.inf:
+            wanted = f"a number, {_LEAST.get(name, 0)} at least"
+            raise WrongInput(f"{key} is {given[key]!r}", wanted, "correct it in the inventory")
+    return found
+
+
 def limits(given: Mapping[str, Any], max_unavailable: str | None, actions: str, *, by_hand: bool) -> Limits:
     """The limits that the settings and the user make; raises WrongInput."""
+    given = checked(given)
     allowed = (Action.RESET_GPU, Action.REBOOT)
     chosen = {word.strip() for word in actions.split(",")}
     if wrong := sorted(chosen - {action.value for action in allowed}):
@@ -229,7 +269,7 @@ class _Repairs:
         self._machines = {machine.name: machine for machine in machines}
         self._wish = wish
         self._say = say
-        self._settings = world.settings()
+        self._settings = checked(world.settings())
         self._cluster: clusters.Cluster | None = None
         self._leases: leases.Leases | None = None
         self._stop = threading.Event()
@@ -271,8 +311,7 @@ class _Repairs:
         self._look_beside(fresh)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
-                for name, record in left.items():
-                    self._go_on(pool, name, record)
+                self._go_on_with(pool, left)
                 self._walk(pool, [machine.name for machine in fresh])
             except KeyboardInterrupt:
                 self._say("", "stopping; what was begun can be gone on with")
@@ -287,8 +326,7 @@ class _Repairs:
         self._prune(left)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
-                for name, record in left.items():
-                    self._go_on(pool, name, record)
+                self._go_on_with(pool, left)
                 while self._running:
                     self._reap()
             except KeyboardInterrupt:
@@ -298,7 +336,7 @@ class _Repairs:
     def _prune(self, left: Mapping[str, Record]) -> None:
         """Let old evidence go, but for that of repairs that go on."""
         if not self._wish.dry_run:
-            days, mib = (float(self._settings[f"gpunodes_repair_evidence_{limit}"]) for limit in ("days", "mib"))
+            days, mib = (self._settings[f"gpunodes_repair_evidence_{limit}"] for limit in ("days", "mib"))
             with contextlib.suppress(OSError):
                 evidence.prune(days, mib, {record.id for record in left.values()})
 
@@ -319,7 +357,7 @@ class _Repairs:
         doubtful = [machine for machine in machines if self._asked(self._seen[machine.name].verdict)]
         if not doubtful or self._wish.limits.by_hand:
             return
-        time.sleep(float(self._settings["gpunodes_repair_look_pause"]))
+        time.sleep(self._settings["gpunodes_repair_look_pause"])
         for name, seen in self._look(doubtful).items():
             before = self._seen[name].verdict
             self._seen[name] = seen
@@ -347,7 +385,7 @@ class _Repairs:
         """Decide and begin, until nothing waits for what we do ourselves."""
         waiting, decisions = list(names), list[Decision]()
         while waiting or self._running:
-            outdated = False
+            outdated, before = False, len(waiting)
             try:
                 decisions = self._decide_and_begin(pool, waiting) if waiting else []
             except leases.Lost:
@@ -360,9 +398,11 @@ class _Repairs:
             waiting = [name for name in waiting if name not in self._results and name not in self._busy()]
             if outdated:
                 continue
-            if not self._running:
+            if self._running:
+                self._reap()
+            elif not waiting or len(waiting) == before:
                 break
-            self._reap()
+            # Else one that could not be begun may have had the others wait.
         while self._running:
             self._reap()
         for decision in decisions:
@@ -382,13 +422,21 @@ class _Repairs:
     def _decide_and_begin(self, pool: ThreadPoolExecutor, waiting: Sequence[str]) -> list[Decision]:
         with self._deciding():
             decisions = self._decide(waiting)
-            for decision in decisions:
+            for each in decisions:
+                decision = each
+                if each.ruling is Ruling.REPAIR and self._must_wait(each.machine):
+                    decision = dataclasses.replace(each, ruling=Ruling.WAIT, why=_ALONE)
                 begins = decision.ruling is Ruling.REPAIR or decision.give_up
                 if begins and self._leases and not self._wish.dry_run:
                     # Another command may have decided meanwhile, by the same budget.
                     self._leases.confirm_decision()
                 self._carry_out(pool, decision)
         return decisions
+
+    def _must_wait(self, name: str) -> bool:
+        """Whether the control plane is repaired by us, or is to be while others are: it is repaired alone."""
+        controls = {each.name for each in self._machines.values() if each.role is Role.CONTROL_PLANE}
+        return bool(self._running) and (name in controls or not controls.isdisjoint(self._busy()))
 
     def _carry_out(self, pool: ThreadPoolExecutor, decision: Decision) -> None:
         """Do what is decided for a machine; what goes wrong with it is its result, and no other machine's."""
@@ -433,7 +481,11 @@ class _Repairs:
             if machine.name in self._seen and machine.name not in names and not self._recovered(machine.name):
                 with contextlib.suppress(Exception):
                     beside.append(self._candidate(machine, match, busy))
-        return policy.decide(candidates, nodes, self._wish.limits, time.time(), beside)
+        return policy.decide(candidates, nodes, self._wish.limits, self._now(), beside)
+
+    def _now(self) -> float:
+        """The time that what stands in the cluster goes by, seconds since 1970."""
+        return self._leases.now() if self._leases else time.time()
 
     def _matching(self, nodes: Sequence[Node]) -> Callable[[str], tuple[Node | None, str]]:
         """How a machine's node is found: the node, or None and why nothing may be done."""
@@ -563,8 +615,8 @@ class _Repairs:
         """Repairs that a command left behind: records of this user, and locks whose holder is dead."""
         found = records.read(self._world.cluster_name)
         if self._leases and self._cluster:
-            locks = self._leases.seen()
-            for seen in locks:
+            left = self._leases.seen()
+            for seen in left:
                 if seen.live or not seen.record:
                     continue
                 with contextlib.suppress(ValueError):
@@ -574,9 +626,14 @@ class _Repairs:
                     # A record of ours for the same repair is written before the lock's: it is the newer one.
                     if found.get(record.machine, record).id != record.id or record.machine not in found:
                         found[record.machine] = record
-            known = {record.node for record in found.values()}
-            held = {seen.name for seen in locks}
             nodes = self._cluster.nodes()
+            by_name = {node.name: node for node in nodes}
+            for name, record in list(found.items()):
+                if record.node and (why := _outdated(record, by_name.get(record.node))):
+                    self._drop(record, why)
+                    del found[name]
+            known = {record.node for record in found.values()}
+            held = {seen.name for seen in left}
             # One that was rebooted is in another boot than the one that is recorded.
             again = [machine for machine in self._world.inventory.machines() if machine.name in found]
             machines = self._world.identities(self._look(again))
@@ -596,6 +653,33 @@ class _Repairs:
                 found_now = f"it is the node {match.node.name}" if match.node else unmatched(match)
                 self._astray[name] = f"its repair is of the node {record.node}, and {found_now}"
         return {name: record for name, record in found.items() if names is None or name in names}
+
+    def _drop(self, record: Record, why: str) -> None:
+        """Forget a repair that nobody may go on with: the machine is judged anew."""
+        self._say(record.machine, f"its repair {record.id} is not gone on with: {why}")
+        with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
+            records.remove(record)
+        if self._leases:
+            # Somebody else may hold it by now: then it is theirs.
+            with contextlib.suppress(GpunodesError):
+                self._leases.take(record.node, "")
+                self._leases.release(record.node)
+        self._note_end(record, why)
+
+    def _note_end(self, record: Record, why: str) -> None:
+        history.append(
+            history.Entry(
+                time=time.time(),
+                machine=record.machine,
+                kind=history.Kind.END,
+                what="repair",
+                outcome=Outcome.NOT_REPAIRED.value,
+                detail=why,
+                repair=record.id,
+                cluster=self._world.cluster_name,
+                by=f"{getpass.getuser()}@{socket.gethostname()}",
+            )
+        )
 
     def _from_lock(self, text: str) -> Record:
         """A repair that another command left in its lock: the cluster's word, so that what it names is ours to check.
@@ -620,6 +704,16 @@ class _Repairs:
             capacity=node.expected,
         )
 
+    def _go_on_with(self, pool: ThreadPoolExecutor, left: Mapping[str, Record]) -> None:
+        """Go on with repairs that were left; that of a control plane comes last, and each alone."""
+        for name, record in sorted(left.items(), key=lambda item: self._is_control_plane(item[0])):
+            while self._must_wait(name):
+                self._reap()
+            self._go_on(pool, name, record)
+
+    def _is_control_plane(self, name: str) -> bool:
+        return name in self._machines and self._machines[name].role is Role.CONTROL_PLANE
+
     def _go_on(self, pool: ThreadPoolExecutor, name: str, record: Record) -> None:
         machine = self._machines.get(name)
         if machine is None:
@@ -634,11 +728,6 @@ class _Repairs:
             self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
             return
         try:
-            node = self._cluster.node(record.node) if self._cluster and record.node else None
-            if node and node.maintenance and node.maintenance.holds(time.time()):
-                why = f"it is in maintenance since a repair of it was begun: {node.maintenance.described()}"
-                self._done(Repaired(name, Ruling.REFUSE, why, repair=record.id))
-                return
             self._say(name, f"going on with {record.id} at: {record.step.value}")
             self._submit(pool, machine, record)
         except Exception as problem:
@@ -649,16 +738,16 @@ class _Repairs:
         with contextlib.ExitStack() as opened:
             hands = self._world.hands(machine, named=record.named, say=lambda text: self._say(machine.name, text))
             opened.enter_context(records.claimed(machine.name, record.cluster))
-            if self._leases and record.node:
-                alone = machine.role is Role.CONTROL_PLANE
-                left = self._leases.take(record.node, record.text(), alone=alone)
-                with contextlib.suppress(ValueError):
-                    record = _newer(record, self._from_lock(left)) if left else record
+            lock = None
+            if self._leases and self._cluster and record.node:
+                record = self._lock(self._leases, self._cluster, machine, record)
+                if machine.role is Role.CONTROL_PLANE:
+                    lock = self._lock_by_ssh(self._leases, machine, opened, record)
             claim = opened.pop_all()
         if record.step is Step.LOCK:
             record = record.to(Step.COLLECT)
         facts = self._seen[machine.name].facts if machine.name in self._seen else None
-        one = OneRepair(record, hands, self._tools(machine), facts)
+        one = OneRepair(record, hands, self._tools(machine, lock), facts)
 
         def work() -> Record:
             with claim:
@@ -666,26 +755,55 @@ class _Repairs:
 
         self._running[pool.submit(work)] = record
 
-    def _tools(self, machine: Machine) -> Tools:
+    def _lock(self, held: leases.Leases, cluster: clusters.Cluster, machine: Machine, record: Record) -> Record:
+        """Lock a machine and see that it may be repaired still; the record to go on from. Raises GpunodesError."""
+        left = held.take(record.node, record.text(), alone=machine.role is Role.CONTROL_PLANE)
+        try:
+            node = cluster.node(record.node)
+            with contextlib.suppress(ValueError):
+                before = self._from_lock(left) if left else record
+                record = record if _outdated(before, node) else _newer(record, before)
+            if why := _forbidden(record, node, self._now()):
+                raise GpunodesError(why)
+        except BaseException:
+            held.leave(record.node)
+            raise
+        return record
+
+    def _lock_by_ssh(
+        self, held: leases.Leases, machine: Machine, opened: contextlib.ExitStack, record: Record
+    ) -> locks.Lock | None:
+        """Keep those away who find no API while the control plane is repaired; None where its sshd is dead, too."""
+        try:
+            return opened.enter_context(self._world.lock(self._wish.command, held.me))
+        except locks.NoLock as problem:
+            self._say(machine.name, f"without a lock by SSH: {problem.found}")
+            return None
+        except BaseException:
+            held.leave(record.node)
+            raise
+
+    def _tools(self, machine: Machine, lock: locks.Lock | None) -> Tools:
         given = self._settings
 
         def look(_: str) -> tuple[Verdict, Mapping[str, Any] | None]:
-            seen = self._world.look([machine])[machine.name]
+            seen = self._world.look([machine], scan=False)[machine.name]
             return seen.verdict, seen.facts
 
         return Tools(
             look=look,
             say=self._say,
             limits=repair_one.Limits(
-                drain=float(given["gpunodes_repair_drain_timeout"]),
-                drain_hung=float(given["gpunodes_repair_drain_timeout_hung"]),
-                boot=float(given["gpunodes_repair_boot_timeout"]),
-                verify=float(given["gpunodes_repair_verify_timeout"]),
-                settle=float(given["gpunodes_repair_settle"]),
+                drain=given["gpunodes_repair_drain_timeout"],
+                drain_hung=given["gpunodes_repair_drain_timeout_hung"],
+                boot=given["gpunodes_repair_boot_timeout"],
+                verify=given["gpunodes_repair_verify_timeout"],
+                settle=given["gpunodes_repair_settle"],
             ),
             by=f"{getpass.getuser()}@{socket.gethostname()}",
             cluster=self._cluster,
             leases=self._leases,
+            lock=lock,
             control_plane=machine.role is Role.CONTROL_PLANE,
             stop=self._stop,
         )
@@ -705,6 +823,8 @@ class _Repairs:
         except Exception as problem:
             why = f"{sentence(problem)}; `gpunodes repair --resume` goes on with it"
             self._say(began.machine, why)
+            if self._leases and began.node:
+                self._leases.abandon(began.node)
             outcome = Outcome.NOT_REPAIRED
             self._done(Repaired(began.machine, Ruling.REPAIR, why, outcome, verdict, repair=began.id, evidence=kept))
             return
@@ -759,6 +879,28 @@ class _Repairs:
                 evidence=repair_one.first_lines(verdict),
             )
         )
+
+
+def _outdated(record: Record, node: Node | None) -> str:
+    """Why a repair that was left behind may not be gone on with, "" where it may: its node is another's by now."""
+    if node is None:
+        return "its node is no more"
+    theirs = node.cordoned and not node.cordoned_by_us and (record.named or not node.cordoned_by_others)
+    ours = theirs or node.cordoned_by_us == record.id
+    return "" if ours or record.step not in _CORDONED else "its node was given back meanwhile"
+
+
+def _forbidden(record: Record, node: Node | None, now: float) -> str:
+    """Why a machine may not be repaired, "" where it may; the node was read after it was locked."""
+    if record.step not in _TOUCHING:
+        return ""
+    if node is None:
+        return f"the node {record.node} is no more"
+    if node.maintenance and node.maintenance.holds(now):
+        return f"it is in maintenance: {node.maintenance.described()}"
+    if node.cordoned_by_others and not record.named:
+        return f"somebody cordoned it, and may be at work there; `gpunodes repair {record.machine}` repairs it"
+    return ""
 
 
 def _newer(record: Record, left: Record) -> Record:

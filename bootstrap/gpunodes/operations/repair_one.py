@@ -18,6 +18,7 @@ from gpunodes.engine import evidence, history, records
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.hands import Asked, Boot
 from gpunodes.engine.leases import Leases, Unsure
+from gpunodes.engine.locks import Lock, Silent
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.health.facts import read
@@ -82,6 +83,8 @@ class Tools:
     by: str
     cluster: Cluster | None = None
     leases: Leases | None = None
+    lock: Lock | None = None
+    """What keeps those away who find no API, while the control plane is repaired."""
     control_plane: bool = False
     """The machine is the control plane: nobody can be asked for its lock while it starts."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -146,6 +149,10 @@ class OneRepair:
             ours = self._tools.cluster.cordon(record.node, record.id, record.reason)
             self._say("cordoned" if ours else "cordoned already, by somebody else: it will stay so")
             self._note(record, history.Kind.STEP, "cordon", "ours" if ours else "somebody else's")
+            node = None if ours or record.named else self._tools.cluster.node(record.node)
+            if node and node.cordoned_by_others:
+                why = "somebody cordoned its node meanwhile, and may be at work there"
+                return record.to(Step.RELEASE, outcome=Outcome.NOT_REPAIRED, why=why)
             self._event(record, "RepairStarted", f"gpunodes repairs this machine: {record.reason}")
         return record.to(Step.DRAIN)
 
@@ -410,6 +417,9 @@ class OneRepair:
         """Be sure of the lock before something is done; the control plane alone is repaired without it if need be."""
         if not self._tools.leases or not record.node:
             return
+        lost = self._tools.lock.lost() if self._tools.lock else None
+        if lost and not isinstance(lost, Silent):
+            raise lost
         try:
             self._tools.leases.write(record.node, record.text(), wait=not self._tools.control_plane)
         except Unsure:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gpunodes.engine import journal, locks, runner
 from gpunodes.engine.cluster import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Finding, Machine, MachineResult, Only, Outcome, Phase, RunResult, Severity
+from gpunodes.model import Event, Finding, Machine, MachineResult, Only, Outcome, Phase, RunResult, Severity
 from gpunodes.operations import claims, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import Tracker, View
@@ -29,6 +30,8 @@ class Operation:
     phases: Sequence[Phase]
     needs_cluster: bool = False
     """Whether there must be a cluster already."""
+    ends_cluster: bool = False
+    """Whether it takes the cluster away with its control plane."""
     after_interruption: str = ""
     """The playbook that takes back what an interrupted run must not leave, on the control plane."""
 
@@ -70,7 +73,7 @@ def carry_out(
     view.begin(operation.name, machines)
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
     findings: Sequence[Finding] = ()
-    facts = options.seen.facts if options.seen else None
+    facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
     concerned = _concerned(inventory, machines, options, control.name)
     unlocked: GpunodesError | None = None
@@ -88,13 +91,15 @@ def carry_out(
             findings = [*(claim.findings if claim else ()), *findings]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
-                untouched = [MachineResult(machine.name, Outcome.SKIPPED) for machine in machines]
                 return replace(
-                    result, machines=untouched, findings=findings, log=str(seen.log), interrupted=seen.interrupted
+                    result,
+                    machines=[MachineResult(machine.name, Outcome.SKIPPED) for machine in machines],
+                    findings=findings,
+                    log=str(seen.log),
+                    interrupted=seen.interrupted,
                 )
             facts, cluster = seen.facts, seen.cluster or {}
-            concerned[Only.GPUS] = {name for name, facts in seen.facts.items() if gpu.gpus_of(facts)}
-            concerned[Only.NODES] = {name for name, facts in seen.facts.items() if facts["kubernetes"]["role"]}
+            concerned |= _told(seen.facts)
         elif claim and claim.findings:
             findings = claim.findings
             view.findings(findings)
@@ -102,7 +107,10 @@ def carry_out(
             # The look has not told why.
             raise unlocked
         if claim:
-            claim.take_more(facts or {})
+            if facts is None:
+                # Whoever works on a machine by another name must meet our lock.
+                facts, cluster = _identities(inventory, machines, folder, view, variables)
+            claim.take_more(facts)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         every = {machine.name for machine in machines}
         spared = phase_list.spared(work, every, concerned)
@@ -119,7 +127,9 @@ def carry_out(
             cluster=cluster,
             check=options.dry_run,
         )
-        ended, lost = _play(play, folder, tracker, claim)
+        ended, lost = _play(
+            play, folder, tracker.on_event, claim, functools.partial(_at_work, operation, tracker, control), view
+        )
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
     interrupted = ended.interrupted and lost is None
@@ -148,16 +158,54 @@ def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: cla
         runner.run(revoke, folder, lambda _: None)
 
 
+def _told(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
+    """The machines that phases concern, by what those report."""
+    return {
+        Only.GPUS: {name for name, each in facts.items() if gpu.gpus_of(each)},
+        Only.NODES: {name for name, each in facts.items() if each["kubernetes"]["role"]},
+    }
+
+
+def _identities(
+    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: View, variables: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What machines and their cluster report, where no preflight has asked them."""
+    own = folder / "identities"
+    own.mkdir(mode=0o700)
+    seen = preflight.look(inventory, machines, own, view, variables, sources=False)
+    return seen.facts, seen.cluster or {}
+
+
+def _at_work(operation: Operation, tracker: Tracker, control: Machine) -> bool:
+    """Whether the run does something to the control plane now that may take its API away."""
+    return operation.ends_cluster or tracker.works_on(control.name)
+
+
 def _play(
-    play: runner.Play, folder: Path, tracker: Tracker, claim: claims.Claim | None
+    play: runner.Play,
+    folder: Path,
+    on_event: Callable[[Event], None],
+    claim: claims.Claim | None,
+    at_work: Callable[[], bool],
+    view: View,
 ) -> tuple[runner.Ended, GpunodesError | None]:
     """Run the playbook for as long as the locks are surely ours; how it ended, and why they may be ours no more."""
     if claim is None:
-        return runner.run(play, folder, tracker.on_event), None
-    if lost := claim.lost():
+        return runner.run(play, folder, on_event), None
+    if lost := claim.lost(at_work=True):
         raise lost
-    ended = runner.run(play, folder, tracker.on_event, lambda: claim.lost() is not None)
-    return ended, claim.lost() if ended.interrupted else None
+    told = False
+
+    def ends() -> bool:
+        nonlocal told
+        lost = claim.lost(at_work=at_work())
+        if claim.unasked and not told:
+            told = True
+            view.findings([claim.unasked])
+        return lost is not None
+
+    ended = runner.run(play, folder, on_event, ends)
+    return ended, claim.lost(at_work=at_work()) if ended.interrupted else None
 
 
 def _concerned(

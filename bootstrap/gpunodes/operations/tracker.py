@@ -41,6 +41,8 @@ class _State:
     started: float
     phase: str = ""
     seen: set[str] = field(default_factory=set)
+    busy: bool = False
+    """A task runs on it."""
     failure: TaskEnded | None = None
     changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -80,6 +82,7 @@ class Tracker:
         if state is None:
             return
         state.last = time.monotonic()
+        state.busy = not isinstance(event, TaskEnded)
         if event.phase in self._phases and self._concerns(event):
             state.seen.add(event.phase)
             if event.phase != state.phase:
@@ -92,6 +95,10 @@ class Tracker:
                 state.changes.append(event.task)
             if event.outcome.bad and state.failure is None:
                 state.failure = event
+
+    def works_on(self, machine: str) -> bool:
+        """Whether a task runs on a machine now."""
+        return machine in self._machines and self._machines[machine].busy
 
     def _concerns(self, event: Event) -> bool:
         """Whether a machine does anything in a phase: Ansible starts tasks that it then skips, too."""

@@ -114,7 +114,10 @@ def parse(text: str) -> Record:
         for name in ("tried", "resets"):
             values[name] = tuple(str(each) for each in values.get(name, ()))
         record = Record(**values)
-    except (TypeError, AttributeError, RecursionError) as error:
+        moments = [record.started, record.asked, *(due for _, due in record.armed)]
+        if not all(0 <= moment < _LATEST for moment in moments):
+            raise ValueError(f"its times are {moments}")
+    except (TypeError, AttributeError, RecursionError, ArithmeticError, ValueError) as error:
         raise ValueError(f"not a record of a repair: {error}") from error
     for field in dataclasses.fields(Record):
         if not isinstance(getattr(record, field.name), _TYPES.get(str(field.type), object)):
@@ -122,6 +125,8 @@ def parse(text: str) -> Record:
     return record
 
 
+_LATEST = 253402300800.0
+"""The year 10000, in seconds since 1970: no clock is that late."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
