@@ -202,6 +202,21 @@ def encoded(document: Any) -> str:
     return base64.b64encode(yaml.safe_dump(document).encode()).decode()
 
 
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(world: Machines, unfinished: bool) -> None:
+    """Also where it is a node of the cluster already."""
+    facts = report("worker-2")
+    facts["kubernetes"]["unfinished"] = unfinished
+    world.answer("worker-2", "host_facts", {"host_facts": facts})
+    known = cluster()
+    for node in known["nodes"]:
+        node["uid"] = node["name"]
+    world.answer("control-1", "cluster_info", {"cluster": known})
+    playbook(world, "join.yml")
+    assert "worker-1/kubeadm_join" in world.asked
+    assert ("worker-2/kubeadm_join" in world.asked) is unfinished
+
+
 RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")
 
 
