@@ -114,7 +114,7 @@ def parse(text: str) -> Record:
         for name in ("tried", "resets"):
             values[name] = tuple(str(each) for each in values.get(name, ()))
         record = Record(**values)
-    except (TypeError, AttributeError, RecursionError) as error:
+    except (TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a record of a repair: {error}") from error
     for field in dataclasses.fields(Record):
         if not isinstance(getattr(record, field.name), _TYPES.get(str(field.type), object)):
