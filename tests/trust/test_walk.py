@@ -6,6 +6,7 @@ much of it at once. tests/machines has one that does.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from gpunodes import kubeconfig
 from gpunodes.engine import runner
 from gpunodes.model import Event, TaskEnded
 
@@ -155,6 +158,63 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(world: Machines
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
 def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(world: Machines, name: str) -> None:
     check(odd(world), playbook(world, name))
+
+
+def admin(**more: Any) -> dict[str, Any]:
+    """A control plane's admin.conf as kubeadm writes it, with ``more`` for its user."""
+    pem = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n").decode()
+    user = {"client-certificate-data": pem, "client-key-data": pem, **more}
+    server = {"server": "https://10.0.0.1:6443", "certificate-authority-data": pem}
+    return {"clusters": [{"name": "x", "cluster": server}], "users": [{"name": "x", "user": user}]}
+
+
+@pytest.mark.parametrize("folder", ["", "kube"])
+def test_a_playbook_writes_a_kubeconfig_as_the_command_does(world: Machines, tmp_path: Path, folder: str) -> None:
+    """The file is private; a folder that is there keeps its mode, a new one is private too."""
+    target = tmp_path / "shared" / folder / "admin.conf"
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    inventory = json.loads(world.inventory.read_text())
+    inventory["all"]["vars"]["gpunodes_kubeconfig_path"] = str(target)
+    world.inventory.write_text(json.dumps(inventory))
+    world.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
+    output = playbook(world, "kubeconfig.yml")
+    assert target.exists(), output
+    assert yaml.safe_load(target.read_text()) == kubeconfig.renamed(admin(), "control-1")
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+    assert not folder or target.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(world: Machines, tmp_path: Path) -> None:
+    """Who has a control-plane machine would else have what kubectl runs on the administrator's."""
+    secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
+    wanted = admin(**{"client-key-data": secret, "exec": {"command": "gpunodes_canary"}})
+    world.answer("control-1", "slurp", {"content": encoded(wanted), "encoding": "base64"})
+    output = playbook(world, "kubeconfig.yml")
+    assert not (tmp_path / "admin.conf").exists()
+    assert "gives its user 'exec'" in output.replace("\n", " ")
+    assert secret not in output
+
+
+def encoded(document: Any) -> str:
+    return base64.b64encode(yaml.safe_dump(document).encode()).decode()
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(world: Machines, unfinished: bool) -> None:
+    """Also where it is a node of the cluster already."""
+    facts = report("worker-2")
+    facts["kubernetes"]["unfinished"] = unfinished
+    world.answer("worker-2", "host_facts", {"host_facts": facts})
+    known = cluster()
+    for node in known["nodes"]:
+        node["uid"] = node["name"]
+    world.answer("control-1", "cluster_info", {"cluster": known})
+    playbook(world, "join.yml")
+    assert "worker-1/kubeadm_join" in world.asked
+    assert ("worker-2/kubeadm_join" in world.asked) is unfinished
 
 
 RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")

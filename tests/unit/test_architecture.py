@@ -1,8 +1,8 @@
 """What must never be: the floors of the package, and who alone may talk to which neighbour.
 
-The floors, from below: model, errors, shape, settings, inventory and the code shared with the machines (1); planner and
-health, pure (2); engine, the outside world, and Ansible's plugins (3); operations (4); views and cli (5). The lab
-stands beside them: only its own command imports it. docs/architecture.md tells why.
+The floors, from below: model, errors, shape, settings, inventory, kubeconfig and the code shared with the machines (1);
+planner and health, pure (2); engine, the outside world, and Ansible's plugins (3); operations (4); views and cli (5).
+The lab stands beside them: only its own command imports it. docs/architecture.md tells why.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ FLOORS = {
     "shape": 1,
     "settings": 1,
     "inventory": 1,
+    "kubeconfig": 1,
     "ansible": 1,
     "planner": 2,
     "health": 2,

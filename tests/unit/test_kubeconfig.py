@@ -13,6 +13,7 @@ import yaml
 from gpunodes.engine import journal
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.kubeconfig import renamed, taken
 from gpunodes.operations import kubeconfig
 
 from tests import sshd
@@ -35,11 +36,11 @@ def admin(cluster: Any = CLUSTER, user: Any = USER, **more: Any) -> dict[str, An
 
 
 def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
-    return kubeconfig.renamed(admin({**CLUSTER, "server": server}), name)
+    return renamed(admin({**CLUSTER, "server": server}), name)
 
 
 def test_what_kubeadm_writes_comes_as_it_is() -> None:
-    found = kubeconfig.renamed(admin(), "control-1")
+    found = renamed(admin(), "control-1")
     assert found["clusters"] == [{"name": "gpunodes-control-1", "cluster": CLUSTER}]
     assert found["users"] == [{"name": "gpunodes-control-1", "user": USER}]
 
@@ -71,8 +72,29 @@ def test_what_kubeadm_writes_comes_as_it_is() -> None:
 def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
     """Who has a control-plane machine would have what kubectl runs, and reads, on the user's."""
     with pytest.raises(GpunodesError, match="what kubeadm writes") as said:
-        kubeconfig.renamed(document, "control-1")
+        renamed(document, "control-1")
     assert str(said.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "a: 2024-99-99\n",
+        "[" * 40000,
+        "a: !!int x\n",
+        "? {a: 1}\n: 2\n",
+        "a: !!float ''\n",
+        "x: !!timestamp 'zz'\n",
+    ],
+)
+def test_what_is_no_yaml_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    """PyYAML raises more than its own errors."""
+    with pytest.raises(GpunodesError, match="is no YAML"):
+        taken(text, "control-1")
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(WrongInput, match="is not valid YAML"):
+        kubeconfig.write(tmp_path / "config", kubeconfig_of("a", "https://a"), merge=True)
 
 
 def test_merging_keeps_what_is_there_and_replaces_its_own() -> None:
@@ -143,7 +165,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inven
 @needs_sshd
 def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
     (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
-    assert kubeconfig.fetch(inventory) == kubeconfig.renamed(admin(), "control-1")
+    assert kubeconfig.fetch(inventory) == renamed(admin(), "control-1")
     assert [path for path in state.rglob("*") if path.is_file() and PEM in path.read_text()] == []
 
 

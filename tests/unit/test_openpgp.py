@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,110 @@ def test_a_machine_that_has_both_keys_loses_the_second(place: Path, monkeypatch:
     assert converge() == []
 
 
+KEY, NAME, NAMED, *SUBKEYS = packets_of(SOURCE)
+CUT = {
+    "the key alone": [KEY],
+    "no signature": [KEY, NAME],
+    "the signature of a subkey only": [KEY, NAME, *SUBKEYS],
+    "no user id": [KEY, NAMED, *SUBKEYS],
+    "of another key": [KEY, *packets_of(OTHER)],
+}
+
+
+@pytest.mark.parametrize("cut", CUT.values(), ids=CUT.keys())
+def test_what_somebody_left_of_the_pinned_key_is_none(
+    cut: list[tuple[int, bytes]], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, and fetched again where it is on a machine already."""
+    with pytest.raises(MachineProblem, match="comes without what makes it one"):
+        host.checked_key(armoured(cut), repository())
+    place.write_text(armoured(cut))
+    monkeypatch.setattr(host, "fetch", lambda _: SOURCE)
+    assert f"write {place}" in converge()
+    assert place.read_text() == SOURCE
+
+
+class Source(packages.Apt):
+    """A package manager with one source, which signs by a subkey: gpgv judges that by the key on the machine.
+
+    ``known``: it was read before, so that apt warns only and keeps what it has. ``late``: as dnf, it asks for the key
+    when a package is installed.
+    """
+
+    def __init__(self, place: Path, *, known: bool, late: bool) -> None:
+        self.place, self.known, self.late = place, known, late
+        self.read = late
+        self.calls: list[str] = []
+
+    def _trusted(self) -> bool:
+        return good(self.place.parent, self.place.read_text(), "by-subkey")
+
+    def installed(self, names: Sequence[str]) -> Mapping[str, packages.Installed]:
+        return {}
+
+    def mend(self) -> bool:
+        return False
+
+    def refresh(self, files: Sequence[str] = ()) -> None:
+        self.calls.append("refresh")
+        self.read = self.late or self._trusted()
+        if not self.read and not self.known:
+            raise MachineProblem("apt-get update failed: E: The repository 'https://x InRelease' is not signed.")
+
+    def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        return {name: ["1.36.3-1.1"] if self.read else ["1.36.2-1.1"] for name in names}
+
+    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+        return packages.Effects(list(packages_), [], [])
+
+    def install(self, packages_: Mapping[str, str]) -> None:
+        self.calls.append("install")
+        if not self._trusted():
+            raise MachineProblem("Error: GPG check FAILED")
+
+
+needs_gpgv = pytest.mark.skipif(not shutil.which("gpgv"), reason="needs gpgv (make setup installs it)")
+
+
+@needs_gpgv
+@pytest.mark.parametrize(("known", "late"), [(False, False), (True, False), (False, True)])
+def test_a_key_that_does_not_fit_its_source_is_fetched_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, known: bool, late: bool
+) -> None:
+    """Somebody on the way cut its subkey off, once; or its owner has another since."""
+    source = Source(place, known=known, late=late)
+    monkeypatch.setattr(packages, "detect", lambda: source)
+    place.write_text(openpgp.only(armoured([KEY, NAME, NAMED]), PINNED))
+    wanted = host.Spec(repositories=(repository(),), packages=(packages.Wanted("kubelet", "1.36.3*"),))
+
+    def fetch(_: str) -> str:
+        source.calls.append("fetch")
+        return SOURCE
+
+    monkeypatch.setattr(host, "fetch", fetch)
+    assert "install kubelet 1.36.3-1.1" in host.Converger(wanted).run().actions
+    assert place.read_text() == SOURCE
+    assert source.calls.count("fetch") == 1
+    assert source.calls[-1] == "install"
+
+
+@needs_gpgv
+@pytest.mark.parametrize("answer", [openpgp.only(armoured([KEY, NAME, NAMED]), PINNED), OTHER, "no key"])
+def test_a_source_that_nobody_signs_is_asked_for_its_key_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """What comes is refused or the same as before: the first cause is said, and the key stays."""
+    source = Source(place, known=False, late=False)
+    monkeypatch.setattr(packages, "detect", lambda: source)
+    before = openpgp.only(armoured([KEY, NAME, NAMED]), PINNED)
+    place.write_text(before)
+    monkeypatch.setattr(host, "fetch", lambda _: answer)
+    wanted = host.Spec(repositories=(repository(),), packages=(packages.Wanted("kubelet", "1.36.3*"),))
+    with pytest.raises(MachineProblem, match="is not signed"):
+        host.Converger(wanted).run()
+    assert place.read_text() == before
+
+
 @pytest.mark.parametrize("fingerprint", [STRANGE, PINNED[-16:], " ", "0" * 40])
 def test_a_file_without_the_pinned_key_is_refused(fingerprint: str) -> None:
     with pytest.raises(MachineProblem, match=PINNED):
@@ -130,7 +235,7 @@ def good(tmp_path: Path, key: str, signature: str) -> bool:
     return subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not shutil.which("gpgv"), reason="needs gpgv (make setup installs it)")
+@needs_gpgv
 def test_gpgv_takes_the_source_s_signatures_and_no_other(tmp_path: Path) -> None:
     assert good(tmp_path, SOURCE + OTHER, "by-other"), "the trial shows nothing"
     written = host.checked_key(SOURCE + OTHER, repository())
@@ -141,7 +246,7 @@ def test_gpgv_takes_the_source_s_signatures_and_no_other(tmp_path: Path) -> None
     }
 
 
-@pytest.mark.skipif(not shutil.which("gpgv"), reason="needs gpgv (make setup installs it)")
+@needs_gpgv
 @pytest.mark.parametrize("bound", [False, True], ids=["without a signature", "with the signature of a real subkey"])
 def test_gpgv_takes_no_subkey_that_the_source_has_not_signed(tmp_path: Path, bound: bool) -> None:
     """What somebody appends to the pinned key itself gets there, and is worth nothing."""

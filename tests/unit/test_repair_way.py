@@ -560,7 +560,10 @@ def test_a_control_plane_that_goes_away_stops_only_what_was_not_begun(monkeypatc
     clean(place)
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000, b'{"id": 5}', b'{"machine": []}'])
+ODD_RECORDS = [b"\xff", b"[" * 100_000, b'{"id": 5}', b'{"machine": []}', b'{"armed": [["a", 1' + b"0" * 400 + b"]]}"]
+
+
+@pytest.mark.parametrize("text", ODD_RECORDS)
 def test_a_lock_with_an_odd_record_is_a_lock_without_one(text: bytes) -> None:
     """What stands in a lock may be anything."""
     with pytest.raises(ValueError, match=r"not a record|JSON|Expecting|decode"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +14,10 @@ from gpunodes.engine.cluster import ADMIN
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.kubeconfig import parsed, taken
 
 _DEADLINE_S = 60.0
 _READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo there is no {ADMIN}: it runs no cluster >&2; exit 1; fi"
-_CLUSTER = frozenset({"server", "certificate-authority-data"})
-_USER = frozenset({"client-certificate-data", "client-key-data"})
 
 
 def fetch(inventory: Inventory) -> dict[str, Any]:
@@ -45,64 +42,7 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
             "a control plane that answers on SSH, and sudo there",
             f"`gpunodes init-master {control.name}` makes one",
         )
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _odd(control.name, "is no YAML") from error
-    return renamed(document, control.name)
-
-
-def renamed(document: Any, machine: str) -> dict[str, Any]:
-    """What says where the cluster is and who we are, out of the kubeconfig of a control-plane machine.
-
-    kubeadm calls every cluster `kubernetes`; two of them in one file need names of their own. Raises GpunodesError for
-    anything but certificates and a key: a kubeconfig may also name programs that kubectl runs, and files that it
-    reads.
-    """
-    name = f"gpunodes-{machine}"
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": name, "cluster": _part(document, machine, "cluster", _CLUSTER)}],
-        "users": [{"name": name, "user": _part(document, machine, "user", _USER)}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-        "current-context": name,
-    }
-
-
-def _part(document: Any, machine: str, kind: str, wanted: frozenset[str]) -> dict[str, str]:
-    """The only cluster or user of a kubeconfig, which has just these fields."""
-    entries = document.get(f"{kind}s") if isinstance(document, dict) else None
-    entry = entries[0] if isinstance(entries, list) and len(entries) == 1 else None
-    part = entry.get(kind) if isinstance(entry, dict) else None
-    if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
-        raise _odd(machine, f"has not one {kind}")
-    if more := sorted(part.keys() - wanted):
-        raise _odd(machine, f"gives its {kind} {', '.join(more)!a}")
-    for key in sorted(wanted):
-        value = part.get(key)
-        if not isinstance(value, str) or not (_is_url(value) if key == "server" else _is_pem(value)):
-            raise _odd(machine, f"has no {key} that can be used")
-    return {key: part[key] for key in sorted(wanted, reverse=True)}
-
-
-def _is_url(text: str) -> bool:
-    return text.startswith("https://") and text.isascii() and text.isprintable()
-
-
-def _is_pem(text: str) -> bool:
-    try:
-        return base64.b64decode(text, validate=True).startswith(b"-----BEGIN ")
-    except (binascii.Error, ValueError):
-        return False
-
-
-def _odd(machine: str, found: str) -> GpunodesError:
-    return GpunodesError(
-        f"{ADMIN} of {machine} {found}",
-        f"what kubeadm writes: {', '.join(sorted(_CLUSTER | _USER))}",
-        f"look at it on {machine}; nothing was written here",
-    )
+    return taken(text, control.name)
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,8 +65,8 @@ def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
     """Write ``document`` to ``path`` (0600, in one step), or merge it into what is there."""
     if merge and path.exists():
         try:
-            existing = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
+            existing = parsed(path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise WrongInput(f"{path} is not valid YAML", "a kubeconfig", "correct it, or use --output") from error
         if existing is not None and not isinstance(existing, dict):
             raise WrongInput(f"{path} is not a mapping", "a kubeconfig", "correct it, or use --output")

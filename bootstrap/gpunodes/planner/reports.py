@@ -73,7 +73,12 @@ _MACHINE = {
     "modules": Named(_WORD, 100, _WORD),
     "package_manager": Maybe(one_of("apt", "dnf")),
     "packages": Named(Maybe(_VERSION), 100, _PACKAGE),
-    "kubernetes": {"role": Maybe(_ROLE), "ca_hash": Maybe(_CA_HASH), "server": Maybe(str)},
+    "kubernetes": {
+        "role": Maybe(_ROLE),
+        "ca_hash": Maybe(_CA_HASH),
+        "server": Maybe(str),
+        "unfinished": Optional(bool),
+    },
     "ledger": bool,
     "gpu": _GPU,
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),

@@ -175,6 +175,19 @@ def cluster_complaint(cluster: Any, name: str) -> str:
     return f"{name}: of its cluster, {wrong}" if wrong else ""
 
 
+def kubeconfig(text: str, name: str) -> str:
+    """What of the administrator's kubeconfig of the control plane ``name`` may lie on this machine, as a file."""
+    import yaml
+
+    from gpunodes.errors import GpunodesError
+    from gpunodes.kubeconfig import taken
+
+    try:
+        return str(yaml.safe_dump(taken(text, name), sort_keys=False))
+    except GpunodesError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
@@ -184,6 +197,7 @@ class FilterModule:
             "gpunodes_data": data,
             "gpunodes_health": health,
             "gpunodes_key": key_text,
+            "gpunodes_kubeconfig": kubeconfig,
             "gpunodes_machine": machine,
             "gpunodes_node": match,
             "gpunodes_packages": packages,

@@ -24,14 +24,18 @@ _OF_WORKERS = ("coredns", "kube-proxy", "pause")
 def bring(images: Sequence[str], mirrored: Sequence[str], control_plane: bool, check: bool) -> list[str]:
     """See that Docker has ``images`` and those that kubeadm names, as far as their registries are ``mirrored``.
 
-    Returns the actions taken; raises MachineProblem for an image that its mirror does not have.
+    Returns the actions taken; raises MachineProblem for an image that its mirror does not have, or Docker not keep.
     """
     wanted = [*images, *_of_kubeadm(control_plane)] if mirrored else []
-    there = run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]).out.split()
-    missing = [name for name in dict.fromkeys(wanted) if name.partition("/")[0] in mirrored and name not in there]
+    missing = [name for name in dict.fromkeys(wanted) if name.partition("/")[0] in mirrored and not _is_there(name)]
     if missing and not check:
         _load(missing)
     return [f"load {name}" for name in missing]
+
+
+def _is_there(name: str) -> bool:
+    """Whether Docker has an image by this name, which may have a digest."""
+    return run(["docker", "image", "inspect", "--format={{.Id}}", name]).ok
 
 
 def _of_kubeadm(control_plane: bool) -> list[str]:
@@ -57,4 +61,14 @@ def _load(images: Sequence[str]) -> None:
                 )
         # One archive: what images have in common is in it once.
         must([*ctr, "images", "export", f"{folder}/images.tar", *images], _FETCH_LIMIT_S)
-        must(["docker", "load", "--quiet", f"--input={folder}/images.tar"], _LOAD_LIMIT_S)
+        loaded = run(["docker", "load", "--quiet", f"--input={folder}/images.tar"], _LOAD_LIMIT_S)
+    lost = [name for name in images if not _is_there(name)]
+    if lost or not loaded.ok:
+        raise MachineProblem(
+            f"Docker does not have {', '.join(lost or images)} after it was loaded: {last_line(loaded.text)}",
+            "an image of this name",
+            # github.com/moby/moby, issue 43570: its older store knows a digest only of what it has pulled itself.
+            "a name with a digest needs Docker's containerd image store, else name the tag alone"
+            if any("@" in name for name in images)
+            else "see `journalctl -u docker`",
+        )

@@ -73,7 +73,10 @@ def _machine() -> dict[str, Any]:
 
 
 def kubernetes() -> dict[str, Any]:
-    """What this machine is in a cluster. Only a finished join counts: ``role`` is None while one is half done."""
+    """What this machine is in a cluster. Only a finished join counts: ``role`` is None while one is half done.
+
+    ``unfinished``: kubeadm may have ended well, but what follows it was interrupted.
+    """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
     # The CA's file is there before kubelet.conf is: a join that stopped half way still says whose it was.
@@ -86,10 +89,14 @@ def kubernetes() -> dict[str, Any]:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
+    unfinished = False
+    with contextlib.suppress(MachineProblem):
+        unfinished = ledger.load().kubeadm.endswith(" started")
     return {
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
+        "unfinished": unfinished,
     }
 
 

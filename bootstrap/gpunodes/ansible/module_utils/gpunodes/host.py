@@ -208,6 +208,7 @@ class Converger:
         self.ledger = ledger.load(ledger.path_of(spec.part))
         self._manager: packages.Manager | None = None
         self._refreshed = False
+        self._renewed = False
 
     def run(self) -> Outcome:
         """Converge; raises MachineProblem at the first thing that cannot be done."""
@@ -343,12 +344,45 @@ class Converger:
             must(["dnf", "--quiet", "--assumeyes", "module", "enable", wanted], packages.INSTALL_LIMIT_S)
 
     def _key(self, repository: Repository, path: str) -> str:
-        """The repository's key, checked against its fingerprint; what is on the machine is good if it fits."""
+        """The repository's key, checked against its fingerprint; what is on the machine is good if it fits.
+
+        Until a source turns out to be signed otherwise: see ``_renew_keys``.
+        """
         if "://" not in repository.key:
             return checked_key(repository.key.strip() + "\n", repository)
         if repository.fingerprint and (fits := openpgp.only(disk.read(path) or "", repository.fingerprint)):
             return fits
         return checked_key(fetch(repository.key), repository)
+
+    def _renew_keys(self) -> bool:
+        """Fetch the keys of the sources anew, once a run; whether one is another now.
+
+        What lies on the machine has the right fingerprint, but may lack what somebody on the way once took out of it,
+        or have expired before its owner extended it.
+        """
+        if self._renewed:
+            return False
+        self._renewed = True
+        apt = isinstance(self._packages(), packages.Apt)
+        changed = False
+        for repository in self.spec.repositories:
+            if "://" not in repository.key:
+                continue
+            try:
+                key = checked_key(fetch(repository.key), repository)
+            except MachineProblem:
+                continue  # why we are here is the better reason to give
+            changed = self._file(File(repository_paths(repository.name, apt)[0], key)) or changed
+        return changed
+
+    def _refresh(self, files: Sequence[str] = ()) -> None:
+        """Read the sources anew, and where that fails their keys too."""
+        try:
+            self._packages().refresh(files)
+        except MachineProblem:
+            if not self._renew_keys():
+                raise
+            self._packages().refresh(files)
 
     def _packages_and_files(self) -> None:
         wanted = {package.name: package for package in self.spec.packages}
@@ -402,10 +436,14 @@ class Converger:
         names = [package.name for package in missing]
         new = [] if self._refreshed else self._new_sources()
         if new:
-            manager.refresh(new)
+            self._refresh(new)
             self._refreshed = True
         available = manager.available(names)
-        if not all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in missing):
+        if not _has_all(available, missing):
+            self._refresh()
+            available = manager.available(names)
+        # apt only warns of a key that does not fit any more, and keeps the old lists.
+        if not _has_all(available, missing) and self._renew_keys():
             manager.refresh()
             available = manager.available(names)
         chosen: dict[str, str] = {}
@@ -431,7 +469,7 @@ class Converger:
             effects = manager.effects(chosen)
         except MachineProblem:
             # What the packages need from other sources is unknown where those were never read.
-            manager.refresh()
+            self._refresh()
             effects = manager.effects(chosen)
         if effects.removes:
             raise MachineProblem(
@@ -449,10 +487,10 @@ class Converger:
         try:
             manager.install(chosen)
         except MachineProblem as problem:
-            # Lists older than their archive name files that are gone.
-            if "404" not in str(problem) and "Unable to fetch" not in str(problem):
+            # Lists older than their archive name files that are gone. dnf asks for a key only here.
+            if "404" not in str(problem) and "Unable to fetch" not in str(problem) and not self._renew_keys():
                 raise
-            manager.refresh()
+            self._refresh()
             manager.install(chosen)
         for name, state in before.items():
             if not state["active"]:
@@ -572,6 +610,11 @@ class Converger:
             elif wanted and restart and self.step(f"restart {service.name}"):
                 start(service.name, "restart")
             self.ledger.restarted(service.name)
+
+
+def _has_all(available: Mapping[str, Sequence[str]], wanted: Sequence[packages.Wanted]) -> bool:
+    """Whether the sources have a version that fits of each package."""
+    return all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in wanted)
 
 
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
@@ -740,6 +783,12 @@ def checked_key(text: str, repository: Repository) -> str:
             f"check gpunodes_{repository.name}_packages_key",
         )
     wanted = openpgp.only(text, repository.fingerprint) if repository.fingerprint else text
+    if not wanted and openpgp.plain(repository.fingerprint) in found:
+        raise MachineProblem(
+            f"the key of the package source {repository.name} comes without what makes it one",
+            "its user id, with a signature",
+            f"see who changes it on the way from {repository.url} to this machine",
+        )
     if not wanted:
         raise MachineProblem(
             f"the key of the package source {repository.name} has the fingerprint {found[0]}",

@@ -26,6 +26,8 @@ _ETCD = "/var/lib/etcd/member"
 _MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 RANDOM_KEY = "{random key}"
+_OF_INIT = "kubeadm init"
+"""The description of the token that an init is given."""
 _POLL_S = 1.0
 _RUNTIME_PAUSE_S = 5.0
 _BOOT_S = 300
@@ -69,10 +71,11 @@ def init(
     actions: list[str] = []
     if any(map(os.path.exists, (_MANIFEST, kubeconfig.ADMIN, _ETCD))):
         if _stands(book, limit_s):
-            if book.kubeadm == "init started" and not check:
-                book.kubeadm = "init done"
-                book.save()
-            return []
+            if book.kubeadm != "init started":
+                return []
+            if not check:
+                _end_init(book)
+            return ["finish an interrupted kubeadm init"]
         actions.append("reset what an interrupted kubeadm init left")
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
@@ -89,14 +92,20 @@ def init(
     for path, content in files.items():
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
-    token = new_token()
-    _kubeadm("init", [_complete(document, token) for document in documents], limit_s, ("--skip-token-print",), patches)
-    # kubeadm needs a token to set up bootstrapping; joins make their own.
-    kube_api.admin().delete(f"{_SYSTEM}/secrets/bootstrap-token-{token.partition('.')[0]}")
-    _close_kubelet_config()
-    book.kubeadm = "init done"
-    book.save()
+    complete = [_complete(document, new_token()) for document in documents]
+    _kubeadm("init", complete, limit_s, ("--skip-token-print",), patches)
+    _end_init(book)
     return actions
+
+
+def _end_init(book: ledger.Ledger) -> None:
+    """What is left to do once kubeadm has ended well. A kill may come before it: the next run does it then."""
+    client = kube_api.admin()
+    # kubeadm needs a token to set up bootstrapping; joins make their own.
+    for token in client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]:
+        if (token.get("data") or {}).get("description") == base64.b64encode(_OF_INIT.encode()).decode():
+            client.delete(f"{_SYSTEM}/secrets/{token['metadata']['name']}")
+    _end(book, "init done")
 
 
 def _stands(book: ledger.Ledger, limit_s: float) -> bool:
@@ -170,7 +179,7 @@ def _in_use(client: Client) -> bool:
 def _complete(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
     if document["kind"] != "InitConfiguration":
         return document
-    tokens = [{"token": token, "ttl": "1h0m0s", "description": "kubeadm init"}]
+    tokens = [{"token": token, "ttl": "1h0m0s", "description": _OF_INIT}]
     return {**document, "bootstrapTokens": tokens, "patches": {"directory": f"{PRIVATE}/patches"}}
 
 
@@ -195,8 +204,13 @@ def join(
     endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
 ) -> list[str]:
     """Make this machine a worker; the actions taken, none when it is one and the cluster has it ``registered``."""
+    book = ledger.load()
     if joined(ca_hash) and registered:
-        return []
+        if book.kubeadm != "join started":
+            return []
+        if not check:
+            _end(book, "join done")
+        return ["finish an interrupted kubeadm join"]
     actions = ["kubeadm join"]
     dirty = _leftovers()
     if dirty:
@@ -207,7 +221,6 @@ def join(
         raise MachineProblem(
             "there is no token to join with", "a fresh one", "run the whole playbook, not a part of it"
         )
-    book = ledger.load()
     _begin(book, "join started")
     if dirty:
         reset()
@@ -220,9 +233,7 @@ def join(
         **settings,
     }
     _kubeadm("join", [document], limit_s)
-    _close_kubelet_config()
-    book.kubeadm = "join done"
-    book.save()
+    _end(book, "join done")
     return actions
 
 
@@ -277,9 +288,14 @@ def _kubeadm(
         raise MachineProblem(f"kubeadm {verb}: {failure(done, kubelet_error(began))}")
 
 
-def _close_kubelet_config() -> None:
-    """Leave the kubelet's configuration to root: kubeadm 1.36 writes it for all to read (CIS benchmark 1.10, 4.1.9)."""
+def _end(book: ledger.Ledger, stage: str) -> None:
+    """Leave the kubelet's configuration to root, and note in the ledger that all is done.
+
+    kubeadm 1.36 writes the file for all to read (CIS benchmark 1.10, 4.1.9).
+    """
     os.chmod(_KUBELET_CONFIG, 0o600)
+    book.kubeadm = stage
+    book.save()
 
 
 def _random_key() -> str:

@@ -29,7 +29,8 @@ def fingerprints(key: str) -> list[str]:
 def only(key: str, fingerprint: str) -> str:
     """The armoured key of this fingerprint out of a key file, with its user ids, signatures and subkeys; "" for none.
 
-    It depends on nothing else in the file: the same key gives the same text.
+    One without a user id that is followed by a signature is none: it has the fingerprint, and nobody can use it. The
+    text depends on nothing else in the file: the same key gives the same text.
     """
     kept: list[tuple[int, bytes]] = []
     wanted = plain(fingerprint)
@@ -43,7 +44,9 @@ def only(key: str, fingerprint: str) -> str:
             inside = False  # here begins something else
         if inside and not picture:
             kept.append((tag, body))
-    return _armour(b"".join(_written(tag, body) for tag, body in kept)) if kept else ""
+    tags = [tag for tag, _ in kept]
+    whole = (_USER_ID, _SIGNATURE) in zip(tags, tags[1:])
+    return _armour(b"".join(_written(tag, body) for tag, body in kept)) if whole else ""
 
 
 def plain(fingerprint: str) -> str:
