@@ -162,3 +162,23 @@ def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, mon
     CliRunner().invoke(health.command, [*words, "--deadline", "7", "--parallel", "3"], standalone_mode=False)
     CliRunner().invoke(health.command, words, standalone_mode=False)
     assert bounds == [(7.0, 3), (60.5, 64)]
+    # A machine that has just started may need longer: its verification is no scan.
+    place = repair.World(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
+    place.look(place.inventory.machines()[:1], scan=False)
+    assert bounds[2:] == [(60.25, 3)]
+
+
+def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that answers nonsense was refused by `gpunodes repair` for a word that was not there."""
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
+
+    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:  # noqa: ARG001
+        odd = {"schema": "gpunodes.probe/1", "expected": "8"}
+        for target in targets:
+            on_answer(sweep.Answer(target.name, sweep.Reach.ANSWERED, "", odd))
+
+    monkeypatch.setattr(sweep, "sweep", sweep_them)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = repair.World(Inventory(tmp_path / "hosts.yml"))
+    (seen,) = place.look(place.inventory.machines()[:1]).values()
+    assert (seen.verdict.state, seen.facts) == (State.UNREACHABLE, None)

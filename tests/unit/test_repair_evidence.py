@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from gpunodes.engine import evidence, history, journal
+from gpunodes.engine import evidence, history, journal, records
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair
 from gpunodes.repair.policy import Limits
+from gpunodes.repair.record import Record, Step
 from gpunodes.settings import state_home
 from gpunodes.views import repair as views
 
@@ -80,6 +81,20 @@ def test_evidence_is_kept_for_days_and_within_a_size() -> None:
     assert young.exists()
     evidence.prune(90, 5)
     assert [path.exists() for path in (young, newest)] == [False, True]
+
+
+def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days and MiB are settings; what was kept of a repair that is gone on with stays, however old."""
+    place = world(5)
+    old, large, going = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30)
+    given = place.settings()
+    changed = {"gpunodes_repair_evidence_days": 2, "gpunodes_repair_evidence_mib": 3}
+    place.cordon("w1", "r1")
+    fields = {"started": time.time(), "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-0"}
+    records.write(Record("r1", "w1", "test", step=Step.VERIFY, node="w1", **fields))  # type: ignore[arg-type]
+    monkeypatch.setattr(place, "settings", lambda: {**given, **changed})
+    run(place)
+    assert [path.exists() for path in (old, large, going)] == [False, False, True]
 
 
 @pytest.mark.parametrize("repair_id", ["", "..", "../runs", "a/b", "-", "a\n", "x" * 300])

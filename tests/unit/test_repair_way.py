@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import resource
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from gpunodes.engine import history, leases, records
 from gpunodes.engine.cluster import Cluster, NoAnswer
 from gpunodes.engine.hands import Boot
 from gpunodes.engine.shell import Reached
+from gpunodes.errors import WrongInput
 from gpunodes.health import judge
 from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict
 from gpunodes.operations import repair, repair_one
@@ -28,6 +31,7 @@ from tests import repair_world
 from tests.repair_world import World, world
 
 Said = list[tuple[str, str]]
+LOST = Finding("xid", "", Action.REBOOT, State.SICK, evidence=("the line",))
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +190,84 @@ def test_a_gpu_reset_may_suffice() -> None:
     assert place.machines["w1"].done == ["gpu-reset"]
     assert place.machines["w1"].boot == 1
     clean(place)
+
+
+def test_a_gpu_reset_names_the_gpus_that_are_to_be_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs on the others go on."""
+    place = world(5, ["w1"], action=Action.RESET_GPU, hung=False, cures=frozenset({"gpu-reset"}))
+    monkeypatch.setattr(repair_one, "resets", lambda *_: ("0000:17:00.0",))
+    run(place, limits=Limits(actions=frozenset({Action.RESET_GPU})))
+    assert place.machines["w1"].reset == ["0000:17:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("boot", "why"),
+    [
+        ("w1-boot-1", "it is still in the old boot"),
+        ("another", "its kubelet has not reported the new boot yet"),
+    ],
+)
+def test_what_is_in_another_boot_is_not_verified(boot: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict of well is not enough: it must be of the new boot, and the node must be in that boot."""
+    place = world(5, ["w1"])
+    verdict = repair_world.Machine.verdict
+    monkeypatch.setattr(
+        repair_world.Machine,
+        "verdict",
+        lambda machine: dataclasses.replace(verdict(machine), boot_id=boot if machine.done else machine.boot_id),
+    )
+    assert of(run(place))["w1"] is Outcome.NEEDS_REPAIR
+    assert next(each.detail for each in history.read("w1") if each.kind is history.Kind.PROOF) == why
+
+
+def test_a_gpu_that_is_missing_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it should have, whatever the verdict."""
+    place = world(5, ["w1"])
+    verdict = repair_world.Machine.verdict
+    monkeypatch.setattr(
+        repair_world.Machine,
+        "verdict",
+        lambda machine: dataclasses.replace(verdict(machine), gpus_seen=7 if machine.done else 8),
+    )
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert (found.outcome, found.why) == (Outcome.NEEDS_REPAIR, "7 of 8 GPUs are seen")
+
+
+def test_what_does_not_stay_well_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must for as long as the setting says."""
+    place = world(5, ["w1"])
+    given, verdict, seen = place.settings(), repair_world.Machine.verdict, list[str]()
+
+    def relapsing(machine: repair_world.Machine) -> Verdict:
+        if machine.name == "w1" and machine.done:
+            seen.append(machine.name)
+            if len(seen) > 1:
+                return dataclasses.replace(verdict(machine), state=State.SICK, findings=(LOST,))
+        return verdict(machine)
+
+    monkeypatch.setattr(place, "settings", lambda: {**given, "gpunodes_repair_settle": 0.1})
+    monkeypatch.setattr(repair_world.Machine, "verdict", relapsing)
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert found.outcome is Outcome.NEEDS_REPAIR
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("evidence_days", "soon"), ("evidence_days", -1), ("evidence_mib", 0), ("guard_repairs", "{{ 2 }}"),
+        ("boot_timeout", "nan"), ("settle", [1]), ("sick_percent", 0),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_no_number_is_refused_before_anything(
+    key: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative number of days deleted all evidence."""
+    place = world(5, ["w1"])
+    given = place.settings()
+    monkeypatch.setattr(place, "settings", lambda: {**given, f"gpunodes_repair_{key}": value})
+    with pytest.raises(WrongInput, match=f"gpunodes_repair_{key} is "):
+        run(place)
+    assert place.machines["w1"].done == []
 
 
 def test_a_gpu_reset_that_does_not_help_is_followed_by_a_reboot() -> None:
@@ -568,6 +650,23 @@ def test_a_lock_with_an_odd_record_is_a_lock_without_one(text: bytes) -> None:
     """What stands in a lock may be anything."""
     with pytest.raises(ValueError, match=r"not a record|JSON|Expecting|decode"):
         recording.parse(text.decode("utf-8", "replace"))
+
+
+def test_a_disk_that_is_full_leaves_the_record_of_before() -> None:
+    """Half a record was taken for none, and a machine that is switched off forgotten."""
+    record = Record("id-1", "w1", "test", 1.0, "hung", "reboot", Step.CORDON, node="w1", boot_id="b")
+    records.write(record)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            records.write(record.to(Step.CLIMB))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert records.read("test") == {"w1": record}
+    assert [path.suffix for path in records._folder().iterdir()] == [".json"]
 
 
 class Killed(BaseException):
