@@ -6,6 +6,8 @@ import base64
 import contextlib
 import json
 import os
+import pwd
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from gpunodes.engine import openssh, runner, shell, sweep
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.sweep import Reach
 from gpunodes.engine.targets import target
+from gpunodes.errors import WrongInput
 
 from tests import sshd
 
@@ -37,6 +40,8 @@ def certify(authority: Path, key: Path, name: str, *more: str) -> None:
     words = [
         "ssh-keygen",
         "-q",
+        "-z",
+        "7",
         "-s",
         str(authority),
         "-I",
@@ -114,6 +119,20 @@ class Site:
         (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
         return answer
 
+    def refuses(self, variables: dict[str, Any]) -> bool:
+        """Whether neither the sweep nor our ssh connects, before and after each other, and nothing is learned."""
+        before = self.learned()
+        tries = [self.connected(variables), self.swept(variables).reach is Reach.ANSWERED, self.connected(variables)]
+        return not any(tries) and self.learned() == before
+
+    def connects_by_itself(self, variables: dict[str, Any]) -> bool:
+        """Whether the user's own ssh does."""
+        words = ["-p", str(variables["ansible_port"]), "-i", variables["ansible_ssh_private_key_file"]]
+        for name in ("ansible_ssh_args", "ansible_ssh_common_args"):
+            words += shlex.split(variables.get(name, ""))
+        words = ["ssh", "-o", "BatchMode=yes", *words, "root@127.0.0.1", "true"]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
     def connected(self, variables: dict[str, Any]) -> bool:
         return shell.run("127.0.0.1", variables, "echo", deadline_s=30).ok
 
@@ -149,6 +168,91 @@ def test_a_key_that_nobody_knows_is_not_learned_where_the_user_forbids_it(
     assert site.connected(variables)
 
 
+OTHER = "[127.0.0.1]:{port} {other}\n"
+FORBIDDEN = {
+    "a comment behind it": ("StrictHostKeyChecking yes # rule 7\n", ""),
+    "an equals sign": ('StrictHostKeyChecking = "yes"\n', ""),
+    "an Include with a tab": ("Include\t{folder}/more\n", "StrictHostKeyChecking yes\n"),
+    "an Include with a comment": ("Include {folder}/more # the site's own\n", "StrictHostKeyChecking yes\n"),
+    "a word of an included file": ('Include "{folder}/more"\n', "StrictHostKeyChecking ask\n"),
+    "a name with a blank": ('UserKnownHostsFile "{folder}/a b"\n', OTHER),
+    "a variable": ("UserKnownHostsFile ${{HOME}}/more\n", OTHER),
+    "the second file": ("UserKnownHostsFile {folder}/none {folder}/more\n", OTHER),
+    "everybody's file": ("GlobalKnownHostsFile {folder}/more\n", OTHER),
+    "everybody's authority": ("GlobalKnownHostsFile {folder}/more\n", "@cert-authority * {other}\n"),
+    "a command": ("KnownHostsCommand /bin/cat {folder}/more\n", OTHER),
+    "a command that revokes": ("KnownHostsCommand /bin/cat {folder}/more\n", "@revoked * {key}\n"),
+    "a command with an authority": ("KnownHostsCommand /bin/cat {folder}/more\n", "@cert-authority * {other}\n"),
+    "a command that fails": ("KnownHostsCommand /bin/false\n", ""),
+    "an alias": ("HostKeyAlias gpu\nUserKnownHostsFile {folder}/more\n", "gpu {other}\n"),
+}
+
+
+@needs_sshd
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_whom_the_users_own_ssh_refuses_we_refuse(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, name: str
+) -> None:
+    """The sweep read less than ssh, answered, and learned the key; then our ssh took it too."""
+    port, servers = ports["none"]
+    said = {"folder": tmp_path, "port": port, "key": public(servers.host_key)}
+    said["other"] = public(sshd.new_key(tmp_path / "other"))
+    text, more = (each.format(**said) for each in FORBIDDEN[name])
+    site.config.write_text(f"{text}UserKnownHostsFile {site.known_hosts}\n")
+    for file in ("more", "a b"):
+        (tmp_path / file).write_text(more)
+    variables = site.variables(port, servers)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    # Nor is it enough that the key was learned before.
+    settings.known_hosts().write_text("".join(f"{each} {said['key']}\n" for each in (f"[127.0.0.1]:{port}", "gpu")))
+    assert site.refuses(variables)
+
+
+@needs_sshd
+@pytest.mark.parametrize("variable", ["ansible_ssh_args", "ansible_ssh_common_args"])
+def test_another_ssh_config_of_the_inventory_counts(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, variable: str
+) -> None:
+    """The sweep read the user's instead, and nobody read ansible_ssh_args."""
+    (tmp_path / "site.conf").write_text(f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\n")
+    more: dict[str, Any] = {"ansible_ssh_common_args": "", variable: f"-F {tmp_path}/site.conf"}
+    variables = site.variables(*ports["none"], **more)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+
+
+@needs_sshd
+def test_a_command_says_host_keys(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, authority: Path
+) -> None:
+    """KnownHostsCommand, which the sweep did not ask."""
+    site.config.write_text(f"UserKnownHostsFile none\nKnownHostsCommand {tmp_path}/command %I %H %t %K %u %%\n")
+    command = tmp_path / "command"
+    line = '#!/bin/sh\necho "$@" >>{folder}/asked\necho "{marker} {name} {key}"\n'
+    for certificate, marker, key in (("none", "", None), ("good", "@cert-authority", authority)):
+        port, servers = ports[certificate]
+        name = f"[127.0.0.1]:{port}"
+        command.write_text(line.format(folder=tmp_path, marker=marker, name=name, key=public(key or servers.host_key)))
+        command.chmod(0o700)
+        variables = site.variables(port, servers)
+        asked = []
+        for connect in (site.connects_by_itself, lambda said: site.swept(said).reach is Reach.ANSWERED, site.connected):
+            (tmp_path / "asked").write_text("")
+            assert connect(variables)
+            asked.append((tmp_path / "asked").read_text().splitlines())
+        # The sweep asks it as ssh does.
+        assert asked[1][-1] == asked[0][-1]
+        # Only by this name: ssh asks for no other.
+        command.write_text(command.read_text().replace(name, "127.0.0.1"))
+        assert not site.connects_by_itself(variables)
+        assert site.refuses(variables)
+    assert site.learned() == ""
+
+
 @needs_sshd
 @pytest.mark.parametrize("word", ["no", "off", "accept-new", ""])
 def test_where_the_user_says_less_keys_are_learned_and_held_against_ever_after(
@@ -180,7 +284,7 @@ def test_the_keys_of_all_users_count(
     port, servers = ports["none"]
     everywhere = tmp_path / "ssh_known_hosts"
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", (str(everywhere),))
-    variables = site.variables(port, servers)
+    variables = site.variables(port, servers, ansible_ssh_common_args="")
     everywhere.write_text(f"[127.0.0.1]:{port} {public(sshd.new_key(tmp_path / 'other'))}\n")
     assert site.swept(variables).reach is Reach.KEY_CHANGED
     everywhere.write_text(f"@revoked * {public(servers.host_key)}\n")
@@ -188,6 +292,7 @@ def test_the_keys_of_all_users_count(
     assert (answer.reach, "is revoked" in answer.said) == (Reach.KEY_CHANGED, True)
     # And the files that ssh_config names.
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
+    variables = site.variables(port, servers)
     site.config.write_text(f"GlobalKnownHostsFile {everywhere}\nUserKnownHostsFile none\n")
     assert site.swept(variables).reach is Reach.KEY_CHANGED
     assert not site.connected(variables)
@@ -256,6 +361,37 @@ def test_a_certificate_of_another_authority_is_none(
 
 
 @needs_sshd
+@pytest.mark.parametrize("how", ["authority", "key", "certificate", "KRL authority", "KRL serial", "KRL id", "missing"])
+def test_a_revoked_certificate_is_refused(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], authority: Path, tmp_path: Path, how: str
+) -> None:
+    """RevokedHostKeys was held against the key alone."""
+    port, servers = ports["good"]
+    site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
+    revoked, wish = tmp_path / "revoked", tmp_path / "wish"
+    site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\nRevokedHostKeys {revoked}\n")
+    variables = site.variables(port, servers)
+    revoked.write_text(public(sshd.new_key(tmp_path / "other")))
+    assert site.swept(variables).reach is Reach.ANSWERED
+    key = servers.host_key.with_suffix(".pub")
+    certificate = key.with_name(f"{servers.host_key.name}-cert.pub")
+    texts = {"authority": public(authority), "key": public(servers.host_key), "certificate": certificate.read_text()}
+    wishes = {"KRL serial": "serial: 7\n", "KRL id": "id: host\n"}
+    if how in texts:
+        revoked.write_text(f"# the site's own\n{texts[how]}\n")
+    elif how == "missing":
+        revoked.unlink()
+    else:
+        wish.write_text(wishes.get(how, ""))
+        ca = authority.with_suffix(".pub")
+        words = ["-s", ca, wish] if how in wishes else [ca]
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, *words], check=True)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    assert "is revoked" in site.swept(variables).said
+
+
+@needs_sshd
 def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]]
 ) -> None:
@@ -321,6 +457,63 @@ def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> N
     assert "StrictHostKeyChecking=yes" in found["gpu-1"]["ansible_ssh_args"]
     assert "StrictHostKeyChecking=accept-new" in found["gpu-2"]["ansible_ssh_args"]
     assert found["gpu-3"]["ansible_ssh_args"] == "-o User=x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Include\tmore\n",
+        "Include=more\n",
+        'Include "more"\n',
+        "Include more # the site's own\n",
+        "Include ${HOME}/.ssh/more\n",
+        "Include deep/*\n",
+        "Host other\n  include none more\n",
+        "KnownHostsCommand /bin/true\n",
+        "GlobalKnownHostsFile /etc/known\n",
+        "RevokedHostKeys /etc/revoked\n",
+    ],
+)
+def test_whatever_says_something_of_host_keys_is_found(site: Site, text: str) -> None:
+    """What an included file includes lies beside the user's own, not beside it; in doubt ssh is asked."""
+    assert not openssh.has_own_rules()
+    (site.config.parent / "deep").mkdir()
+    (site.config.parent / "deep/one").write_text("Include more\n")
+    (site.config.parent / "more").write_text("  StrictHostKeyChecking yes\n")
+    site.config.write_text(text)
+    assert openssh.has_own_rules()
+    openssh.options("10.0.0.1")
+
+
+def test_what_says_nothing_of_host_keys_asks_for_no_process(site: Site) -> None:
+    (site.config.parent / "more").write_text("Host gpu-*\n  Port 2222\n")
+    site.config.write_text("# Include more # the site's own StrictHostKeyChecking yes\nInclude more\n")
+    assert not openssh.has_own_rules()
+    assert not openssh.has_own_rules(["-o", "ProxyJump=bastion", "-p", "22"])
+    assert openssh.has_own_rules(["-4F", "/dev/null"])
+
+
+def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:
+    site.config.write_text("StrictHostKeyChecking perhaps\n")
+    words = ["-F", str(site.config)]
+    assert "StrictHostKeyChecking=yes" in openssh.options("10.0.0.1", words)
+    with pytest.raises(WrongInput, match="unsupported option"):
+        sweep.ssh_config()("10.0.0.1", words)
+
+
+def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
+    """Where $HOME is another, ssh takes the home of passwd."""
+    site.config.write_text(
+        f'UserKnownHostsFile "{tmp_path}/a b" %d/x ${{HOME}}/%h-%p-%r ~/z\nGlobalKnownHostsFile none\n'
+        "RevokedHostKeys ~/revoked/%k\nIdentityFile %d/key\nHostKeyAlias gpu\nUser ops\nPort 23\n"
+    )
+    said = openssh.resolved("10.0.0.1", ["-F", str(site.config)])
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert openssh.rules(said) == openssh.Rules(
+        files=(f"{tmp_path}/a b", f"{home}/x", f"{tmp_path}/10.0.0.1-23-ops", f"{home}/z"),
+        revoked=(f"{home}/revoked/gpu",),
+    )
+    assert said["identityfile"] == [f"{home}/key"]
 
 
 def test_where_nobody_says_anything_of_host_keys_ssh_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
