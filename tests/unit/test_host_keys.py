@@ -23,6 +23,7 @@ from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.sweep import Reach
 from gpunodes.engine.targets import target
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
 
 from tests import sshd
 
@@ -414,49 +415,107 @@ def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
         assert (tmp_path / "known_hosts").read_text() == f"{text}gpu-2 ssh-ed25519 {key}\n"
 
 
+def as_ssh_reads(words: list[str]) -> dict[str, str]:
+    """What ssh would do, started by these words."""
+    done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def forwards(found: dict[str, str]) -> set[str]:
+    """What ssh would forward, and run here."""
+    harmless = {"no", "false"}
+    names = ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel", "localforward", "remoteforward")
+    kept = {name for name in (*names, "dynamicforward") if found.get(name, "no") not in harmless}
+    return kept - {"localforward", "remoteforward", "dynamicforward"} if found["clearallforwardings"] == "yes" else kept
+
+
+FORWARDING = (
+    "-A",
+    "-X",
+    "-Y",
+    "-o ForwardAgent=yes",
+    "-L 9999:localhost:1",
+    "-R 9998:localhost:22",
+    "-D 9997",
+    "-w any",
+)
+
+
 def test_nothing_is_forwarded(site: Site) -> None:
-    """Whatever ssh_config says: whoever is root on a machine could use the agent, and the ports."""
+    """Whatever ssh_config and the inventory say: whoever is root on a machine could use the agent, and the ports."""
     site.config.write_text(
         "ForwardAgent yes\nForwardX11 yes\nLocalForward 9999 localhost:1\nRemoteForward 9998 localhost:1\n"
         "DynamicForward 9997\nPermitLocalCommand yes\nLocalCommand touch /tmp/x\nTunnel yes\nRemoteCommand true\n"
         "Host gpu-1\n  ProxyJump bastion\n"
     )
-    words = shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"})
-    said = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True).stdout
-    found = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    assert {name: found[name] for name in ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel")} == {
-        "forwardagent": "no",
-        "forwardx11": "no",
-        "permitlocalcommand": "no",
-        "tunnel": "false",
-    }
-    assert found["clearallforwardings"] == "yes"
+    found = as_ssh_reads(shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"}))
+    assert forwards(found) == set()
     assert found["proxyjump"] == "bastion"
-    assert not {"localforward", "remoteforward", "dynamicforward"} & found.keys()
-    for option in ("ForwardAgent=no", "ClearAllForwardings=yes", "ForwardX11=no"):
-        assert option in runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"]
+    for words in FORWARDING:
+        for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            assert forwards(as_ssh_reads(shell.command("gpu-1", {name: words}))) == set(), (name, words)
+    ours = shlex.split(runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
+    assert forwards(as_ssh_reads(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
+
+
+def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """What ssh would do, started by Ansible for each machine of an inventory."""
+    sources = runner._inventories(runner.Play("x.yml", path, []), folder)
+    assert sources[0] == str(path)
+    program = str(Path(sys.executable).with_name("ansible-inventory"))
+    words = [program, "--list", *(word for source in sources for word in ("-i", source))]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = {}
+    for name, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
+        said = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
+        said += [variables.get(f"ansible_ssh_{which}_args", "") for which in ("common", "extra")]
+        found[name] = as_ssh_reads(["ssh", *shlex.split(" ".join(said)), variables["ansible_host"]])
+    return found
 
 
 def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> None:
-    """It had one set of options for all, which went before the user's own."""
+    """It had one set of options for all, which went before the user's own; the inventory's went before those."""
     site.config.write_text("Host 10.0.0.1\n  StrictHostKeyChecking yes\n")
     arguments = f"-F {site.config}"
-    hosts = {name: {"ansible_host": address} for name, address in (("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))}
-    hosts["gpu-3"] = {"ansible_host": "10.0.0.1", "ansible_ssh_args": "-o User=x"}
+    hosts: dict[str, dict[str, str]] = {"gpu-1": {}, "gpu-2": {"ansible_host": "10.0.0.2"}}
+    hosts["gpu-3"] = {"ansible_ssh_args": "-o User=x -o ForwardAgent=yes -o ControlMaster=no"}
+    for number, words in enumerate(FORWARDING):
+        hosts[f"forwards-{number}"] = {"ansible_ssh_args": words, "ansible_ssh_extra_args": words}
     path = tmp_path / "hosts.yml"
-    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": {"ansible_ssh_common_args": arguments}}}))
-    sources = runner._inventories(runner.Play("x.yml", path, ["gpu-1"]), tmp_path)
-    assert sources[0] == str(path)
-    words = [
-        str(Path(sys.executable).with_name("ansible-inventory")),
-        "--list",
-        *(word for source in sources for word in ("-i", source)),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)["_meta"]["hostvars"]
-    assert "StrictHostKeyChecking=yes" in found["gpu-1"]["ansible_ssh_args"]
-    assert "StrictHostKeyChecking=accept-new" in found["gpu-2"]["ansible_ssh_args"]
-    assert found["gpu-3"]["ansible_ssh_args"] == "-o User=x"
+    common = {"ansible_ssh_common_args": arguments, "ansible_host": "10.0.0.1"}
+    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": common}}))
+    # These go before all that another inventory says of a machine.
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")
+    found = ansible_connects(path, tmp_path)
+    assert {name for name, said in found.items() if said["stricthostkeychecking"] == "accept-new"} == {"gpu-2"}
+    assert str(settings.known_hosts()) in found["gpu-2"]["userknownhostsfile"]
+    assert str(settings.known_hosts()) not in found["gpu-1"]["userknownhostsfile"]
+    assert {name: forwards(said) for name, said in found.items() if forwards(said)} == {}
+    assert (found["gpu-3"]["user"], found["gpu-3"]["controlmaster"]) == ("x", "false")
+    assert found["gpu-1"]["controlmaster"] == "auto"
+
+
+@pytest.mark.usefixtures("site")
+def test_what_the_inventory_says_of_host_keys_counts_however_it_says_it(tmp_path: Path) -> None:
+    """Its files were searched for the words."""
+    (tmp_path / "group_vars").mkdir()
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    (tmp_path / "group_vars/workers.yml").write_text(
+        """{check: HostKeyChecking, ansible_ssh_common_args: "-o Strict{{ check }}=yes"}\n"""
+    )
+    variables = Inventory(path).connection("gpu-1")
+    assert variables["ansible_ssh_common_args"] == "-o StrictHostKeyChecking=yes"
+    own = runner._own_rules(Inventory(path))
+    assert "StrictHostKeyChecking=yes" in own["gpu-1"]["ansible_ssh_args"]
+
+
+@pytest.mark.usefixtures("site")
+def test_machines_of_which_nobody_says_anything_have_no_options_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    assert runner._inventories(runner.Play("x.yml", path, []), tmp_path) == [str(path)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ _ALIASES = {
     "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
     "password": PASSWORDS,
 }
-_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 # ssh(1)'s short options that name what a long one does too.
 _SHORT = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}
 
@@ -77,7 +77,7 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
                 "a plain value",
                 "write it out in the inventory, or set it in ~/.ssh/config",
             )
-    arguments = ssh_words(variables)
+    arguments = ssh_words(variables, name)
     found = _reach(name, host, said, lookup, arguments)
     python = str(variables.get("ansible_python_interpreter") or PYTHON)
     become = variables.get("ansible_become")
@@ -98,18 +98,24 @@ def first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
     return str(next((variables[name] for name in names if variables.get(name)), ""))
 
 
-def ssh_words(variables: Mapping[str, Any]) -> list[str]:
+def ssh_words(variables: Mapping[str, Any], machine: str = "a machine") -> list[str]:
     """The words for ssh that reach a machine with these inventory variables, beside its address.
 
-    Raises ValueError for arguments that cannot be read.
+    Raises WrongInput for arguments that cannot be read.
     """
     words: list[str] = []
     for option, name in (("-p", "port"), ("-l", "user"), ("-i", "identityfile")):
         if value := first(variables, _ALIASES[name]):
             words += [option, value]
-    for name in _ARGUMENTS:
-        words += shlex.split(str(variables.get(name) or ""))
-    return words
+    return words + [word for name in ARGUMENTS for word in split(variables, name, machine)]
+
+
+def split(variables: Mapping[str, Any], name: str, machine: str = "a machine") -> list[str]:
+    """The words of one of ``ARGUMENTS``; raises WrongInput."""
+    try:
+        return shlex.split(str(variables.get(name) or ""))
+    except ValueError as error:
+        raise WrongInput(f"{name} of {machine} cannot be read: {error}", "ssh arguments", "correct it") from error
 
 
 def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup, arguments: Sequence[str]) -> dict[str, Any]:
@@ -145,12 +151,7 @@ def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the ssh arguments of an inventory say, by ssh_config's names; the first one counts."""
-    words: list[str] = []
-    for variable in _ARGUMENTS:
-        try:
-            words += shlex.split(str(variables.get(variable) or ""))
-        except ValueError as error:
-            raise WrongInput(f"{variable} of {name} cannot be read: {error}", "ssh arguments", "correct it") from error
+    words = [word for variable in ARGUMENTS for word in split(variables, variable, name)]
     found: dict[str, Any] = {}
     for word, following in itertools.pairwise([*words, ""]):
         option, value = word[:2], word[2:] or following
