@@ -407,6 +407,16 @@ def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
         assert (first, len(rest)) == (line, 1)
 
 
+def test_a_file_of_keys_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended every command with a traceback."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    # root may write whatever has another mode.
+    settings.known_hosts().mkdir()
+    keys = HostKeys([settings.known_hosts()])
+    assert [keys.judge("gpu-1", "ssh-ed25519", key) for key in (b"one", b"two")] == [Trust.UNKNOWN, Trust.UNKNOWN]
+    assert openssh.options("gpu-1")
+
+
 def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
     for text in ("", "gpu-1 ssh-ed25519 AAAA\n"):
         (tmp_path / "known_hosts").write_text(text)

@@ -27,7 +27,7 @@ class Trust(Enum):
     KNOWN = "known"
     NEW = "new"
     UNKNOWN = "is not known"
-    """And not to be learned."""
+    """And not to be learned, or its file cannot be written."""
     CHANGED = "has changed"
     REVOKED = "is revoked"
     INVALID = "has a certificate that is not valid for it"
@@ -93,13 +93,20 @@ class HostKeys:
                 return Trust.CHANGED
             if strict or vouched or self._learned is None:
                 return Trust.UNKNOWN
-            self._plain[name.lower()] = [("", *shown)]
-            self._learned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            end_last_line(self._learned)
-            descriptor = os.open(self._learned, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            return self._learn(self._learned, name, shown)
+
+    def _learn(self, path: Path, name: str, shown: tuple[str, str]) -> Trust:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            end_last_line(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(f"{name} {kind} {shown[1]}\n")
-            return Trust.NEW
+                file.write(f"{name} {' '.join(shown)}\n")
+        except OSError:
+            # Whoever cannot be remembered would be new again the next time, whatever key it shows.
+            return Trust.UNKNOWN
+        self._plain[name.lower()] = [("", *shown)]
+        return Trust.NEW
 
     def _of(self, name: str, marker: str = "") -> list[tuple[str, str]]:
         lowered = name.lower()
@@ -146,14 +153,11 @@ def lines_of(text: str, name: str) -> str:
 def end_last_line(path: Path) -> None:
     """End the last line of a file, where there is one that is not: what is appended would spoil it.
 
-    OpenSSH's own programs spoil it, up to 9.2 at least.
+    OpenSSH's own programs spoil it, up to 9.2 at least. A file that may not be written stays as it is.
     """
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _names(name: str) -> list[str]:

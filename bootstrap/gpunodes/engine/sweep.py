@@ -791,7 +791,8 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
 def _remedy(trust: Trust, name: str) -> str:
     if trust is Trust.UNKNOWN:
         return (
-            "ssh_config, or a certificate authority in known_hosts, forbids to learn it: if it is right, add it there"
+            f"ssh_config, or a certificate authority in known_hosts, forbids to learn it, or {settings.known_hosts()} "
+            "cannot be written: if it is right, add it to known_hosts"
         )
     if trust is Trust.INVALID:
         return "its name, its time or its signature: have it certified again"
