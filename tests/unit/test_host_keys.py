@@ -22,7 +22,7 @@ from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine import openssh, runner, shell, sweep
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.sweep import Reach
-from gpunodes.engine.targets import target
+from gpunodes.engine.targets import ARGUMENTS, target
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 
@@ -99,7 +99,8 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(folder))
         monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        for name in ("SSH_AUTH_SOCK", *(name.upper() for name in ARGUMENTS)):
+            monkeypatch.delenv(name, raising=False)
         (folder / ".ssh").mkdir()
         self.config = folder / ".ssh/config"
         self.known_hosts = folder / ".ssh/known_hosts"
@@ -477,10 +478,11 @@ def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     words = [program, "--list", *(word for source in sources for word in ("-i", source))]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found = {}
-    for name, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
+    for machine, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
         said = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
-        said += [variables.get(f"ansible_ssh_{which}_args", "") for which in ("common", "extra")]
-        found[name] = as_ssh_reads(["ssh", *shlex.split(" ".join(said)), variables["ansible_host"]])
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            said.append(variables.get(name, os.environ.get(name.upper(), "")))
+        found[machine] = as_ssh_reads(["ssh", *shlex.split(" ".join(said)), variables["ansible_host"]])
     return found
 
 
@@ -537,6 +539,38 @@ def test_what_the_inventory_says_of_host_keys_counts_however_it_says_it(tmp_path
     assert "StrictHostKeyChecking=yes" in own["gpu-1"]["ansible_ssh_args"]
 
 
+@pytest.mark.parametrize("name", ["ANSIBLE_SSH_ARGS", "ANSIBLE_SSH_COMMON_ARGS", "ANSIBLE_SSH_EXTRA_ARGS"])
+def test_what_the_environment_says_counts_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Ansible took it, behind what we say; our own connections did not."""
+    monkeypatch.setenv(name, f"-A -F {site.config}")
+    site.config.write_text("StrictHostKeyChecking yes\n")
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    variables = Inventory(path).connection("gpu-1")
+    assert target("gpu-1", variables, sweep.ssh_config()).rules.strict
+    ours, ansibles = as_ssh_reads(shell.command("10.0.0.1", variables)), ansible_connects(path, tmp_path)["gpu-1"]
+    assert [(found["stricthostkeychecking"], forwards(found)) for found in (ours, ansibles)] == 2 * [("true", set())]
+
+
+@needs_sshd
+def test_jump_hosts_are_held_to_the_same_rules(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
+    """By the ssh_config that the machine's arguments name, as ssh hands it on."""
+    (port, servers), (hop, hops) = ports["none"], ports["expired"]
+    site.config.write_text(
+        f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\nIdentityFile {hops.login}\nUser root\n"
+    )
+    variables = site.variables(port, servers)
+    variables["ansible_ssh_common_args"] += f" -J 127.0.0.1:{hop}"
+    machine = f"[127.0.0.1]:{port} {public(servers.host_key)}\n"
+    site.known_hosts.write_text(machine)
+    assert site.refuses(variables)
+    site.known_hosts.write_text(f"{machine}[127.0.0.1]:{hop} {public(hops.host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+
+
 @pytest.mark.usefixtures("site")
 def test_machines_of_which_nobody_says_anything_have_no_options_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
@@ -576,6 +610,21 @@ def test_what_says_nothing_of_host_keys_asks_for_no_process(site: Site) -> None:
     assert not openssh.has_own_rules()
     assert not openssh.has_own_rules(["-o", "ProxyJump=bastion", "-p", "22"])
     assert openssh.has_own_rules(["-4F", "/dev/null"])
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "holds"),
+    [
+        ("-o ProxyCommand=a#b -oStrictHostKeyChecking=ask", "", "yes"),
+        ("-v -q", 'strictHostKeyChecking="ask" # none\n', "yes"),
+        ("", "# StrictHostKeyChecking ask\nHost gpu-9\n", "accept-new"),
+    ],
+)
+def test_who_wants_to_be_asked_is_told_from_who_says_nothing(site: Site, words: str, text: str, holds: str) -> None:
+    """ssh says ask of either."""
+    site.config.write_text(text)
+    found = openssh.options("10.0.0.1", ["-4F", str(site.config), *words.split()])
+    assert f"StrictHostKeyChecking={holds}" in found
 
 
 def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import os
 import pwd
 import re
@@ -33,7 +34,8 @@ _OWN_RULES = re.compile(
     "stricthostkeychecking|(user|global)?knownhostsfile|knownhostscommand|revokedhostkeys|hostkeyalias|include",
     re.IGNORECASE,
 )
-_ASKS = re.compile(r"""^[^#\n]*stricthostkeychecking[\s="']+ask\b""", re.IGNORECASE | re.MULTILINE)
+_ASKS = re.compile(r"""stricthostkeychecking[\s="']+ask\b""", re.IGNORECASE)
+_OTHER_CONFIG = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*F(.*)")
 _READING = re.compile(r"^debug1: Reading configuration data (.*?)\r?$", re.MULTILINE)
 GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 NOTHING_FORWARDED = ("-a", "-x")
@@ -120,7 +122,15 @@ def has_own_rules(arguments: Sequence[str] = ()) -> bool:
 
 def say_rules(arguments: Sequence[str]) -> bool:
     """Whether words for ssh may say how a host key is checked; another ssh_config may."""
-    return any(re.match(r"-\w*F", word) or _OWN_RULES.search(word) for word in arguments)
+    return bool(other_config(arguments)) or any(_OWN_RULES.search(word) for word in arguments)
+
+
+def other_config(arguments: Sequence[str]) -> list[str]:
+    """The ssh_config that these words name: of all words it is what ssh hands on to a jump host."""
+    for word, following in itertools.pairwise([*arguments, ""]):
+        if found := _OTHER_CONFIG.match(word):
+            return ["-F", found[1] or following]
+    return []
 
 
 def user_known_hosts() -> tuple[str, ...]:
@@ -203,7 +213,8 @@ def _says_ask(arguments: Sequence[str], err: str) -> bool:
         texts = [Path(file).read_text(encoding="utf-8", errors="replace") for file in _READING.findall(err)]
     except OSError:
         return True
-    return any(_ASKS.search(text) for text in (shlex.join(arguments), *texts))
+    lines = [line.lstrip(' \t"') for text in texts for line in text.splitlines()]
+    return any(_ASKS.match(line) for line in lines) or any(_ASKS.search(word) for word in arguments)
 
 
 def rules(said: Mapping[str, Any]) -> Rules:

@@ -168,10 +168,10 @@ def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
 
     def options(machine: Machine) -> tuple[str, dict[str, str]]:
         variables = inventory.connection(machine.name)
-        own, _, extra = (targets.split(variables, name, machine.name) for name in targets.ARGUMENTS)
-        words = targets.ssh_words(variables, machine.name)
-        if not for_all and not any(variables.get(name) for name in targets.ARGUMENTS):
+        own, common, extra = (targets.split(variables, name, machine.name) for name in targets.ARGUMENTS)
+        if not for_all and not (own or common or extra):
             return machine.name, {}
+        words = targets.ssh_words(variables, machine.name)
         return machine.name, {
             "ansible_ssh_args": shlex.join(openssh.options(machine.address, words, own)),
             "ansible_ssh_extra_args": shlex.join([*extra, *openssh.NOTHING_FORWARDED]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,7 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
     return Target(
         **found,
         password=str(said.get("password") or ""),
-        jump=_hops(str(jump), lookup, found["key_files"], _other_config(arguments)) if jumps else (),
+        jump=_hops(str(jump), lookup, found["key_files"], openssh.other_config(arguments)) if jumps else (),
         python=python if python.startswith("/") else PYTHON,
         become_password=first(variables, SUDO_PASSWORDS),
         become=str(become).lower() not in {"false", "no", "0"} if become is not None else True,
@@ -111,9 +112,12 @@ def ssh_words(variables: Mapping[str, Any], machine: str = "a machine") -> list[
 
 
 def split(variables: Mapping[str, Any], name: str, machine: str = "a machine") -> list[str]:
-    """The words of one of ``ARGUMENTS``; raises WrongInput."""
+    """The words of one of ``ARGUMENTS``, of the inventory or else of the environment, as with Ansible.
+
+    Raises WrongInput.
+    """
     try:
-        return shlex.split(str(variables.get(name) or ""))
+        return shlex.split(str(variables.get(name, os.environ.get(name.upper())) or ""))
     except ValueError as error:
         raise WrongInput(f"{name} of {machine} cannot be read: {error}", "ssh arguments", "correct it") from error
 
@@ -161,14 +165,6 @@ def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         elif option in _SHORT:
             found.setdefault(_SHORT[option], value)
     return found
-
-
-def _other_config(arguments: Sequence[str]) -> list[str]:
-    """The ssh_config that these words name: of all words that is the one that ssh hands on to a jump host."""
-    for word, following in itertools.pairwise([*arguments, ""]):
-        if word.startswith("-F"):
-            return ["-F", word[2:] or following]
-    return []
 
 
 def _hops(jump: str, lookup: Lookup, keys: Sequence[str], config: Sequence[str]) -> tuple[Target, ...]:
