@@ -771,31 +771,37 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
     key = transport.get_remote_server_key()
     shown = key.public_blob.key_blob if key.public_blob else b""
     try:
-        if any(_revoked(Path(file), key, shown) for file in target.rules.revoked):
-            trust = Trust.REVOKED
-        else:
-            host_keys, strict = shared.host_keys(target, _told(target, key, shown))
-            trust = host_keys.judge(name, key.get_name(), key.asbytes(), shown, strict=strict)
+        host_keys, strict = shared.host_keys(target, _told(target, key, shown))
     except _LostError:
         transport.close()
         raise
+    if any(_revoked(Path(file), key, shown) for file in target.rules.revoked):
+        trust = Trust.REVOKED
+    else:
+        trust = host_keys.judge(name, key.get_name(), key.asbytes(), shown, strict=strict)
     if trust not in {Trust.NEW, Trust.KNOWN}:
         transport.close()
+        remedy = _remedy(trust, name, learned=not strict)
         raise _LostError(
             Reach.KEY_UNKNOWN if trust is Trust.UNKNOWN else Reach.KEY_CHANGED,
-            f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {_remedy(trust, name)}",
+            f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {remedy}",
         )
     return transport
 
 
-def _remedy(trust: Trust, name: str) -> str:
+def _remedy(trust: Trust, name: str, *, learned: bool) -> str:
+    if trust is Trust.UNKNOWN and learned:
+        return f"{settings.known_hosts()} cannot be written"
     if trust is Trust.UNKNOWN:
         return (
-            f"ssh_config, or a certificate authority in known_hosts, forbids to learn it, or {settings.known_hosts()} "
-            "cannot be written: if it is right, add it to known_hosts"
+            "ssh_config, or a certificate authority in known_hosts, forbids to learn it: if it is right, add it there"
         )
+    if trust is Trust.REVOKED:
+        return "whoever has that key may not be the machine: give it another"
     if trust is Trust.INVALID:
         return "its name, its time or its signature: have it certified again"
+    if not learned:
+        return "your known_hosts, or everybody's, holds another: if that is right, correct it there"
     return f"if that is right, run `ssh-keygen -R '{name}' -f {settings.known_hosts()}`"
 
 
