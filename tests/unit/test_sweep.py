@@ -639,13 +639,11 @@ def test_the_playbook_says_the_same(machine: Any, tmp_path: Path) -> None:
         tmp_path, ansible_port=good.port, ansible_user="root", ansible_ssh_private_key_file=good.key_files[0]
     )
     root = Path(__file__).parents[2]
-    # There is nobody to be asked.
-    alone = ("-o StrictHostKeyChecking=accept-new", "-o ControlMaster=no -o ControlPath=none")
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("ansible-playbook")),
             *("-i", str(inventory), "--check", "playbooks/health.yml"),
-            *("--ssh-common-args", f"-o UserKnownHostsFile={tmp_path}/known {' '.join(alone)}"),
+            *("--ssh-common-args", f"-o UserKnownHostsFile={tmp_path}/known -o ControlMaster=no -o ControlPath=none"),
         ],
         cwd=root,
         capture_output=True,
