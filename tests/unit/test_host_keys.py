@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import configparser
 import contextlib
 import json
 import os
+import pwd
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +22,9 @@ from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine import openssh, runner, shell, sweep
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.sweep import Reach
-from gpunodes.engine.targets import target
+from gpunodes.engine.targets import ARGUMENTS, target
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
 
 from tests import sshd
 
@@ -37,6 +42,8 @@ def certify(authority: Path, key: Path, name: str, *more: str) -> None:
     words = [
         "ssh-keygen",
         "-q",
+        "-z",
+        "7",
         "-s",
         str(authority),
         "-I",
@@ -92,7 +99,8 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(folder))
         monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        for name in ("SSH_AUTH_SOCK", *(name.upper() for name in ARGUMENTS)):
+            monkeypatch.delenv(name, raising=False)
         (folder / ".ssh").mkdir()
         self.config = folder / ".ssh/config"
         self.known_hosts = folder / ".ssh/known_hosts"
@@ -113,6 +121,20 @@ class Site:
         found = target("gpu-1", variables, sweep.ssh_config())
         (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
         return answer
+
+    def refuses(self, variables: dict[str, Any]) -> bool:
+        """Whether neither the sweep nor our ssh connects, before and after each other, and nothing is learned."""
+        before = self.learned()
+        tries = [self.connected(variables), self.swept(variables).reach is Reach.ANSWERED, self.connected(variables)]
+        return not any(tries) and self.learned() == before
+
+    def connects_by_itself(self, variables: dict[str, Any]) -> bool:
+        """Whether the user's own ssh does."""
+        words = ["-p", str(variables["ansible_port"]), "-i", variables["ansible_ssh_private_key_file"]]
+        for name in ("ansible_ssh_args", "ansible_ssh_common_args"):
+            words += shlex.split(variables.get(name, ""))
+        words = ["ssh", "-o", "BatchMode=yes", *words, "root@127.0.0.1", "true"]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
     def connected(self, variables: dict[str, Any]) -> bool:
         return shell.run("127.0.0.1", variables, "echo", deadline_s=30).ok
@@ -149,6 +171,91 @@ def test_a_key_that_nobody_knows_is_not_learned_where_the_user_forbids_it(
     assert site.connected(variables)
 
 
+OTHER = "[127.0.0.1]:{port} {other}\n"
+FORBIDDEN = {
+    "a comment behind it": ("StrictHostKeyChecking yes # rule 7\n", ""),
+    "an equals sign": ('StrictHostKeyChecking = "yes"\n', ""),
+    "an Include with a tab": ("Include\t{folder}/more\n", "StrictHostKeyChecking yes\n"),
+    "an Include with a comment": ("Include {folder}/more # the site's own\n", "StrictHostKeyChecking yes\n"),
+    "a word of an included file": ('Include "{folder}/more"\n', "StrictHostKeyChecking ask\n"),
+    "a name with a blank": ('UserKnownHostsFile "{folder}/a b"\n', OTHER),
+    "a variable": ("UserKnownHostsFile ${{HOME}}/more\n", OTHER),
+    "the second file": ("UserKnownHostsFile {folder}/none {folder}/more\n", OTHER),
+    "everybody's file": ("GlobalKnownHostsFile {folder}/more\n", OTHER),
+    "everybody's authority": ("GlobalKnownHostsFile {folder}/more\n", "@cert-authority * {other}\n"),
+    "a command": ("KnownHostsCommand /bin/cat {folder}/more\n", OTHER),
+    "a command that revokes": ("KnownHostsCommand /bin/cat {folder}/more\n", "@revoked * {key}\n"),
+    "a command with an authority": ("KnownHostsCommand /bin/cat {folder}/more\n", "@cert-authority * {other}\n"),
+    "a command that fails": ("KnownHostsCommand /bin/false\n", ""),
+    "an alias": ("HostKeyAlias gpu\nUserKnownHostsFile {folder}/more\n", "gpu {other}\n"),
+}
+
+
+@needs_sshd
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_whom_the_users_own_ssh_refuses_we_refuse(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, name: str
+) -> None:
+    """The sweep read less than ssh, answered, and learned the key; then our ssh took it too."""
+    port, servers = ports["none"]
+    said = {"folder": tmp_path, "port": port, "key": public(servers.host_key)}
+    said["other"] = public(sshd.new_key(tmp_path / "other"))
+    text, more = (each.format(**said) for each in FORBIDDEN[name])
+    site.config.write_text(f"{text}UserKnownHostsFile {site.known_hosts}\n")
+    for file in ("more", "a b"):
+        (tmp_path / file).write_text(more)
+    variables = site.variables(port, servers)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    # Nor is it enough that the key was learned before.
+    settings.known_hosts().write_text("".join(f"{each} {said['key']}\n" for each in (f"[127.0.0.1]:{port}", "gpu")))
+    assert site.refuses(variables)
+
+
+@needs_sshd
+@pytest.mark.parametrize("variable", ["ansible_ssh_args", "ansible_ssh_common_args"])
+def test_another_ssh_config_of_the_inventory_counts(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, variable: str
+) -> None:
+    """The sweep read the user's instead, and nobody read ansible_ssh_args."""
+    (tmp_path / "site.conf").write_text(f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\n")
+    more: dict[str, Any] = {"ansible_ssh_common_args": "", variable: f"-F {tmp_path}/site.conf"}
+    variables = site.variables(*ports["none"], **more)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+
+
+@needs_sshd
+def test_a_command_says_host_keys(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, authority: Path
+) -> None:
+    """KnownHostsCommand, which the sweep did not ask."""
+    site.config.write_text(f"UserKnownHostsFile none\nKnownHostsCommand {tmp_path}/command %I %H %t %K %u %%\n")
+    command = tmp_path / "command"
+    line = '#!/bin/sh\necho "$@" >>{folder}/asked\necho "{marker} {name} {key}"\n'
+    for certificate, marker, key in (("none", "", None), ("good", "@cert-authority", authority)):
+        port, servers = ports[certificate]
+        name = f"[127.0.0.1]:{port}"
+        command.write_text(line.format(folder=tmp_path, marker=marker, name=name, key=public(key or servers.host_key)))
+        command.chmod(0o700)
+        variables = site.variables(port, servers)
+        asked = []
+        for connect in (site.connects_by_itself, lambda said: site.swept(said).reach is Reach.ANSWERED, site.connected):
+            (tmp_path / "asked").write_text("")
+            assert connect(variables)
+            asked.append((tmp_path / "asked").read_text().splitlines())
+        # The sweep asks it as ssh does.
+        assert asked[1][-1] == asked[0][-1]
+        # Only by this name: ssh asks for no other.
+        command.write_text(command.read_text().replace(name, "127.0.0.1"))
+        assert not site.connects_by_itself(variables)
+        assert site.refuses(variables)
+    assert site.learned() == ""
+
+
 @needs_sshd
 @pytest.mark.parametrize("word", ["no", "off", "accept-new", ""])
 def test_where_the_user_says_less_keys_are_learned_and_held_against_ever_after(
@@ -180,14 +287,16 @@ def test_the_keys_of_all_users_count(
     port, servers = ports["none"]
     everywhere = tmp_path / "ssh_known_hosts"
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", (str(everywhere),))
-    variables = site.variables(port, servers)
+    variables = site.variables(port, servers, ansible_ssh_common_args="")
     everywhere.write_text(f"[127.0.0.1]:{port} {public(sshd.new_key(tmp_path / 'other'))}\n")
-    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    answer = site.swept(variables)
+    assert (answer.reach, "correct it there" in answer.said) == (Reach.KEY_CHANGED, True)
     everywhere.write_text(f"@revoked * {public(servers.host_key)}\n")
     answer = site.swept(variables)
     assert (answer.reach, "is revoked" in answer.said) == (Reach.KEY_CHANGED, True)
     # And the files that ssh_config names.
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
+    variables = site.variables(port, servers)
     site.config.write_text(f"GlobalKnownHostsFile {everywhere}\nUserKnownHostsFile none\n")
     assert site.swept(variables).reach is Reach.KEY_CHANGED
     assert not site.connected(variables)
@@ -256,6 +365,37 @@ def test_a_certificate_of_another_authority_is_none(
 
 
 @needs_sshd
+@pytest.mark.parametrize("how", ["authority", "key", "certificate", "KRL authority", "KRL serial", "KRL id", "missing"])
+def test_a_revoked_certificate_is_refused(
+    site: Site, ports: dict[str, tuple[int, sshd.Servers]], authority: Path, tmp_path: Path, how: str
+) -> None:
+    """RevokedHostKeys was held against the key alone."""
+    port, servers = ports["good"]
+    site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
+    revoked, wish = tmp_path / "revoked", tmp_path / "wish"
+    site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\nRevokedHostKeys {revoked}\n")
+    variables = site.variables(port, servers)
+    revoked.write_text(public(sshd.new_key(tmp_path / "other")))
+    assert site.swept(variables).reach is Reach.ANSWERED
+    key = servers.host_key.with_suffix(".pub")
+    certificate = key.with_name(f"{servers.host_key.name}-cert.pub")
+    texts = {"authority": public(authority), "key": public(servers.host_key), "certificate": certificate.read_text()}
+    wishes = {"KRL serial": "serial: 7\n", "KRL id": "id: host\n"}
+    if how in texts:
+        revoked.write_text(f"# the site's own\n{texts[how]}\n")
+    elif how == "missing":
+        revoked.unlink()
+    else:
+        wish.write_text(wishes.get(how, ""))
+        ca = authority.with_suffix(".pub")
+        words = ["-s", ca, wish] if how in wishes else [ca]
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, *words], check=True)
+    assert not site.connects_by_itself(variables)
+    assert site.refuses(variables)
+    assert "is revoked" in site.swept(variables).said
+
+
+@needs_sshd
 def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]]
 ) -> None:
@@ -269,6 +409,16 @@ def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
         assert (first, len(rest)) == (line, 1)
 
 
+def test_a_file_of_keys_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended every command with a traceback."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    # root may write whatever has another mode.
+    settings.known_hosts().mkdir()
+    keys = HostKeys([settings.known_hosts()])
+    assert [keys.judge("gpu-1", "ssh-ed25519", key) for key in (b"one", b"two")] == [Trust.UNKNOWN, Trust.UNKNOWN]
+    assert openssh.options("gpu-1")
+
+
 def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
     for text in ("", "gpu-1 ssh-ed25519 AAAA\n"):
         (tmp_path / "known_hosts").write_text(text)
@@ -278,49 +428,222 @@ def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
         assert (tmp_path / "known_hosts").read_text() == f"{text}gpu-2 ssh-ed25519 {key}\n"
 
 
+def as_ssh_reads(words: list[str]) -> dict[str, str]:
+    """What ssh would do, started by these words."""
+    done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def forwards(found: dict[str, str]) -> set[str]:
+    """What ssh would forward, and run here."""
+    harmless = {"no", "false"}
+    names = ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel", "localforward", "remoteforward")
+    kept = {name for name in (*names, "dynamicforward") if found.get(name, "no") not in harmless}
+    return kept - {"localforward", "remoteforward", "dynamicforward"} if found["clearallforwardings"] == "yes" else kept
+
+
+FORWARDING = (
+    "-A",
+    "-X",
+    "-Y",
+    "-o ForwardAgent=yes",
+    "-L 9999:localhost:1",
+    "-R 9998:localhost:22",
+    "-D 9997",
+    "-w any",
+)
+
+
 def test_nothing_is_forwarded(site: Site) -> None:
-    """Whatever ssh_config says: whoever is root on a machine could use the agent, and the ports."""
+    """Whatever ssh_config and the inventory say: whoever is root on a machine could use the agent, and the ports."""
     site.config.write_text(
         "ForwardAgent yes\nForwardX11 yes\nLocalForward 9999 localhost:1\nRemoteForward 9998 localhost:1\n"
         "DynamicForward 9997\nPermitLocalCommand yes\nLocalCommand touch /tmp/x\nTunnel yes\nRemoteCommand true\n"
         "Host gpu-1\n  ProxyJump bastion\n"
     )
-    words = shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"})
-    said = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True).stdout
-    found = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    assert {name: found[name] for name in ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel")} == {
-        "forwardagent": "no",
-        "forwardx11": "no",
-        "permitlocalcommand": "no",
-        "tunnel": "false",
-    }
-    assert found["clearallforwardings"] == "yes"
+    found = as_ssh_reads(shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"}))
+    assert forwards(found) == set()
     assert found["proxyjump"] == "bastion"
-    assert not {"localforward", "remoteforward", "dynamicforward"} & found.keys()
-    for option in ("ForwardAgent=no", "ClearAllForwardings=yes", "ForwardX11=no"):
-        assert option in runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"]
+    for words in FORWARDING:
+        for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            assert forwards(as_ssh_reads(shell.command("gpu-1", {name: words}))) == set(), (name, words)
+    ours = shlex.split(runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
+    assert forwards(as_ssh_reads(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
+
+
+def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """What ssh would do, started by Ansible for each machine of an inventory."""
+    sources = runner._inventories(runner.Play("x.yml", path, []), folder)
+    assert sources[0] == str(path)
+    program = str(Path(sys.executable).with_name("ansible-inventory"))
+    words = [program, "--list", *(word for source in sources for word in ("-i", source))]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = {}
+    for machine, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
+        said = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            said.append(variables.get(name, os.environ.get(name.upper(), "")))
+        found[machine] = as_ssh_reads(["ssh", *shlex.split(" ".join(said)), variables["ansible_host"]])
+    return found
 
 
 def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> None:
-    """It had one set of options for all, which went before the user's own."""
+    """It had one set of options for all, which went before the user's own; the inventory's went before those."""
     site.config.write_text("Host 10.0.0.1\n  StrictHostKeyChecking yes\n")
     arguments = f"-F {site.config}"
-    hosts = {name: {"ansible_host": address} for name, address in (("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))}
-    hosts["gpu-3"] = {"ansible_host": "10.0.0.1", "ansible_ssh_args": "-o User=x"}
+    hosts: dict[str, dict[str, str]] = {"gpu-1": {}, "gpu-2": {"ansible_host": "10.0.0.2"}}
+    hosts["gpu-3"] = {"ansible_ssh_args": "-o User=x -o ForwardAgent=yes -o ControlMaster=no"}
+    for number, words in enumerate(FORWARDING):
+        hosts[f"forwards-{number}"] = {"ansible_ssh_args": words, "ansible_ssh_extra_args": words}
     path = tmp_path / "hosts.yml"
-    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": {"ansible_ssh_common_args": arguments}}}))
-    sources = runner._inventories(runner.Play("x.yml", path, ["gpu-1"]), tmp_path)
-    assert sources[0] == str(path)
-    words = [
-        str(Path(sys.executable).with_name("ansible-inventory")),
-        "--list",
-        *(word for source in sources for word in ("-i", source)),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)["_meta"]["hostvars"]
-    assert "StrictHostKeyChecking=yes" in found["gpu-1"]["ansible_ssh_args"]
-    assert "StrictHostKeyChecking=accept-new" in found["gpu-2"]["ansible_ssh_args"]
-    assert found["gpu-3"]["ansible_ssh_args"] == "-o User=x"
+    common = {"ansible_ssh_common_args": arguments, "ansible_host": "10.0.0.1"}
+    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": common}}))
+    # These go before all that another inventory says of a machine.
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")
+    found = ansible_connects(path, tmp_path)
+    assert {name for name, said in found.items() if said["stricthostkeychecking"] == "accept-new"} == {"gpu-2"}
+    assert str(settings.known_hosts()) in found["gpu-2"]["userknownhostsfile"]
+    assert str(settings.known_hosts()) not in found["gpu-1"]["userknownhostsfile"]
+    assert {name: forwards(said) for name, said in found.items() if forwards(said)} == {}
+    assert (found["gpu-3"]["user"], found["gpu-3"]["controlmaster"]) == ("x", "false")
+    assert found["gpu-1"]["controlmaster"] == "auto"
+
+
+def test_plain_ansible_forwards_nothing(site: Site) -> None:
+    """The checkout's ansible.cfg let it."""
+    site.config.write_text("ForwardAgent yes\nForwardX11 yes\nRemoteForward 9 localhost:1\nPermitLocalCommand yes\n")
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(Path(__file__).parents[2] / "ansible.cfg")
+    words = shlex.split(config["ssh_connection"]["ssh_args"])
+    found = as_ssh_reads(["ssh", *words, "-F", str(site.config), "gpu-1"])
+    assert (found["stricthostkeychecking"], forwards(found)) == ("accept-new", set())
+
+
+@pytest.mark.usefixtures("site")
+def test_what_the_inventory_says_of_host_keys_counts_however_it_says_it(tmp_path: Path) -> None:
+    """Its files were searched for the words."""
+    (tmp_path / "group_vars").mkdir()
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    (tmp_path / "group_vars/workers.yml").write_text(
+        """{check: HostKeyChecking, ansible_ssh_common_args: "-o Strict{{ check }}=yes"}\n"""
+    )
+    variables = Inventory(path).connection("gpu-1")
+    assert variables["ansible_ssh_common_args"] == "-o StrictHostKeyChecking=yes"
+    own = runner._own_rules(Inventory(path))
+    assert "StrictHostKeyChecking=yes" in own["gpu-1"]["ansible_ssh_args"]
+
+
+@pytest.mark.parametrize("name", ["ANSIBLE_SSH_ARGS", "ANSIBLE_SSH_COMMON_ARGS", "ANSIBLE_SSH_EXTRA_ARGS"])
+def test_what_the_environment_says_counts_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Ansible took it, behind what we say; our own connections did not."""
+    monkeypatch.setenv(name, f"-A -F {site.config}")
+    site.config.write_text("StrictHostKeyChecking yes\n")
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    variables = Inventory(path).connection("gpu-1")
+    assert target("gpu-1", variables, sweep.ssh_config()).rules.strict
+    ours, ansibles = as_ssh_reads(shell.command("10.0.0.1", variables)), ansible_connects(path, tmp_path)["gpu-1"]
+    assert [(found["stricthostkeychecking"], forwards(found)) for found in (ours, ansibles)] == 2 * [("true", set())]
+
+
+@needs_sshd
+def test_jump_hosts_are_held_to_the_same_rules(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
+    """By the ssh_config that the machine's arguments name, as ssh hands it on."""
+    (port, servers), (hop, hops) = ports["none"], ports["expired"]
+    site.config.write_text(
+        f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\nIdentityFile {hops.login}\nUser root\n"
+    )
+    variables = site.variables(port, servers)
+    variables["ansible_ssh_common_args"] += f" -J 127.0.0.1:{hop}"
+    machine = f"[127.0.0.1]:{port} {public(servers.host_key)}\n"
+    site.known_hosts.write_text(machine)
+    assert site.refuses(variables)
+    site.known_hosts.write_text(f"{machine}[127.0.0.1]:{hop} {public(hops.host_key)}\n")
+    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.connected(variables)
+
+
+@pytest.mark.usefixtures("site")
+def test_machines_of_which_nobody_says_anything_have_no_options_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
+    assert runner._inventories(runner.Play("x.yml", path, []), tmp_path) == [str(path)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Include\tmore\n",
+        "Include=more\n",
+        'Include "more"\n',
+        "Include more # the site's own\n",
+        "Include ${HOME}/.ssh/more\n",
+        "Include deep/*\n",
+        "Host other\n  include none more\n",
+        "KnownHostsCommand /bin/true\n",
+        "GlobalKnownHostsFile /etc/known\n",
+        "RevokedHostKeys /etc/revoked\n",
+    ],
+)
+def test_whatever_says_something_of_host_keys_is_found(site: Site, text: str) -> None:
+    """What an included file includes lies beside the user's own, not beside it; in doubt ssh is asked."""
+    assert not openssh.has_own_rules()
+    (site.config.parent / "deep").mkdir()
+    (site.config.parent / "deep/one").write_text("Include more\n")
+    (site.config.parent / "more").write_text("  StrictHostKeyChecking yes\n")
+    site.config.write_text(text)
+    assert openssh.has_own_rules()
+    openssh.options("10.0.0.1")
+
+
+def test_what_says_nothing_of_host_keys_asks_for_no_process(site: Site) -> None:
+    (site.config.parent / "more").write_text("Host gpu-*\n  Port 2222\n")
+    site.config.write_text("# Include more # the site's own StrictHostKeyChecking yes\nInclude more\n")
+    assert not openssh.has_own_rules()
+    assert not openssh.has_own_rules(["-o", "ProxyJump=bastion", "-p", "22"])
+    assert openssh.has_own_rules(["-4F", "/dev/null"])
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "holds"),
+    [
+        ("-o ProxyCommand=a#b -oStrictHostKeyChecking=ask", "", "yes"),
+        ("-v -q", 'strictHostKeyChecking="ask" # none\n', "yes"),
+        ("", "# StrictHostKeyChecking ask\nHost gpu-9\n", "accept-new"),
+    ],
+)
+def test_who_wants_to_be_asked_is_told_from_who_says_nothing(site: Site, words: str, text: str, holds: str) -> None:
+    """ssh says ask of either."""
+    site.config.write_text(text)
+    found = openssh.options("10.0.0.1", ["-4F", str(site.config), *words.split()])
+    assert f"StrictHostKeyChecking={holds}" in found
+
+
+def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:
+    site.config.write_text("StrictHostKeyChecking perhaps\n")
+    words = ["-F", str(site.config)]
+    assert "StrictHostKeyChecking=yes" in openssh.options("10.0.0.1", words)
+    with pytest.raises(WrongInput, match="unsupported option"):
+        sweep.ssh_config()("10.0.0.1", words)
+
+
+def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
+    """Where $HOME is another, ssh takes the home of passwd."""
+    site.config.write_text(
+        f'UserKnownHostsFile "{tmp_path}/a b" %d/x ${{HOME}}/%h-%p-%r ~/z\nGlobalKnownHostsFile none\n'
+        "RevokedHostKeys ~/revoked/%k\nIdentityFile %d/key\nHostKeyAlias gpu\nUser ops\nPort 23\n"
+    )
+    said = openssh.resolved("10.0.0.1", ["-F", str(site.config)])
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert openssh.rules(said) == openssh.Rules(
+        files=(f"{tmp_path}/a b", f"{home}/x", f"{tmp_path}/10.0.0.1-23-ops", f"{home}/z"),
+        revoked=(f"{home}/revoked/gpu",),
+    )
+    assert said["identityfile"] == [f"{home}/key"]
 
 
 def test_where_nobody_says_anything_of_host_keys_ssh_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,14 @@ PASSWORD = "pa ss\"w$x'"
 class _Server(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
     """Lets in who knows the password, and runs what is asked for."""
 
+    def __init__(self, tried: list[str]) -> None:
+        self.tried = tried
+
     def get_allowed_auths(self, username: str) -> str:
         return "password"
 
     def check_auth_password(self, username: str, password: str) -> int:
+        self.tried.append(password)
         return int(paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED)
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
@@ -39,7 +43,13 @@ class _Server(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has n
 
 
 @pytest.fixture
-def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def tried() -> list[str]:
+    """The passwords that the server was given."""
+    return []
+
+
+@pytest.fixture
+def port(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Where the server listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     key = paramiko.ECDSAKey.generate()
@@ -53,7 +63,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
                     return
                 transport = paramiko.Transport(connection)
                 transport.add_server_key(key)
-                transport.start_server(server=_Server(), event=threading.Event())
+                transport.start_server(server=_Server(tried), event=threading.Event())
 
         threading.Thread(target=serve, daemon=True).start()
         yield listening.getsockname()[1]
@@ -76,3 +86,27 @@ def test_who_does_not_know_it_is_not_let_in(port: int, password: dict[str, str])
     said = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
     assert not said.ok
     assert "Permission denied" in said.err
+
+
+@pytest.mark.parametrize(
+    "way", ["-J root@127.0.0.1:{port}", "-o ProxyCommand='ssh {config} -p {port} -W %h:%p 127.0.0.1'"]
+)
+def test_a_jump_host_is_not_told_the_password(port: int, tried: list[str], tmp_path: Path, way: str) -> None:
+    """It was: the jump host's ssh asked the same program."""
+    (tmp_path / "config").write_text(f"UserKnownHostsFile {tmp_path}/known\nStrictHostKeyChecking no\n")
+    config = f"-F {tmp_path}/config"
+    variables = {"ansible_user": "root", "ansible_password": PASSWORD}
+    variables["ansible_ssh_common_args"] = f"{config} {way.format(port=port, config=config)}"
+    said = shell.run("10.9.9.9", variables, "echo here", deadline_s=20)
+    # Where nobody has one ssh tries the empty one.
+    assert (said.ok, set(tried)) == (False, {""})
+    assert "Permission denied" in said.err
+
+
+def test_a_machine_of_another_name_is_told_the_password(port: int, tmp_path: Path) -> None:
+    """Its name, and who logs in, may be those of ssh_config."""
+    (tmp_path / "config").write_text(f"Host GPU-1\n  HostName 127.0.0.1\n  Port {port}\n  User {'long' * 10}\n")
+    variables = {"ansible_password": PASSWORD, "ansible_ssh_common_args": f"-F {tmp_path}/config"}
+    assert shell.run("GPU-1", variables, "echo here", deadline_s=20).ok
+    variables["ansible_ssh_common_args"] += " -o HostKeyAlias=Other"
+    assert shell.run("GPU-1", variables, "echo here", deadline_s=20).ok

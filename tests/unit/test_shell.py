@@ -195,7 +195,7 @@ def test_the_probe_answers(machine: dict[str, Any]) -> None:
 
 def ask(machine: Mapping[str, Any]) -> sweep.Answer:
     """What comes of the probe on this machine."""
-    found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda _: {})
+    found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda *_: {})
     (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
     return answer
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +359,7 @@ def test_with_the_agents_key(machine: Any, servers: sshd.Servers, home: Path, mo
 # --- targets ---------------------------------------------------------------------------------------------------------
 
 
-def no_config(_: str) -> Mapping[str, Any]:
+def no_config(_host: str, _words: Sequence[str]) -> Mapping[str, Any]:
     return {}
 
 
@@ -372,11 +372,11 @@ def test_what_the_inventory_says_goes_first() -> None:
         "ansible_ssh_private_key_file": "~/key",
         "ansible_python_interpreter": "auto_silent",
     }
-    found = target("gpu-1", variables, lambda host: {**config, "hostname": host})
+    found = target("gpu-1", variables, lambda host, _: {**config, "hostname": host})
     assert (found.address, found.port, found.user, found.python) == ("10.0.0.1", 2222, "admin", "/usr/bin/python3")
     assert found.key_files == (str(Path("~/key").expanduser()),)
     assert found.host_key_name == "[10.0.0.1]:2222"
-    found = target("gpu-1", NOTHING, lambda _: config)
+    found = target("gpu-1", NOTHING, lambda *_: config)
     assert (found.address, found.port, found.user) == ("10.0.0.9", 99, "config")
 
 

@@ -27,7 +27,7 @@ class Trust(Enum):
     KNOWN = "known"
     NEW = "new"
     UNKNOWN = "is not known"
-    """And not to be learned."""
+    """And not to be learned, or its file cannot be written."""
     CHANGED = "has changed"
     REVOKED = "is revoked"
     INVALID = "has a certificate that is not valid for it"
@@ -36,7 +36,8 @@ class Trust(Enum):
 class HostKeys:
     """Files in the format of known_hosts (sshd(8)), read once; new keys go to the first."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], more: str = "") -> None:
+        """``more`` are lines beside those of the files."""
         self._learned = files[0] if files else None
         self._guard = threading.Lock()
         self._plain: dict[str, list[tuple[str, str, str]]] = {}
@@ -46,8 +47,9 @@ class HostKeys:
         for file in files:
             # What cannot be read, ssh does not read either.
             with contextlib.suppress(OSError):
-                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                    self._read(line)
+                more += "\n" + file.read_text(encoding="utf-8", errors="replace")
+        for line in more.splitlines():
+            self._read(line)
 
     def types(self, name: str) -> tuple[str, ...]:
         """The kinds of keys known of a machine, in the order in which they were found."""
@@ -59,6 +61,12 @@ class HostKeys:
         """Whether some certificate authority vouches for a machine."""
         with self._guard:
             return any(self._of(each, _AUTHORITY) for each in _names(name))
+
+    def knows(self, name: str) -> bool:
+        """Whether a machine has a key, or a certificate authority, already."""
+        with self._guard:
+            known = bool(self._of(name))
+        return known or self.certified(name)
 
     def judge(self, name: str, kind: str, key: bytes, certificate: bytes = b"", *, strict: bool = False) -> Trust:
         """Hold a machine's key against what is known; a new one is learned, unless it is ``strict``.
@@ -85,13 +93,20 @@ class HostKeys:
                 return Trust.CHANGED
             if strict or vouched or self._learned is None:
                 return Trust.UNKNOWN
-            self._plain[name.lower()] = [("", *shown)]
-            self._learned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            end_last_line(self._learned)
-            descriptor = os.open(self._learned, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            return self._learn(self._learned, name, shown)
+
+    def _learn(self, path: Path, name: str, shown: tuple[str, str]) -> Trust:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            end_last_line(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(f"{name} {kind} {shown[1]}\n")
-            return Trust.NEW
+                file.write(f"{name} {' '.join(shown)}\n")
+        except OSError:
+            # Whoever cannot be remembered would be new again the next time, whatever key it shows.
+            return Trust.UNKNOWN
+        self._plain[name.lower()] = [("", *shown)]
+        return Trust.NEW
 
     def _of(self, name: str, marker: str = "") -> list[tuple[str, str]]:
         lowered = name.lower()
@@ -125,17 +140,24 @@ class HostKeys:
                 self._plain.setdefault(name, []).append(entry)
 
 
+def lines_of(text: str, name: str) -> str:
+    """The lines that say something of a machine by this very name, and all that revoke keys."""
+
+    def says(line: str) -> bool:
+        keys = HostKeys((), line)
+        return bool(keys._revoked or keys._of(name) or keys._of(name, _AUTHORITY))
+
+    return "\n".join(line for line in text.splitlines() if says(line))
+
+
 def end_last_line(path: Path) -> None:
     """End the last line of a file, where there is one that is not: what is appended would spoil it.
 
-    OpenSSH's own programs spoil it, up to 9.2 at least.
+    OpenSSH's own programs spoil it, up to 9.2 at least. A file that may not be written stays as it is.
     """
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _names(name: str) -> list[str]:
@@ -177,12 +199,35 @@ def _certificate(certificate: bytes) -> SSHCertificate | None:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
-    kind = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")]
     try:
-        read = serialization.load_ssh_public_identity(kind + b" " + base64.b64encode(certificate))
+        read = serialization.load_ssh_public_identity(kind(certificate).encode() + b" " + base64.b64encode(certificate))
     except (ValueError, UnsupportedAlgorithm):
         return None
     return read if isinstance(read, serialization.SSHCertificate) else None
+
+
+def kind(blob: bytes) -> str:
+    """The kind of a key or a certificate, as on the wire."""
+    return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode("ascii", "replace")
+
+
+def is_among(text: str, key: bytes, certificate: bytes) -> bool:
+    """Whether a text of public keys, one a line, holds this key, or the authority of its certificate."""
+    wanted = {base64.b64encode(key).decode()}
+    if authority := _authority(certificate):
+        wanted.add(authority[1])
+    return any(word in wanted or _certified_key(word) in wanted for word in text.split())
+
+
+def _certified_key(word: str) -> str:
+    """The key that is certified, where a word is a certificate in base64."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    try:
+        read = _certificate(base64.b64decode(word, validate=True))
+    except (binascii.Error, ValueError):
+        return ""
+    return read.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode().split()[1] if read else ""
 
 
 def _matches(name: str, patterns: str) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -148,39 +149,36 @@ _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
 def _inventories(play: Play, private: Path) -> list[str]:
-    """The inventory, and one that holds what the user's ssh_config, or the inventory, says of single machines."""
+    """The inventory, and one that holds what ssh_config, or the inventory, says of single machines' connections."""
     found = [str(play.inventory.absolute())]
-    files = [play.inventory] if play.inventory.is_file() else []
-    for folder in (
-        (play.inventory,)
-        if play.inventory.is_dir()
-        else (play.inventory.parent / "group_vars", play.inventory.parent / "host_vars")
-    ):
-        files += [path for path in folder.rglob("*") if path.is_file()]
-    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
-    if openssh.has_own_rules(text):
-        own = private / "ssh.json"
-        own.write_text(json.dumps(_own_rules(Inventory(play.inventory))), encoding="utf-8")
-        found.append(str(own))
+    if own := _own_rules(Inventory(play.inventory)):
+        folder = private / "ssh"
+        # What the inventory has in its host_vars goes before another inventory, but not before that one's host_vars.
+        (folder / "host_vars").mkdir(parents=True)
+        for name, variables in own.items():
+            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(variables), encoding="utf-8")
+        (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
+        found.append(str(folder / "hosts.json"))
     return found
 
 
-def _own_rules(inventory: Inventory) -> dict[str, Any]:
-    """An inventory with the options of each machine's connections, where its own does not name them."""
+def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
+    """Ansible's variables for the connections of those machines of which somebody says something."""
+    for_all = openssh.has_own_rules()
 
     def options(machine: Machine) -> tuple[str, dict[str, str]]:
         variables = inventory.connection(machine.name)
-        words = targets.ssh_words(variables)
-        return machine.name, {} if variables.get("ansible_ssh_args") else {
-            "ansible_ssh_args": _quoted(openssh.options(machine.address, words))
+        own, common, extra = (targets.split(variables, name, machine.name) for name in targets.ARGUMENTS)
+        if not for_all and not (own or common or extra):
+            return machine.name, {}
+        words = targets.ssh_words(variables, machine.name)
+        return machine.name, {
+            "ansible_ssh_args": shlex.join(openssh.options(machine.address, words, own)),
+            "ansible_ssh_extra_args": shlex.join([*extra, *openssh.NOTHING_FORWARDED]),
         }
 
     with ThreadPoolExecutor() as pool:
-        return {"all": {"hosts": dict(pool.map(options, inventory.machines()))}}
-
-
-def _quoted(words: Sequence[str]) -> str:
-    return " ".join(_quote(word) for word in words)
+        return {name: found for name, found in pool.map(options, inventory.machines()) if found}
 
 
 def _mortal(folder: Path) -> Path:
@@ -218,7 +216,7 @@ def _environment(programs: Path) -> dict[str, str]:
         "ANSIBLE_FORKS": str(FORKS),
         # This bounds the wait for sudo's first word as well: a machine that swaps or compiles may be slow to say it.
         "ANSIBLE_TIMEOUT": "120",
-        "ANSIBLE_SSH_ARGS": _quoted(openssh.options()),
+        "ANSIBLE_SSH_ARGS": shlex.join(openssh.options()),
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
@@ -227,10 +225,6 @@ def _environment(programs: Path) -> dict[str, str]:
         "MAX_EVENT_RES": str(64 << 20),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
     }
-
-
-def _quote(option: str) -> str:
-    return f"'{option}'" if any(sign in option for sign in ' "') else option
 
 
 class _Stop:

@@ -62,10 +62,22 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 
     It is to be started with their ``environment``.
     """
-    asks = "NumberOfPasswordPrompts=1" if first(variables, PASSWORDS) else "BatchMode=yes"
     words = ssh_words(variables)
     ours = [*more, *openssh.options(address, words), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
-    return ["ssh", "-T", "-o", asks, *ours, *words, "--", address]
+    ssh = ["ssh", "-T", "-o", "BatchMode=yes"]
+    if first(variables, PASSWORDS):
+        ssh = ["env", f"{_PROMPT}={_prompt(address, words)}", "ssh", "-T", "-o", "NumberOfPasswordPrompts=1"]
+    return [*ssh, *ours, *words, *openssh.NOTHING_FORWARDED, "--", address]
+
+
+def _prompt(address: str, words: Sequence[str]) -> str:
+    """How ssh asks for a machine's password (sshconnect2.c); for that of a jump host it asks by another name."""
+    try:
+        said = openssh.resolved(address, words)
+    except openssh.ResolveError:
+        # ssh will say why: it does not come to ask.
+        return ""
+    return f"{said['user']}@{said.get('hostkeyalias') or said['hostname']}'s password: "
 
 
 def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
@@ -88,10 +100,10 @@ def _askpass() -> Path:
     return path
 
 
-_LOGIN = "GPUNODES_LOGIN_PASSWORD"
-# A key's passphrase is not what we have.
+_LOGIN, _PROMPT = "GPUNODES_LOGIN_PASSWORD", "GPUNODES_LOGIN_PROMPT"
+# Neither a key's passphrase nor a jump host's password is what we have: that one's own ssh asks here too.
 _ASKPASS = f"""#!/bin/sh
-case $1 in *assword*) printf '%s\\n' "${_LOGIN}" ;; *) exit 1 ;; esac
+[ -n "$1" ] && [ "$1" = "${_PROMPT}" ] && printf '%s\\n' "${_LOGIN}"
 """
 
 

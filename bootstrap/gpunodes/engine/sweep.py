@@ -8,6 +8,7 @@ checked for nothing but that here: its shape is the business of who judges it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import functools
@@ -33,7 +34,7 @@ import paramiko
 from paramiko.packet import Packetizer
 
 from gpunodes import settings
-from gpunodes.engine import openssh, shell
+from gpunodes.engine import hostkeys, openssh, shell
 from gpunodes.engine.hostkeys import HostKeys, Trust
 from gpunodes.engine.targets import DEFAULT_KEYS, Lookup, Target
 from gpunodes.errors import WrongInput
@@ -112,27 +113,32 @@ class Options:
 
 
 def ssh_config() -> Lookup:
-    """What the user's and the system's ssh_config say of a host; both are read once, the user's goes first.
+    """What the user's and the system's ssh_config say of a host; what ssh says, where a host key's check is concerned.
 
     The lookup raises WrongInput for a file that cannot be understood.
     """
     config = paramiko.SSHConfig()
 
     @functools.cache
-    def lookup(host: str) -> Mapping[str, Any]:
+    def find(host: str, arguments: tuple[str, ...]) -> Mapping[str, Any]:
         try:
+            if own_rules or openssh.say_rules(arguments):
+                return openssh.resolved(host, arguments)
             found: dict[str, Any] = dict(config.lookup(host))
-        except (paramiko.SSHException, ImportError, KeyError, ValueError) as error:
+        except (openssh.ResolveError, paramiko.SSHException, ImportError, KeyError, ValueError) as error:
             raise _unreadable(error) from error
         if found.get("hostname") == host:
             del found["hostname"]
         return found
 
-    try:
-        config.parse(openssh.config_lines())
-    except paramiko.SSHException as error:
-        raise _unreadable(error) from error
-    return lookup
+    # A process for each machine would be felt: ssh is asked where somebody says something of host keys.
+    own_rules = openssh.has_own_rules()
+    if not own_rules:
+        try:
+            config.parse(openssh.config_lines())
+        except paramiko.SSHException as error:
+            raise _unreadable(error) from error
+    return lambda host, arguments: find(host, tuple(arguments))
 
 
 def _unreadable(error: Exception) -> WrongInput:
@@ -475,14 +481,26 @@ class _Shared:
         if not target.identities_only:
             yield from self._agents()
 
-    def host_keys(self, target: Target) -> HostKeys:
-        """The host keys that count for a machine, read once: those that we learned, the user's and the system's."""
-        theirs = target.known_hosts
-        files = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if theirs is None else theirs
+    def host_keys(self, target: Target, more: str) -> tuple[HostKeys, bool]:
+        """The host keys that count for a machine, with these lines beside, and whether it must have one of them.
+
+        Those that we learned count where the user's and the system's say nothing of it.
+        """
+        files = target.rules.files
+        theirs = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if files is None else files
+        found = self._read_keys((*theirs, more))
+        if target.rules.strict or found.knows(target.host_key_name):
+            return found, True
+        return self._read_keys((str(settings.known_hosts()), *theirs, more)), False
+
+    def _read_keys(self, sources: tuple[str, ...]) -> HostKeys:
+        *files, more = sources
+        if more:
+            return HostKeys([Path(file) for file in files], more)
         with self._guard:
-            if files not in self._host_keys:
-                self._host_keys[files] = HostKeys([settings.known_hosts(), *(Path(file) for file in files)])
-            return self._host_keys[files]
+            if sources not in self._host_keys:
+                self._host_keys[sources] = HostKeys([Path(file) for file in files])
+            return self._host_keys[sources]
 
     def hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
         """The connection to the last of these jump hosts; raises _LostError. Machines behind it share it."""
@@ -735,13 +753,13 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
     # These check each packet as they decrypt it; for others paramiko does that in Python, byte by byte.
     security.ciphers = sorted(security.ciphers, key=lambda name: "gcm" not in name)
     name = target.host_key_name
-    host_keys = shared.host_keys(target)
+    host_keys, _ = shared.host_keys(target, _told(target))
     if known := host_keys.types(name):
         # As ssh does: ask for a key of a kind that we can hold against something.
         wanted = [kind for kind in security.key_types if any(_same_kind(kind, each) for each in known)]
         security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
-    if host_keys.certified(name):
-        # As ssh does: ask for a certificate before anything else.
+    if host_keys.certified(name) or target.rules.revoked:
+        # As ssh does: ask for a certificate before anything else; its authority may be revoked.
         plain = security.key_types
         certified = [f"{kind}{_CERTIFICATE}" for kind in plain]
         security.key_types = [*(kind for kind in certified if kind in transport._key_info), *plain]
@@ -752,45 +770,84 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
         raise transport.get_exception() or EOFError
     key = transport.get_remote_server_key()
     shown = key.public_blob.key_blob if key.public_blob else b""
-    if target.revoked_keys and _revoked(target.revoked_keys, key):
+    try:
+        host_keys, strict = shared.host_keys(target, _told(target, key, shown))
+    except _LostError:
+        transport.close()
+        raise
+    if any(_revoked(Path(file), key, shown) for file in target.rules.revoked):
         trust = Trust.REVOKED
     else:
-        trust = host_keys.judge(name, key.get_name(), key.asbytes(), shown, strict=target.strict)
+        trust = host_keys.judge(name, key.get_name(), key.asbytes(), shown, strict=strict)
     if trust not in {Trust.NEW, Trust.KNOWN}:
         transport.close()
+        remedy = _remedy(trust, name, learned=not strict)
         raise _LostError(
             Reach.KEY_UNKNOWN if trust is Trust.UNKNOWN else Reach.KEY_CHANGED,
-            f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {_remedy(trust, name)}",
+            f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {remedy}",
         )
     return transport
 
 
-def _remedy(trust: Trust, name: str) -> str:
+def _remedy(trust: Trust, name: str, *, learned: bool) -> str:
+    if trust is Trust.UNKNOWN and learned:
+        return f"{settings.known_hosts()} cannot be written"
     if trust is Trust.UNKNOWN:
         return (
             "ssh_config, or a certificate authority in known_hosts, forbids to learn it: if it is right, add it there"
         )
+    if trust is Trust.REVOKED:
+        return "whoever has that key may not be the machine: give it another"
     if trust is Trust.INVALID:
         return "its name, its time or its signature: have it certified again"
+    if not learned:
+        return "your known_hosts, or everybody's, holds another: if that is right, correct it there"
     return f"if that is right, run `ssh-keygen -R '{name}' -f {settings.known_hosts()}`"
 
 
-def _revoked(file: str, key: paramiko.PKey) -> bool:
-    """Whether ssh_config's RevokedHostKeys has this key; as with ssh, a file that cannot be read revokes them all."""
-    path = Path(file).expanduser()
+def _told(target: Target, key: paramiko.PKey | None = None, certificate: bytes = b"") -> str:
+    """What KnownHostsCommand says of a machine, asked as ssh asks it, before it shows a key and then again.
+
+    Raises _LostError where ssh would give up.
+    """
+    if not target.rules.command:
+        return ""
+    kind, blob = _public(key, certificate) if key else ("NONE", "NONE")
+    tokens = {"%%": "%", "%f": key.fingerprint if key else "NONE", "%K": blob, "%t": kind}
+    tokens["%I"] = "HOSTNAME" if key else "ORDER"
+    tokens["%H"] = target.host_key_name if key else target.address
+    words = [openssh.expand(word, tokens) for word in target.rules.command]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_HOP_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _LostError(Reach.KEY_UNKNOWN, f"KnownHostsCommand does not say its host key: {error}") from error
+    return hostkeys.lines_of(done.stdout.decode("utf-8", "replace"), target.host_key_name)
+
+
+def _revoked(path: Path, key: paramiko.PKey, certificate: bytes) -> bool:
+    """Whether a file of RevokedHostKeys has this key, or its certificate, or who signed that.
+
+    As with ssh, a file that cannot be read revokes them all.
+    """
     try:
         data = path.read_bytes()
     except OSError:
         return True
     if not data.startswith(_KRL):
-        return key.get_base64().encode() in data.split()
+        return hostkeys.is_among(data.decode("utf-8", "replace"), key.asbytes(), certificate)
     done = subprocess.run(
         ["ssh-keygen", "-Q", "-f", path, "/dev/stdin"],
-        input=f"{key.get_name()} {key.get_base64()}\n".encode(),
+        input=f"{' '.join(_public(key, certificate))}\n".encode(),
         capture_output=True,
         check=False,
     )
     return done.returncode != 0
+
+
+def _public(key: paramiko.PKey, certificate: bytes) -> tuple[str, str]:
+    """The kind of a key, or of its certificate, and itself in base64."""
+    blob = certificate or key.asbytes()
+    return hostkeys.kind(blob), base64.b64encode(blob).decode()
 
 
 def _same_kind(algorithm: str, kind: str) -> bool:

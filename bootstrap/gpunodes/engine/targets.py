@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from gpunodes.engine import openssh
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import SUDO_PASSWORDS
 
-Lookup = Callable[[str], Mapping[str, Any]]
-"""What ssh_config says of a host, by the option's name in lower case."""
+Lookup = Callable[[str, Sequence[str]], Mapping[str, Any]]
+"""What ssh_config says of a host that is reached with these other words, by the option's name in lower case."""
 
 DEFAULT_PORT = 22
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -31,7 +32,7 @@ _ALIASES = {
     "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
     "password": PASSWORDS,
 }
-_ARGUMENTS = ("ansible_ssh_common_args", "ansible_ssh_extra_args")
+ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 # ssh(1)'s short options that name what a long one does too.
 _SHORT = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}
 
@@ -50,12 +51,7 @@ class Target:
     proxy_command: str = ""
     host_key_alias: str = ""
     identities_only: bool = False
-    known_hosts: tuple[str, ...] | None = None
-    """The files of host keys that ssh_config names; None for ssh's own."""
-    strict: bool = False
-    """Whether a host key that is not known is refused."""
-    revoked_keys: str = ""
-    """ssh_config's RevokedHostKeys."""
+    rules: openssh.Rules = field(default_factory=openssh.Rules)
     python: str = PYTHON
     become: bool = True
     become_password: str = field(default="", repr=False)
@@ -65,7 +61,7 @@ class Target:
         """What its host key is filed under (sshd(8), known_hosts)."""
         if self.host_key_alias:
             return self.host_key_alias
-        return self.address if self.port == DEFAULT_PORT else f"[{self.address}]:{self.port}"
+        return openssh.filed(self.address, str(self.port))
 
 
 def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
@@ -82,14 +78,16 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
                 "a plain value",
                 "write it out in the inventory, or set it in ~/.ssh/config",
             )
-    found = _reach(name, host, said, lookup)
+    arguments = ssh_words(variables, name)
+    found = _reach(name, host, said, lookup, arguments)
     python = str(variables.get("ansible_python_interpreter") or PYTHON)
     become = variables.get("ansible_become")
-    jump = said.get("proxyjump") or ("" if said.get("proxycommand") else lookup(host).get("proxyjump"))
+    jump = said.get("proxyjump") or ("" if said.get("proxycommand") else lookup(host, arguments).get("proxyjump"))
+    jumps = bool(jump) and str(jump).lower() != "none"
     return Target(
         **found,
         password=str(said.get("password") or ""),
-        jump=_hops(str(jump), lookup, found["key_files"]) if jump and str(jump).lower() != "none" else (),
+        jump=_hops(str(jump), lookup, found["key_files"], openssh.other_config(arguments)) if jumps else (),
         python=python if python.startswith("/") else PYTHON,
         become_password=first(variables, SUDO_PASSWORDS),
         become=str(become).lower() not in {"false", "no", "0"} if become is not None else True,
@@ -101,23 +99,33 @@ def first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
     return str(next((variables[name] for name in names if variables.get(name)), ""))
 
 
-def ssh_words(variables: Mapping[str, Any]) -> list[str]:
+def ssh_words(variables: Mapping[str, Any], machine: str = "a machine") -> list[str]:
     """The words for ssh that reach a machine with these inventory variables, beside its address.
 
-    Raises ValueError for arguments that cannot be read.
+    Raises WrongInput for arguments that cannot be read.
     """
     words: list[str] = []
     for option, name in (("-p", "port"), ("-l", "user"), ("-i", "identityfile")):
         if value := first(variables, _ALIASES[name]):
             words += [option, value]
-    for name in _ARGUMENTS:
-        words += shlex.split(str(variables.get(name) or ""))
-    return words
+    return words + [word for name in ARGUMENTS for word in split(variables, name, machine)]
 
 
-def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup) -> dict[str, Any]:
-    """The part of a Target that a jump host has too."""
-    known = {**lookup(host), **said}
+def split(variables: Mapping[str, Any], name: str, machine: str = "a machine") -> list[str]:
+    """The words of one of ``ARGUMENTS``, of the inventory or else of the environment, as with Ansible.
+
+    Raises WrongInput.
+    """
+    try:
+        return shlex.split(str(variables.get(name, os.environ.get(name.upper())) or ""))
+    except ValueError as error:
+        raise WrongInput(f"{name} of {machine} cannot be read: {error}", "ssh arguments", "correct it") from error
+
+
+def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup, arguments: Sequence[str]) -> dict[str, Any]:
+    """The part of a Target that a jump host has too; ``said`` is what ``arguments``, ssh's other words, say."""
+    configured = lookup(host, arguments)
+    known = {**configured, **said}
     address = str(known.get("hostname") or host).replace("%h", host)
     port = str(known.get("port") or DEFAULT_PORT)
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
@@ -134,28 +142,8 @@ def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup) -> dic
         "proxy_command": "" if command.lower() == "none" else _expand(command, address, port, user),
         "host_key_alias": str(known.get("hostkeyalias") or ""),
         "identities_only": str(known.get("identitiesonly", "no")).lower() == "yes",
-        "known_hosts": _known_hosts(known, host),
-        # There is nobody to be asked; without a word of the user's a key is learned at the first contact.
-        "strict": str(known.get("stricthostkeychecking", "")).lower() in {"yes", "true", "ask"},
-        "revoked_keys": "" if _is_none(known.get("revokedhostkeys")) else str(known["revokedhostkeys"]),
+        "rules": openssh.rules(configured),
     }
-
-
-def _is_none(value: object) -> bool:
-    return str(value or "none").lower() == "none"
-
-
-def _known_hosts(known: Mapping[str, Any], host: str) -> tuple[str, ...] | None:
-    """The files of host keys that ssh_config names, the user's before the system's."""
-    said = [known.get(f"{whose}knownhostsfile") for whose in ("user", "global")]
-    if not any(said):
-        return None
-    tokens = {"%h": str(known.get("hostname") or host), "%d": str(Path.home()), "%u": getpass.getuser(), "%%": "%"}
-    found: list[str] = []
-    for files, default in zip(said, (openssh.user_known_hosts(), openssh.GLOBAL_KNOWN_HOSTS), strict=True):
-        words = shlex.split(str(files)) if files else default
-        found += [re.sub("%[hdu%]", lambda token: tokens[token[0]], word) for word in words if not _is_none(word)]
-    return tuple(str(Path(file).expanduser()) for file in found)
 
 
 def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,12 +155,7 @@ def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the ssh arguments of an inventory say, by ssh_config's names; the first one counts."""
-    words: list[str] = []
-    for variable in _ARGUMENTS:
-        try:
-            words += shlex.split(str(variables.get(variable) or ""))
-        except ValueError as error:
-            raise WrongInput(f"{variable} of {name} cannot be read: {error}", "ssh arguments", "correct it") from error
+    words = [word for variable in ARGUMENTS for word in split(variables, variable, name)]
     found: dict[str, Any] = {}
     for word, following in itertools.pairwise([*words, ""]):
         option, value = word[:2], word[2:] or following
@@ -184,7 +167,7 @@ def _arguments(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _hops(jump: str, lookup: Lookup, keys: Sequence[str]) -> tuple[Target, ...]:
+def _hops(jump: str, lookup: Lookup, keys: Sequence[str], config: Sequence[str]) -> tuple[Target, ...]:
     """ssh_config's ProxyJump, ``user@host:port,...``; a hop has the keys of ssh_config, and the machine's own."""
     hops: list[Target] = []
     for part in jump.split(","):
@@ -196,7 +179,8 @@ def _hops(jump: str, lookup: Lookup, keys: Sequence[str]) -> tuple[Target, ...]:
         elif place.count(":") == 1:
             host, _, port = place.partition(":")
         said = {key: value for key, value in (("user", user), ("port", port)) if value}
-        found = _reach(f"jump host {host}", host, said, lookup)
+        words = [*config, *(["-l", user] if user else []), *(["-p", port] if port else [])]
+        found = _reach(f"jump host {host}", host, said, lookup, words)
         found["key_files"] = tuple(dict.fromkeys([*found["key_files"], *keys]))
         # A hop is reached by the one before it.
         found["proxy_command"] = "" if hops else found["proxy_command"]
