@@ -172,6 +172,17 @@ def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(wor
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
+def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(world: Machines) -> None:
+    """Ansible takes a module's word for whether its task was skipped."""
+    for word in ({}, {"skipped": True}):
+        made = cluster() | {"endpoint": "10.0.0.1:6443\nevil: true"}
+        world.answer("control-1", "cluster_info", {"cluster": made, **word})
+        output = playbook(world, "join.yml")
+        check(world, output)
+        assert "of its cluster, its answer has no host:port in endpoint" in output
+        assert "worker-1/kubeadm_join" not in world.asked
+
+
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
 def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_path: Path, name: str) -> None:
     """The way of the commands: what the first look found enters the play that follows."""
