@@ -135,6 +135,17 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
 
 
+def test_a_reboot_announces_itself_in_constant_words() -> None:
+    """Its message becomes part of a shell's command on the machine."""
+    messages = [
+        task["ansible.builtin.reboot"]["msg"]
+        for path in (ROOT / "roles").glob("*/tasks/*.yml")
+        for task in tasks(yaml.safe_load(path.read_text()))
+        if "ansible.builtin.reboot" in task
+    ]
+    assert messages == ["gpunodes: the driver needs a reboot"]
+
+
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
     """Who does a task is never what a machine reported: a control plane of the inventory, or this machine."""
     found = {
