@@ -18,7 +18,7 @@ import pytest
 from gpunodes.engine import runner
 from gpunodes.model import Event, TaskEnded
 
-from tests.hostile import ATTACKS, PIN, Machines, cluster_report, hostile, machine_report, machines
+from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
@@ -58,7 +58,7 @@ def answers(name: str) -> dict[str, Any]:
             **dict.fromkeys(("wiring_node_name", "drain_node", "ready_node", "kubeconfig_path"), "/nowhere"),
             "worker_control_plane": "localhost",
         },
-        "warnings": [SHOWN],
+        "warnings": list(ATTACKS),
         "deprecations": [SHOWN],
         "_ansible_verbose_always": True,
         "diff": {"before": ATTACKS[6], "after": ATTACKS[1]},
@@ -105,12 +105,21 @@ def odd(made: Machines) -> Machines:
 
 
 def check(made: Machines, output: str) -> None:
-    """No attack ran, none steers a terminal, and none made a machine or a file."""
+    """No attack ran, none steers a terminal or writes a line of its own, and none made a machine or a file."""
     assert not made.ran
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    assert [character for character in plain if not character.isprintable() and character != "\n"] == []
+    assert unprintable(output) == []
+    assert CANARY not in output.splitlines()
     assert {line.partition("/")[0] for line in made.asked} <= set(NUMBERS)
     assert not Path("/nowhere").exists()
+
+
+def test_no_stand_in_is_asked_without_the_callback_that_keeps_its_words_harmless(
+    world: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible goes on without a callback that it does not find; we do not."""
+    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(world.folder))
+    assert "its callback gpunodes_printable among them" in playbook(world, "facts.yml")
+    assert world.asked == []
 
 
 def playbook(made: Machines, name: str) -> str:
