@@ -77,7 +77,7 @@ class World:
         assert not self.made.ran
         assert unprintable(done.stdout + done.stderr) == []
         assert CANARY not in (done.stdout + done.stderr).splitlines()
-        assert "Traceback" not in done.stderr
+        assert "a fault of gpunodes" not in done.stderr
         assert self.orders == []
         return done
 
