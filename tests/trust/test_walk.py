@@ -21,7 +21,7 @@ from gpunodes import kubeconfig
 from gpunodes.engine import runner
 from gpunodes.model import Event, TaskEnded
 
-from tests.hostile import ATTACKS, PIN, Machines, cluster_report, hostile, machine_report, machines
+from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
@@ -61,7 +61,7 @@ def answers(name: str) -> dict[str, Any]:
             **dict.fromkeys(("wiring_node_name", "drain_node", "ready_node", "kubeconfig_path"), "/nowhere"),
             "worker_control_plane": "localhost",
         },
-        "warnings": [SHOWN],
+        "warnings": list(ATTACKS),
         "deprecations": [SHOWN],
         "_ansible_verbose_always": True,
         "diff": {"before": ATTACKS[6], "after": ATTACKS[1]},
@@ -108,12 +108,21 @@ def odd(made: Machines) -> Machines:
 
 
 def check(made: Machines, output: str) -> None:
-    """No attack ran, none steers a terminal, and none made a machine or a file."""
+    """No attack ran, none steers a terminal or writes a line of its own, and none made a machine or a file."""
     assert not made.ran
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    assert [character for character in plain if not character.isprintable() and character != "\n"] == []
+    assert unprintable(output) == []
+    assert CANARY not in output.splitlines()
     assert {line.partition("/")[0] for line in made.asked} <= set(NUMBERS)
     assert not Path("/nowhere").exists()
+
+
+def test_no_stand_in_is_asked_without_the_callback_that_keeps_its_words_harmless(
+    world: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible goes on without a callback that it does not find; we do not."""
+    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(world.folder))
+    assert "its callback gpunodes_printable among them" in playbook(world, "facts.yml")
+    assert world.asked == []
 
 
 def playbook(made: Machines, name: str) -> str:
@@ -232,6 +241,17 @@ def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(wor
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
+def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(world: Machines) -> None:
+    """Ansible takes a module's word for whether its task was skipped."""
+    for word in ({}, {"skipped": True}):
+        made = cluster() | {"endpoint": "10.0.0.1:6443\nevil: true"}
+        world.answer("control-1", "cluster_info", {"cluster": made, **word})
+        output = playbook(world, "join.yml")
+        check(world, output)
+        assert "of its cluster, its answer has no host:port in endpoint" in output
+        assert "worker-1/kubeadm_join" not in world.asked
+
+
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
 def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_path: Path, name: str) -> None:
     """The way of the commands: what the first look found enters the play that follows."""
@@ -285,7 +305,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(world: Machines,
     """What machines report is shown as it is, without control characters, and no command runs it."""
     done = gpunodes(world, *command.split())
     check(world, done.stdout + done.stderr)
-    assert "Traceback" not in done.stderr
+    assert "a fault of gpunodes" not in done.stderr
     assert COMMANDS[command] in done.stdout + done.stderr
 
 
@@ -294,6 +314,6 @@ def test_a_command_with_stand_in_machines_whose_every_string_is_hostile(world: M
     """An answer of another shape is its machine's failure, in a sentence."""
     done = gpunodes(odd(world), *command.split())
     check(world, done.stdout + done.stderr)
-    assert "Traceback" not in done.stderr
+    assert "a fault of gpunodes" not in done.stderr
     assert done.returncode in {1, 3}
     assert "its answer has no" in done.stdout + done.stderr

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from ansible._internal._datatag._tags import TrustedAsTemplate
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.callback import CallbackBase
 from gpunodes.ansible.callback_plugins.gpunodes_printable import calm
 from gpunodes.ansible.filter_plugins.gpunodes import data
 from gpunodes.cli import terminal
@@ -135,6 +136,17 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
 
 
+def test_a_reboot_announces_itself_in_constant_words() -> None:
+    """Its message becomes part of a shell's command on the machine."""
+    messages = [
+        task["ansible.builtin.reboot"]["msg"]
+        for path in (ROOT / "roles").glob("*/tasks/*.yml")
+        for task in tasks(yaml.safe_load(path.read_text()))
+        if "ansible.builtin.reboot" in task
+    ]
+    assert messages == ["gpunodes: the driver needs a reboot"]
+
+
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
     """Who does a task is never what a machine reported: a control plane of the inventory, or this machine."""
     found = {
@@ -183,10 +195,19 @@ def test_commands_print_through_one_function() -> None:
                 assert "printable(" in line or "x1b[" in line or "for line in lines" in line, (path, line)
 
 
-def test_what_ansible_prints_keeps_only_lines_and_colours() -> None:
-    coloured = "\x1b[0;31mfatal: [worker-1]\x1b[0m\nnext"
-    assert calm(coloured) == coloured
-    assert calm("a\x1b[K\x1b]0;b\x07\x1b[8Dc\r") == "a [K ]0;b  [8Dc "
+def test_what_ansible_prints_keeps_only_its_lines() -> None:
+    """Colours of a message come later; those within it may be a machine's, and conceal what follows."""
+    assert calm("\nTASK [x] ***\n\x1b[0;31mfatal: [worker-1]\x1b[0m") == "\nTASK [x] ***\n  fatal: [worker-1]"
+    assert calm("a\x1b[K\x1b]0;b\x07\x1b[8m\x1b[8Dc\r") == "a [K ]0;b  [8Dc "
+
+
+def test_a_machine_writes_no_line_that_looks_like_ansible_s() -> None:
+    text = "[WARNING]: x\nok: [worker-2]\n\n ok: [worker-2]\n\n\nPLAY RECAP ***\n"
+    shown = calm(text)
+    assert shown == "[WARNING]: x\n  ok: [worker-2]\n\n   ok: [worker-2]\n\n\n  PLAY RECAP ***\n"
+    assert calm(shown) == shown
+    assert CallbackBase()._get_diff({"prepared": "ok: [worker-2]\n"}) == "  ok: [worker-2]\n"
+    assert CallbackBase()._get_diff([]) == ""
 
 
 def forged(event: dict[str, Any]) -> str:

@@ -188,11 +188,20 @@ def kubeconfig(text: str, name: str) -> str:
         raise AnsibleFilterError(str(error)) from error
 
 
+def calms(_: object) -> bool:
+    """Whether the callback gpunodes_printable is at work: Ansible goes on without one that it does not find."""
+    from ansible import constants
+    from ansible.utils.display import Display
+
+    return getattr(Display.display, "gpunodes_calms", False) and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "gpunodes_calms": calms,
             "gpunodes_cluster_complaint": cluster_complaint,
             "gpunodes_data": data,
             "gpunodes_health": health,
