@@ -172,7 +172,7 @@ def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, mon
     """A machine that answers nonsense was refused by `gpunodes repair` for a word that was not there."""
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
 
-    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:  # noqa: ARG001
+    def sweep_them(targets: Any, *_: Any, on_answer: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
             on_answer(sweep.Answer(target.name, sweep.Reach.ANSWERED, "", odd))

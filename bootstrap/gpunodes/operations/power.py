@@ -103,6 +103,10 @@ def _match(world: World, machine: Machine, seen: Mapping[str, Seen], nodes: Sequ
     return Matcher([node.identity for node in nodes], machines.values()).match(machines[machine.name])
 
 
+def _not_lost() -> None:
+    """What there is no lock of cannot be lost."""
+
+
 @contextlib.contextmanager
 def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields what tells whether it was lost. Raises Held.
@@ -110,7 +114,7 @@ def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterato
     Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
     """
     with contextlib.ExitStack() as held:
-        lost: Callable[[], GpunodesError | None] = lambda: None  # noqa: E731
+        lost: Callable[[], GpunodesError | None] = _not_lost
         try:
             words = f"power {action.value}"
             waits = claims.claimed(
