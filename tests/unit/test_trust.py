@@ -166,6 +166,59 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         assert name not in wired
 
 
+def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
+    """No task, file of variables, environment or machine comes into a play by a way of its own."""
+    plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
+    words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "strategy"}
+    assert {word for play in plays for word in play} == words
+    groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
+    assert {play["hosts"] for play in plays if "hosts" in play} == groups
+    imported = {play[word] for play in plays for word in play if "import" in word}
+    assert imported == {"controller.yml"}
+    listed = [role for play in plays for role in play.get("roles", ())]
+    assert {word for role in listed for word in role} <= {"role", "tags", "when", "vars"}
+    assert {role["role"] for role in listed} <= {path.name for path in (ROOT / "roles").iterdir()}
+
+
+def test_texts_become_documents_in_known_places_only() -> None:
+    """What is read as YAML is a template of ours, with values of known form; as JSON, what our own command prints."""
+    found = [
+        (path.relative_to(ROOT / "roles").parts[0], line.strip())
+        for path in CONTENT
+        for line in path.read_text().splitlines()
+        if re.search(r"\bfrom_(?:yaml|json)", line)
+    ]
+    assert {role for role, _ in found} == {"network", "device_plugin", "health"}
+    for role, line in found:
+        opened = (
+            "(__health_repair.stdout | from_json)" if role == "health" else "{{ lookup('ansible.builtin.template', "
+        )
+        assert opened in line
+
+
+def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> None:
+    """Two files alone write them: that of `init-master`, of words of the user's, and the runner's, of ssh_config."""
+    ways = re.compile(r"write_text|write_bytes|fdopen\([^)]*\"w")
+    about = re.compile(r"group_vars|host_vars|\"hosts\"")
+    package = ROOT / "bootstrap/gpunodes"
+    texts = {
+        path.relative_to(package).as_posix(): path.read_text()
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in {"lab", "ansible"}
+    }
+    writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
+    assert writers == {"inventory.py", "engine/runner.py"}
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    given = []
+    for number, words in enumerate((None, {"c1": list(ATTACKS)})):
+        (tmp_path / str(number)).mkdir()
+        play = runner.Play("x.yml", inventory, ["c1"], facts=words, cluster=words)
+        found = [Path(path) for path in runner._inventories(play, tmp_path / str(number))]
+        given.append([(path.name, path.read_text()) for path in found])
+    assert given[0] == given[1]
+
+
 def test_answers_of_modules_never_become_variables() -> None:
     """Any module's answer may hold "ansible_facts": with injection they would win over the inventory and the wiring."""
     assert runner._environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
