@@ -41,7 +41,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     items = json.load(open("{nodes}")) if asked["path"].startswith("/api/v1/nodes") else []
     one = asked["path"].startswith("/api/v1/nodes/")
-    if asked["body"]:
+    if "metadata" in (asked["body"] or ()):
         asked["body"]["metadata"] |= {{"uid": "1", "resourceVersion": "1"}}
     body = items[0] if one else {{"LOCK": None, "GET": {{"items": items}}}}.get(asked["method"], asked["body"])
     answer = {{"status": 200, "body": body, "error": "", "time": time.time()}}

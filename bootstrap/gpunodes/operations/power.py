@@ -156,8 +156,9 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
         leases = Leases(cluster, "uncordon")
         with leases.holding([node.name]):
             schedulable = cluster.clear(node.name)
-            # A repair that a command left behind ends with it.
-            leases.release(node.name)
+            # A repair that a command left behind ends with it; what stays of it for now, the next repair drops.
+            with contextlib.suppress(NoAnswer, Refused):
+                leases.release(node.name)
             if left := records.read(world.cluster_name).get(machine.name):
                 with records.claimed(machine.name, world.cluster_name):
                     records.remove(left)
