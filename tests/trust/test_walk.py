@@ -186,7 +186,8 @@ WALKS = {
     "health.yml": (0, "gpu_probe"),
     "init_master.yml": (2, _LOOK + _PREPARE + "kubeadm_init node_ready"),
     "join.yml": (0, _LOOK + _PREPARE + _PROVE + "join_token kubeadm_join node_ready"),
-    "kubeconfig.yml": (0, "slurp stat"),
+    # 2: what the control plane has for a kubeconfig is none.
+    "kubeconfig.yml": (2, "slurp stat"),
     "remove.yml": (0, _LOOK + "host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _LOOK + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
@@ -279,6 +280,16 @@ def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(world: Machin
     output = playbook(world, "kubeconfig.yml")
     assert not (tmp_path / "admin.conf").exists()
     assert "gives its user 'exec'" in output.replace("\n", " ")
+    assert secret not in output
+
+
+def test_a_playbook_quotes_no_line_of_a_kubeconfig_of_a_stand_in_that_is_no_yaml(world: Machines) -> None:
+    """Ansible prints what led to an error, too; a YAML parser's error has the line, and the line may be a key."""
+    secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
+    text = f"users: [{{user: {{client-key-data: {secret} {{{secret}"
+    world.answer("control-1", "slurp", {"content": base64.b64encode(text.encode()).decode(), "encoding": "base64"})
+    output = playbook(world, "kubeconfig.yml")
+    assert "of control-1 is no YAML" in output
     assert secret not in output
 
 

@@ -185,7 +185,7 @@ def kubeconfig(text: str, name: str) -> str:
     try:
         return str(yaml.safe_dump(taken(text, name), sort_keys=False))
     except GpunodesError as error:
-        raise AnsibleFilterError(str(error)) from error
+        raise AnsibleFilterError(str(error)) from None
 
 
 def calms(_: object) -> bool:
