@@ -183,7 +183,7 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
     place = world(5, ["w1"])
     held = Leases(Cluster(place.session()), "repair")
     fields = {"started": 1.0, "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-1"}
-    record = Record("r1", "w1", "test", step=Step.CLIMB, node="w1", **fields)  # type: ignore[arg-type]
+    record = Record("r1", "w1", "test", step=Step.CLIMB, node="w1", **fields)  # type: ignore[arg-type]  # of several types
     held.take("w1", record.text())
     held.close()
     for lease in place.api.leases.values():
