@@ -29,7 +29,7 @@ _HEADER = (
 _EXPRESSION = "lookup('pipe', 'gpunodes_canary')"
 _SHELL = "$(gpunodes_canary)`gpunodes_canary`;gpunodes_canary|gpunodes_canary\ngpunodes_canary\n"
 _YAML = f'!unsafe "{_BARE}"\n--- !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n'
-_TERMINAL = f"\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e{_BARE}"
+_TERMINAL = f"\x1b[8m\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e{_BARE}"
 ATTACKS = (_QUOTED + _BARE + _BLOCK, _BARE, _HEADER, _EXPRESSION, _SHELL, _YAML, _TERMINAL)
 
 
@@ -43,6 +43,11 @@ def hostile(document: Any, attacks: Iterator[str] | None = None) -> Any:
     if isinstance(document, Sequence):
         return [hostile(value, attacks) for value in document]
     return document
+
+
+def unprintable(output: str) -> list[str]:
+    """The characters in an output that would steer a terminal."""
+    return [character for character in output if not character.isprintable() and character != "\n"]
 
 
 PIN = "sha256:" + "a" * 64
@@ -107,11 +112,14 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
     return {
         "name": name,
         "role": "control_plane" if first else "worker",
+        "uid": f"{number}" * 8 + "-2222-0000-0000-000000000000",
         "address": machine["default_address"],
+        "addresses": [machine["default_address"], name],
         "version": "v1.36.3",
         "runtime": "containerd",
         "ready": True,
         "reason": "",
+        "maintenance": "",
         "schedulable": True,
         **{key: machine[key] for key in ("machine_id", "product_uuid", "boot_id")},
         "proven": False,

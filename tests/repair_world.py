@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from gpunodes.engine.cluster import Answer
 from gpunodes.engine.hands import Asked, Boot
 from gpunodes.engine.power import PowerProblem, Trouble
@@ -26,7 +27,7 @@ from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine as Entry
 from gpunodes.model import Role
-from gpunodes.operations import repair
+from gpunodes.operations import repair, repair_one
 from gpunodes.repair.ladder import Rung
 
 SMI = {"smi": {"status": "ok"}}
@@ -341,6 +342,14 @@ class World(repair.World):
     def look(self, machines: Sequence[Entry], *, scan: bool = True) -> dict[str, repair.Seen]:
         self.looks += len(machines)
         return {machine.name: repair.Seen(self.machines[machine.name].verdict(), SMI) for machine in machines}
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
+    """A state folder of the test's own, and rungs that wait for a moment only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
+    made = repair_one.Limits
+    monkeypatch.setattr(repair_one, "Limits", lambda **given: made(**{**given, "poll": 0.01}))
 
 
 def world(number: int, sick: Sequence[str] = (), **special: Any) -> World:

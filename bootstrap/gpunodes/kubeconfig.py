@@ -22,17 +22,20 @@ def taken(text: str | bytes, machine: str) -> dict[str, Any]:
     """The kubeconfig ``text`` of a control-plane machine as ``renamed`` gives it; raises GpunodesError."""
     try:
         document = parsed(text)
-    except ValueError as error:
-        raise _odd(machine, "is no YAML") from error
+    except ValueError:
+        raise _odd(machine, "is no YAML") from None
     return renamed(document, machine)
 
 
 def parsed(text: str | bytes) -> Any:
-    """YAML from elsewhere; raises ValueError for what is none, also where PyYAML fails in another way."""
+    """YAML from elsewhere; raises ValueError for what is none, also where PyYAML fails in another way.
+
+    PyYAML's own errors quote the text, of which a part is a key: no error of ours leads to one of them.
+    """
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(f"no YAML: {type(error).__name__}") from error
+        raise ValueError(f"no YAML: {type(error).__name__}") from None
 
 
 def renamed(document: Any, machine: str) -> dict[str, Any]:

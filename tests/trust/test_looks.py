@@ -10,17 +10,17 @@ import dataclasses
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.engine import history
 
 from tests import redfish, sshd
-from tests.hostile import ATTACKS, Machines, hostile, machines
+from tests.hostile import ATTACKS, CANARY, Machines, hostile, machine_report, machines, unprintable
 
 pytestmark = pytest.mark.skipif(sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd, and root to run it")
 CAPTURED = Path(__file__).parents[1] / "unit/fixtures/captured/hang"
@@ -40,9 +40,10 @@ print("\\x1b]0;a login that greets\\x07", flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     items = json.load(open("{nodes}")) if asked["path"].startswith("/api/v1/nodes") else []
-    if asked["body"]:
+    one = asked["path"].startswith("/api/v1/nodes/")
+    if "metadata" in (asked["body"] or ()):
         asked["body"]["metadata"] |= {{"uid": "1", "resourceVersion": "1"}}
-    body = {{"LOCK": None, "GET": {{"items": items}}}}.get(asked["method"], asked["body"])
+    body = items[0] if one else {{"LOCK": None, "GET": {{"items": items}}}}.get(asked["method"], asked["body"])
     answer = {{"status": 200, "body": body, "error": "", "time": time.time()}}
     print(json.dumps({{"id": asked["id"], **answer}}), flush=True)
 """
@@ -54,6 +55,8 @@ class World:
 
     made: Machines
     orders: list[str]
+    bmc: dict[str, tuple[int, Mapping[str, str], bytes]]
+    """What its BMC answers from now on, by path."""
 
     def look(self, document: Any) -> None:
         """What gpu-1 answers from now on."""
@@ -64,9 +67,9 @@ class World:
         (self.made.folder / "nodes").write_text(json.dumps(items))
 
     def gpunodes(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command; nothing of it runs an attack, steers a terminal, or gives the BMC an order."""
+        """Run a command; nothing of it runs an attack, steers a terminal, or gives the BMC an order unasked."""
         program = "from gpunodes.cli import main; main()"
-        inventory = [] if "--from" in words else ["-i", str(self.made.inventory)]
+        inventory = [] if "--from" in words or "history" in words else ["-i", str(self.made.inventory)]
         done = subprocess.run(
             [sys.executable, "-c", program, *words, *inventory],
             capture_output=True,
@@ -75,11 +78,11 @@ class World:
             cwd=self.made.folder,
             env={**os.environ, **self.made.environment},
         )
-        said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
         assert not self.made.ran
-        assert [character for character in said if not character.isprintable() and character != "\n"] == []
-        assert "Traceback" not in done.stderr
-        assert self.orders == []
+        assert unprintable(done.stdout + done.stderr) == []
+        assert CANARY not in (done.stdout + done.stderr).splitlines()
+        assert "a fault of gpunodes" not in done.stderr
+        assert self.orders == [] or words[2:3] in (("cycle",), ("on",))
         return done
 
 
@@ -131,7 +134,8 @@ def node(change: Callable[[Any], Any] = lambda thing: thing) -> dict[str, Any]:
 def world(tmp_path: Path) -> Iterator[World]:
     attacks = {"UUID": ATTACKS[1], "SerialNumber": ATTACKS[6], "macs": list(ATTACKS)}
     orders: list[str] = []
-    bmc = redfish.fake("lies", hardware=attacks, orders=orders)
+    odd: dict[str, tuple[int, Mapping[str, str], bytes]] = {"/elsewhere": (404, {}, b"")}
+    bmc = redfish.fake("lies", hardware=attacks, orders=orders, odd=odd)
     made = machines(tmp_path / "lab", {"control_plane": [], "workers": [], "gpu": []}, {})
     script = made.folder / "python"
     script.write_text(PYTHON.format(python=sys.executable, look=made.folder / "look", nodes=made.folder / "nodes"))
@@ -156,7 +160,7 @@ def world(tmp_path: Path) -> Iterator[World]:
             "all": {"vars": login},
         }
         made.inventory.write_text(json.dumps(groups))
-        found = World(made, orders)
+        found = World(made, orders, odd)
         found.look(texts(captured()))
         found.nodes([node()])
         yield found
@@ -172,16 +176,44 @@ def test_a_look_at_a_stand_in_machine_whose_text_is_hostile(world: World, comman
     assert SHOWN in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["health", "health --json", "health --reboot-hung --dry-run", "repair gpu-1 --dry-run", "maintenance list"],
-)
+LOOKS = ("health", "health --json", "health --reboot-hung --dry-run", "repair gpu-1 --dry-run", "maintenance list")
+# With what each says of a node and a BMC whose text is an attack.
+ACTS = {
+    "maintenance on gpu-1 --reason disk": (0, SHOWN),
+    "maintenance off gpu-1": (0, "given back"),
+    "uncordon gpu-1": (0, "gpu-1: cleared"),
+    "power gpu-1 status": (0, "not known to be its own"),
+    "power gpu-1 off --yes": (0, "nothing tells whether"),
+    "power gpu-1 cycle --yes": (1, "nothing tells whether"),
+    "power gpu-1 on": (1, "nothing tells whether"),
+}
+WALKED = (*LOOKS, *ACTS, "history")
+
+
+@pytest.mark.parametrize("command", LOOKS)
 def test_a_look_at_stand_ins_whose_every_string_is_hostile(world: World, command: str) -> None:
     """Machine and nodes alike: nothing is known of them then, and nothing is done."""
     attacks = iter(ATTACKS * 100)
     world.look({**hostile(captured()), "schema": "gpunodes.probe/1"})
     world.nodes([node(lambda _: next(attacks)), {**hostile(node()), "metadata": {"name": ATTACKS[1]}}, ATTACKS[0]])
     world.gpunodes(*command.split())
+
+
+@pytest.mark.parametrize("command", ACTS)
+def test_an_act_on_a_stand_in_whose_text_is_hostile(world: World, command: str) -> None:
+    world.gpunodes("health", "gpu-1")
+    world.nodes([node(lambda _: SHOWN)])
+    done = world.gpunodes(*command.split())
+    code, said = ACTS[command]
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+
+
+def test_a_history_of_hostile_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", world.made.environment["XDG_STATE_HOME"])
+    for words in (*ATTACKS, "\udcff"):
+        history.append(history.Entry(1.0, "gpu-1", history.Kind.RUNG, words, words, words, evidence=(words,)))
+    assert SHOWN in world.gpunodes("history", "gpu-1").stdout
+    assert len(json.loads(world.gpunodes("history", "--json").stdout)["entries"]) == len(ATTACKS) + 1
 
 
 def test_a_plan_of_a_repair_with_a_stand_in_node_whose_text_is_hostile(world: World) -> None:
@@ -195,6 +227,31 @@ def test_a_stand_in_bmc_whose_every_string_is_hostile(world: World) -> None:
     status = world.gpunodes("power", "gpu-1", "status")
     assert (status.returncode, SHOWN in status.stdout) == (0, True)
     assert "nothing tells whether" in world.gpunodes("power", "gpu-1", "off", "--yes").stderr
+
+
+def test_a_stand_in_bmc_whose_state_names_and_errors_are_hostile(world: World) -> None:
+    system = redfish.DOCUMENTS[redfish.SYSTEM]
+    error = {"error": {"code": ATTACKS[0], "message": "".join(ATTACKS)}}
+    answers = (
+        (200, {**hostile(system), "PowerState": ATTACKS[6]}),
+        (200, {**system, "PowerState": "Off", "Name": ATTACKS[6], "Id": ATTACKS[4]}),
+        (500, error),
+    )
+    for (status, document), code in zip(answers, (0, 0, 1), strict=True):
+        world.bmc[redfish.SYSTEM] = (status, {"X-Words": "gpunodes_canary"}, json.dumps(document).encode())
+        done = world.gpunodes("power", "gpu-1", "status")
+        assert (done.returncode, len(done.stderr.splitlines()) <= 1) == (code, True), done
+
+
+def test_a_plan_from_a_file_whose_text_is_hostile(world: World, tmp_path: Path) -> None:
+    saved = tmp_path / "facts.json"
+    made = machine_report("gpu-1", 1, swap=list(ATTACKS), product_uuid=ATTACKS[1])
+    made["os"]["name"] = SHOWN
+    saved.write_text(json.dumps({"gpu-1": made}))
+    assert world.gpunodes("gpu", "plan", "--from", str(saved)).returncode == 0
+    saved.write_text(json.dumps({"gpu-1": hostile(made)}))
+    done = world.gpunodes("gpu", "plan", "--from", str(saved))
+    assert "its answer has no" in done.stdout + done.stderr
 
 
 def test_a_saved_report_whose_text_is_hostile(world: World, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes import kubeconfig
+from gpunodes import cli, kubeconfig
+from gpunodes.cli import gpu, maintenance
 from gpunodes.engine import runner
-from gpunodes.model import Event, TaskEnded
+from gpunodes.model import Event, TaskEnded, printable
 
-from tests.hostile import ATTACKS, PIN, Machines, cluster_report, hostile, machine_report, machines
+from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
+from tests.trust.test_looks import WALKED
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
@@ -29,14 +31,26 @@ NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
 GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"]}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
+CONCERNS = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
+"""Of all of them the machines say that something is left to do."""
+ACTING = (
+    "docker_images",
+    "gpu_idle",
+    "host_undo",
+    "kube_objects",
+    "kubeadm_init",
+    "kubeadm_join",
+    "kubeadm_reset",
+    "node_removed",
+)
 LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one", "remedy": "look"}
 
 
-def report(name: str) -> dict[str, Any]:
+def report(name: str, shown: str = SHOWN) -> dict[str, Any]:
     """A machine's report of the right shape: only its free text is hostile. worker-1 is in no cluster."""
     made = machine_report(name, NUMBERS[name], swap=list(ATTACKS))
     made |= {"product_uuid": name + ATTACKS[0], "machine_id": name + ATTACKS[1]}
-    made["os"]["name"] = SHOWN
+    made["os"]["name"] = shown
     made["sources"] = [{"name": ATTACKS[1], "url": ATTACKS[2], "ok": True, "error": ATTACKS[3]}]
     if name != "worker-1":
         role = "control_plane" if name == "control-1" else "worker"
@@ -44,39 +58,45 @@ def report(name: str) -> dict[str, Any]:
     return made
 
 
-def cluster() -> dict[str, Any]:
+def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
     for node in made["nodes"]:
-        node |= {"ready": False, "reason": SHOWN, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
-        node["managed"]["labels"] = {"gpunodes.dev/pool": SHOWN, ATTACKS[1]: ATTACKS[1]}
+        node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
+        node |= {"uid": ATTACKS[1], "addresses": list(ATTACKS), "maintenance": shown}
+        node["managed"]["labels"] = {"gpunodes.dev/pool": shown, ATTACKS[1]: ATTACKS[1]}
         node["managed"]["taints"] = hostile(node["managed"]["taints"])
     return made
 
 
-def answers(name: str) -> dict[str, Any]:
-    """What a machine answers to each module, with more in each answer than was asked for."""
+def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
+    """What a machine answers to each module, with more in each answer than was asked for.
+
+    ``shown`` is the attack that stands where only one can.
+    """
     more = {
         "ansible_facts": {
             **dict.fromkeys(("ansible_connection", "ansible_host", "ansible_python_interpreter"), "local"),
             **dict.fromkeys(("wiring_node_name", "drain_node", "ready_node", "kubeconfig_path"), "/nowhere"),
             "worker_control_plane": "localhost",
         },
-        "warnings": [SHOWN],
-        "deprecations": [SHOWN],
+        "warnings": list(ATTACKS),
+        "deprecations": [shown],
         "_ansible_verbose_always": True,
         "diff": {"before": ATTACKS[6], "after": ATTACKS[1]},
         "add_host": {"host_name": "evil", "groups": ["control_plane"]},
-        "exception": SHOWN,
+        "exception": shown,
     }
     own: dict[str, Any] = {
-        "host_facts": {"host_facts": report(name)},
-        "cluster_info": {"cluster": cluster()},
-        "host_survey": {"pending": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]}},
+        "host_facts": {"host_facts": report(name, shown)},
+        "cluster_info": {"cluster": cluster(shown)},
+        "host_survey": {
+            "pending": CONCERNS + list(ATTACKS),
+            "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
+        },
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
+        **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
-        "kubeadm_join": {"actions": list(ATTACKS)},
-        "kubeadm_init": {"actions": list(ATTACKS)},
-        "node_ready": {"not_ready": {name: SHOWN}},
+        "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
         "gpu_served": {"gpu_nodes": {name: [hostile(LEVEL) | {"state": "failed"}]}},
@@ -87,16 +107,24 @@ def answers(name: str) -> dict[str, Any]:
     return {module: {**more, **answer} for module, answer in own.items()}
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+def make(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: Any) -> Machines:
     """Machines of which every free text is an attack."""
-    made = machines(tmp_path, GROUPS, {**SETTINGS, "gpunodes_kubeconfig_path": str(tmp_path / "admin.conf")})
+    made = machines(folder, GROUPS, {**SETTINGS, "gpunodes_kubeconfig_path": str(folder / "admin.conf"), **variables})
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    for name in NUMBERS:
-        for module, answer in answers(name).items():
-            made.answer(name, module, answer)
+    speak(made)
     return made
+
+
+def speak(made: Machines, shown: str = SHOWN) -> None:
+    for name in NUMBERS:
+        for module, answer in answers(name, shown).items():
+            made.answer(name, module, answer)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return make(tmp_path, monkeypatch)
 
 
 def odd(made: Machines) -> Machines:
@@ -108,51 +136,108 @@ def odd(made: Machines) -> Machines:
 
 
 def check(made: Machines, output: str) -> None:
-    """No attack ran, none steers a terminal, and none made a machine or a file."""
+    """No attack ran, none steers a terminal or writes a line of its own, and none made a machine or a file."""
     assert not made.ran
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    assert [character for character in plain if not character.isprintable() and character != "\n"] == []
+    assert unprintable(output) == []
+    assert CANARY not in output.splitlines()
     assert {line.partition("/")[0] for line in made.asked} <= set(NUMBERS)
     assert not Path("/nowhere").exists()
 
 
-def playbook(made: Machines, name: str) -> str:
-    """ansible-playbook as an administrator calls it, from a checkout; its output."""
+def test_no_stand_in_is_asked_without_the_callback_that_keeps_its_words_harmless(
+    world: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible goes on without a callback that it does not find; we do not."""
+    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(world.folder))
+    assert "its callback gpunodes_printable among them" in playbook(world, "facts.yml")
+    assert world.asked == []
+
+
+def played(made: Machines, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """ansible-playbook as an administrator calls it, from a checkout."""
     program = Path(sys.executable).parent / "ansible-playbook"
-    words = [str(word) for word in (program, "-i", made.inventory, ROOT / "playbooks" / name)]
+    line = [str(word) for word in (program, "-i", made.inventory, ROOT / "playbooks" / name, *words)]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=made.folder)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, cwd=made.folder)
+
+
+def playbook(made: Machines, name: str, *words: str) -> str:
+    """The output of :func:`played`."""
+    done = played(made, name, *words)
     return done.stdout + done.stderr
 
 
-# The last thing that each playbook asks, of these machines; "" where it asks nothing.
-LAST = {
-    "controller.yml": "",
-    "facts.yml": "host_facts",
-    "gpu_install.yml": "gpu_served",
-    "gpu_remove.yml": "host_undo",
-    "gpu_verify.yml": "gpu_served",
-    "health.yml": "gpu_probe",
-    "init_master.yml": "node_ready",
-    "join.yml": "gpu_served",
-    "kubeconfig.yml": "slurp",
-    "remove.yml": "host_undo",
-    "reset.yml": "host_undo",
-    "revoke.yml": "join_token",
-    "status.yml": "cluster_info",
-    "up.yml": "gpu_served",
+def modules(made: Machines) -> set[str]:
+    """Which modules were sent, to whomever."""
+    return {line.partition("/")[2] for line in made.asked}
+
+
+_LOOK = "host_facts cluster_info "
+_PREPARE = "host_survey host kube_objects "
+_PROVE = "gpu_verify gpu_served node_pools "
+# Of each playbook how it ends with these machines, and all that it asks them.
+WALKS = {
+    "controller.yml": (0, ""),
+    "facts.yml": (0, _LOOK),
+    # 2: GPUs of a node fail their proof, or a node is not ready.
+    "gpu_install.yml": (2, _LOOK + _PREPARE + _PROVE),
+    "gpu_remove.yml": (0, _LOOK + "gpu_idle host_undo node_pools"),
+    "gpu_verify.yml": (2, _LOOK + "gpu_verify gpu_served"),
+    "health.yml": (0, "gpu_probe"),
+    "init_master.yml": (2, _LOOK + _PREPARE + "kubeadm_init node_ready"),
+    "join.yml": (0, _LOOK + _PREPARE + _PROVE + "join_token kubeadm_join node_ready"),
+    # 2: what the control plane has for a kubeconfig is none.
+    "kubeconfig.yml": (2, "slurp stat"),
+    "remove.yml": (0, _LOOK + "host_undo kubeadm_reset node_removed"),
+    "reset.yml": (0, _LOOK + "host_undo kubeadm_reset"),
+    "revoke.yml": (0, "join_token"),
+    "status.yml": (0, "cluster_info"),
+    "up.yml": (2, _LOOK + _PREPARE + _PROVE + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
 
 def test_every_playbook_is_walked() -> None:
-    assert sorted(LAST) == PLAYBOOKS
+    assert sorted(WALKS) == PLAYBOOKS
 
 
-@pytest.mark.parametrize("name", sorted(LAST))
-def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(world: Machines, name: str) -> None:
+@pytest.mark.parametrize(("number", "name"), list(enumerate(WALKS)))
+def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(world: Machines, number: int, name: str) -> None:
     """Plain ansible-playbook goes its whole way, and takes nothing that a machine reports for a template."""
-    check(world, playbook(world, name))
-    assert {line.partition("/")[2] for line in world.asked} >= {LAST[name]} - {""}
+    code, asked = WALKS[name]
+    speak(world, ATTACKS[number % len(ATTACKS)])
+    done = played(world, name)
+    check(world, done.stdout + done.stderr)
+    assert modules(world) == set(asked.split())
+    assert done.returncode == code, done.stdout
+
+
+# The driver, the toolkit, CUDA, and what every node has.
+HOST_TASKS = 6
+
+
+@pytest.mark.parametrize(("runtime", "more"), [("containerd", 0), ("docker", 2)])
+def test_all_that_is_installed_on_a_stand_in_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, more: int
+) -> None:
+    """Each role that changes a machine is walked, with its settings made of what machine and cluster report."""
+    mirrors = {"docker.io": "https://mirror"}
+    world = make(tmp_path, monkeypatch, gpunodes_runtime=runtime, gpunodes_image_mirrors=mirrors)
+    done = played(world, "join.yml", "--limit", "worker-1")
+    check(world, done.stdout + done.stderr)
+    assert (done.returncode, world.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
+    assert ("docker_images" in modules(world)) == (runtime == "docker")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_stand_in_machine_that_asks_for_a_reboot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    """Ansible reboots no machine that it reaches by its connection `local`: the way ends there."""
+    world = make(tmp_path, monkeypatch, gpunodes_gpu_reboot=allowed)
+    world.answer("worker-1", "host", {**answers("worker-1")["host"], "reboot": "".join(ATTACKS)})
+    output = playbook(world, "join.yml", "--limit", "worker-1")
+    check(world, output)
+    assert ("would reboot the control node" if allowed else "a reboot is left to do") in output
 
 
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
@@ -198,6 +283,16 @@ def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(world: Machin
     assert secret not in output
 
 
+def test_a_playbook_quotes_no_line_of_a_kubeconfig_of_a_stand_in_that_is_no_yaml(world: Machines) -> None:
+    """Ansible prints what led to an error, too; a YAML parser's error has the line, and the line may be a key."""
+    secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
+    text = f"users: [{{user: {{client-key-data: {secret} {{{secret}"
+    world.answer("control-1", "slurp", {"content": base64.b64encode(text.encode()).decode(), "encoding": "base64"})
+    output = playbook(world, "kubeconfig.yml")
+    assert "of control-1 is no YAML" in output
+    assert secret not in output
+
+
 def encoded(document: Any) -> str:
     return base64.b64encode(yaml.safe_dump(document).encode()).decode()
 
@@ -232,6 +327,17 @@ def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(wor
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
+def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(world: Machines) -> None:
+    """Ansible takes a module's word for whether its task was skipped."""
+    for word in ({}, {"skipped": True}):
+        made = cluster() | {"endpoint": "10.0.0.1:6443\nevil: true"}
+        world.answer("control-1", "cluster_info", {"cluster": made, **word})
+        output = playbook(world, "join.yml")
+        check(world, output)
+        assert "of its cluster, its answer has no host:port in endpoint" in output
+        assert "worker-1/kubeadm_join" not in world.asked
+
+
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
 def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_path: Path, name: str) -> None:
     """The way of the commands: what the first look found enters the play that follows."""
@@ -242,7 +348,7 @@ def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_pat
     (tmp_path / "run").mkdir()
     ended = runner.run(play, tmp_path / "run", seen.append)
     check(world, ended.log.read_text())
-    assert {line.partition("/")[2] for line in world.asked} >= {LAST[name]}
+    assert modules(world) == set(WALKS[name][1].split()) - {"host_facts", "cluster_info"}
     assert {event.machine for event in seen} <= set(NUMBERS)
 
 
@@ -265,7 +371,7 @@ def gpunodes(made: Machines, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 COMMANDS = {
-    "preflight": ATTACKS[1],
+    "preflight": SHOWN,
     "status": SHOWN,
     "gpu plan": "",
     "init-master control-1 --dry-run": "",
@@ -276,7 +382,6 @@ COMMANDS = {
     "gpu install worker-1 --dry-run": "",
     "gpu remove worker-2 --dry-run": "",
     "gpu verify worker-2": "",
-    "kubeconfig --output made": "",
 }
 
 
@@ -285,8 +390,36 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(world: Machines,
     """What machines report is shown as it is, without control characters, and no command runs it."""
     done = gpunodes(world, *command.split())
     check(world, done.stdout + done.stderr)
-    assert "Traceback" not in done.stderr
+    assert "a fault of gpunodes" not in done.stderr
     assert COMMANDS[command] in done.stdout + done.stderr
+
+
+# Those that reach machines without Ansible are in test_looks.py.
+ELSEWHERE = {
+    "kubeconfig": "tests/unit/test_kubeconfig.py: what a control plane sends is taken apart there",
+    "gates": "it asks no machine",
+    "lab": "it makes its own machines",
+}
+
+
+def test_every_command_is_walked() -> None:
+    """Here, among the looks, or with a reason why not."""
+    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS}
+    everything = {name for name in cli.COMMANDS if name not in groups}
+    everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
+    walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}
+    assert everything - walked == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_each_attack_is_shown_as_one_line(world: Machines, attack: str) -> None:
+    """In a machine's system and in why its node is not ready, where only one of them can stand."""
+    speak(world, attack)
+    words = printable(attack).strip()
+    for command in ("preflight", "status"):
+        done = gpunodes(world, command)
+        check(world, done.stdout + done.stderr)
+        assert words in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "gpu verify", "join worker-1 --dry-run"])
@@ -294,6 +427,6 @@ def test_a_command_with_stand_in_machines_whose_every_string_is_hostile(world: M
     """An answer of another shape is its machine's failure, in a sentence."""
     done = gpunodes(odd(world), *command.split())
     check(world, done.stdout + done.stderr)
-    assert "Traceback" not in done.stderr
+    assert "a fault of gpunodes" not in done.stderr
     assert done.returncode in {1, 3}
     assert "its answer has no" in done.stdout + done.stderr

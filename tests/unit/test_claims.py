@@ -198,7 +198,7 @@ def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
             place.status = 0 if len(posts) == 3 else place.status
         return Answer(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
 
-    place.api.ask = asked  # type: ignore[method-assign]
+    place.api.ask = asked  # type: ignore[method-assign]  # a stand-in
     with place.claimed(WORKERS, "reset") as claim:
         assert place.by_ssh == ["reset"]
         time.sleep(1.2)

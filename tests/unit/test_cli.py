@@ -12,6 +12,7 @@ import click
 import pytest
 from gpunodes import cli
 from gpunodes import inventory as inventories
+from gpunodes.errors import GpunodesError
 from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role, RunResult, Severity
 from gpunodes.operations import phases
 from gpunodes.views import document, text
@@ -20,6 +21,37 @@ from gpunodes.views import document, text
 def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """From now on every command fails with ``error``."""
+
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.root, "main", fail)
+
+
+def test_an_error_is_one_line_whatever_words_of_others_are_in_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, GpunodesError("the API says: no\ngpu-1: cleared\r\x1b[2J", "a\nb", "c"))
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err == "gpunodes: the API says: no gpu-1: cleared  [2J; wanted: a b; c\n"
+
+
+def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    failing(monkeypatch, KeyError("uid"))
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    path = tmp_path / "gpunodes" / "traceback.txt"
+    said = f"gpunodes: unexpected KeyError: 'uid'; this is a fault of gpunodes; please report it with {path}\n"
+    assert capsys.readouterr().err == said
+    assert "in fail" in path.read_text()
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "lab"])

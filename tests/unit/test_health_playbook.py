@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = {
@@ -68,6 +70,19 @@ def test_the_command_repairs_once_and_then_every_machine_is_judged(
     assert "gpu-2: it is well" not in done.stdout
     assert re.findall(r"changed=(\d)", done.stdout) == [str(changed), "0"]
     assert len(re.findall(r'"msg": "gpu-\d: ', done.stdout)) == 2
+
+
+def test_what_the_limit_takes_out_is_not_repaired(inventory: Path) -> None:
+    """Ansible's own meaning of it, by the command's own pattern; it was split into machines and repaired."""
+    asked, document = inventory.with_name("asked"), inventory.with_name("document")
+    document.write_text(json.dumps(DOCUMENT))
+    done = play(inventory, f'echo "$@" >>{asked}; cat {document}; exit 3', "--limit", "workers:!gpu-2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert asked.read_text().startswith("health workers:!gpu-2 --reboot-hung ")
+    chosen = Inventory(inventory).select(["workers:!gpu-2"])
+    assert [machine.name for machine in chosen] == ["gpu-1"]
+    with pytest.raises(WrongInput, match="alone names no machines"):
+        Inventory(inventory).select(["workers", "!gpu-2"])
 
 
 def stops(done: subprocess.CompletedProcess[str]) -> Any:

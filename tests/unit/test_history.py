@@ -111,10 +111,12 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_line() -> None:
     assert history.read() == [entry(Kind.RUNG), entry(Kind.END)]
 
 
-def test_what_is_no_utf_8_is_written_all_the_same() -> None:
-    """A machine's words may be anything."""
-    history.append(entry(Kind.RUNG, detail="no \udcff"))
-    assert history.read()[0].detail == "no ?"
+def test_a_machine_s_words_stand_in_the_file_as_plain_ascii() -> None:
+    """They may be anything; people look at the file itself, too."""
+    words = "no \udcff\x1b[2J\x9b1m\u202e\n"
+    history.append(entry(Kind.RUNG, detail=words))
+    assert all(32 <= byte < 127 for byte in history.path().read_bytes().rstrip(b"\n"))
+    assert history.read()[0].detail == words
 
 
 def test_many_writers() -> None:

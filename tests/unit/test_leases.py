@@ -15,13 +15,12 @@ from gpunodes.engine import leases, records
 from gpunodes.engine.cluster import Answer, Cluster, NoAnswer
 from gpunodes.engine.leases import Held, Leases, Lost, Unsure
 from gpunodes.errors import GpunodesError
-from gpunodes.operations import repair, repair_one
-from gpunodes.repair.ladder import Rung
+from gpunodes.operations import repair
 from gpunodes.repair.policy import Budget, Limits, Ruling
 from gpunodes.repair.record import Outcome
 
 from tests import repair_world
-from tests.repair_world import LEASES, Api, World, world
+from tests.repair_world import LEASES, Api, World, hurry, world
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 
@@ -29,11 +28,8 @@ ANN = "ann@desk/repair/another-boot/7/7/7"
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, locks of a second, and rungs that wait for a moment only."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    hurry(monkeypatch, tmp_path)
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
-    quick_limits = repair_one.Limits
-    monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
 
 
 class Line:

@@ -65,7 +65,7 @@ def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], said: s
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+    assert "a fault of gpunodes" not in done.stderr
 
 
 def test_a_control_plane_that_does_not_answer_stops_it_before_anything(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, mon
     """A machine that answers nonsense was refused by `gpunodes repair` for a word that was not there."""
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
 
-    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:  # noqa: ARG001
+    def sweep_them(targets: Any, *_: Any, on_answer: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
             on_answer(sweep.Answer(target.name, sweep.Reach.ANSWERED, "", odd))

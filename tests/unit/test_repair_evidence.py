@@ -91,7 +91,7 @@ def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytes
     changed = {"gpunodes_repair_evidence_days": 2, "gpunodes_repair_evidence_mib": 3}
     place.cordon("w1", "r1")
     fields = {"started": time.time(), "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-0"}
-    records.write(Record("r1", "w1", "test", step=Step.VERIFY, node="w1", **fields))  # type: ignore[arg-type]
+    records.write(Record("r1", "w1", "test", step=Step.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
     monkeypatch.setattr(place, "settings", lambda: {**given, **changed})
     run(place)
     assert [path.exists() for path in (old, large, going)] == [False, False, True]

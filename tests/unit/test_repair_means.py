@@ -15,9 +15,12 @@ from gpunodes.ansible.module_utils.gpunodes import climb, session
 from gpunodes.engine import cluster, hands, shell
 from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
+from gpunodes.model import printable
 from gpunodes.operations import repair_one
 from gpunodes.repair import ladder
 from gpunodes.views import repair as views
+
+from tests.hostile import ATTACKS
 
 
 def test_a_command_that_never_ends_is_ended_with_all_that_it_started() -> None:
@@ -301,6 +304,52 @@ def test_a_session_passes_over_a_banner() -> None:
     session_here = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
     assert session_here.ask("GET", "/version").status == 200
     session_here.close()
+
+
+GOOD = {"status": 200, "body": {"items": []}, "error": "", "time": 1.0}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"id": [1]}, {"status": "\x1b"}, {"error": 5}, {"time": "now"}, {"time": float("nan")}]
+)
+def test_a_session_whose_answer_has_another_shape_ends_the_call_at_once(odd: dict[str, Any]) -> None:
+    """In a sentence, and not at the end of its patience; the next answer may be a good one."""
+    program = (
+        "import json, sys\n"
+        "sys.stdin.readline()\n"
+        f"for odd in ({odd!r}, {{}}):\n"
+        "    asked = json.loads(sys.stdin.readline())\n"
+        f"    print(json.dumps({{'id': asked['id'], **{GOOD!r}, **odd}}), flush=True)\n"
+    ).replace(": nan", ": float('nan')")
+    api = cluster.Cluster(cluster.Session(cluster.Transport([sys.executable, "-c", program])))
+    began = time.monotonic()
+    with pytest.raises(cluster.NoAnswer, match=f"its answer has no (int|str|float) in {next(iter(odd))}"):
+        api.nodes()
+    assert time.monotonic() - began < 10
+    assert api.nodes() == []
+    api.session.close()
+
+
+def test_a_machine_s_words_reach_the_cluster_as_one_printable_line() -> None:
+    class Api(cluster.Session):
+        def __init__(self) -> None:
+            self.sent: list[Any] = []
+
+        def ask(self, method: str, *arguments: Any, **_: Any) -> cluster.Answer:
+            node = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
+            self.sent += [arguments[1]] if method != "GET" else []
+            return cluster.Answer(200, node, "", 1.0)
+
+    words = "".join(ATTACKS)
+    api = Api()
+    repaired = cluster.Cluster(api)
+    repaired.cordon("gpu-1", "r1", words)
+    repaired.give_up("gpu-1", "r1", words)
+    repaired.event("gpu-1", "Repair", words, warning=True)
+    assert [sent["message"] for sent in api.sent if "message" in sent] == [printable(words)[:1000]]
+    annotations = [sent["metadata"]["annotations"] for sent in api.sent if "message" not in sent]
+    assert [found[cluster.REASON] for found in annotations] == [printable(words)] * 2
+    assert annotations[1][cluster.NEEDS_REPAIR] == printable(words)
 
 
 def test_only_what_is_kept_of_an_answer_travels() -> None:

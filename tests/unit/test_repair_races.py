@@ -16,13 +16,13 @@ from gpunodes.engine.cluster import Cluster
 from gpunodes.engine.leases import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
-from gpunodes.operations import maintenance, power, repair, repair_one
+from gpunodes.operations import maintenance, power, repair
 from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Budget, Limits, Ruling
 from gpunodes.repair.record import Outcome, Record, Step
 
 from tests import repair_world
-from tests.repair_world import LEASES, World, world
+from tests.repair_world import LEASES, World, hurry, world
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 
@@ -34,11 +34,8 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, locks of a second, rungs of a moment."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    hurry(monkeypatch, tmp_path)
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
-    made = repair_one.Limits
-    monkeypatch.setattr(repair_one, "Limits", lambda **given: made(**{**given, "poll": 0.01}))
 
 
 def run(place: World, said: list[str] | None = None, **wish: Any) -> dict[str, repair.Repaired]:
@@ -183,7 +180,7 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
     place = world(5, ["w1"])
     held = Leases(Cluster(place.session()), "repair")
     fields = {"started": 1.0, "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-1"}
-    record = Record("r1", "w1", "test", step=Step.CLIMB, node="w1", **fields)  # type: ignore[arg-type]
+    record = Record("r1", "w1", "test", step=Step.CLIMB, node="w1", **fields)  # type: ignore[arg-type]  # of several types
     held.take("w1", record.text())
     held.close()
     for lease in place.api.leases.values():

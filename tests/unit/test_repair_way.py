@@ -23,12 +23,11 @@ from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict
 from gpunodes.operations import repair, repair_one
 from gpunodes.repair import ladder
 from gpunodes.repair import record as recording
-from gpunodes.repair.ladder import Rung
 from gpunodes.repair.policy import Budget, Candidate, Limits, Ruling
 from gpunodes.repair.record import Outcome, Record, Step
 
 from tests import repair_world
-from tests.repair_world import World, world
+from tests.repair_world import World, hurry, world
 
 Said = list[tuple[str, str]]
 LOST = Finding("xid", "", Action.REBOOT, State.SICK, evidence=("the line",))
@@ -37,10 +36,7 @@ LOST = Finding("xid", "", Action.REBOOT, State.SICK, evidence=("the line",))
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, and rungs that wait for a moment only."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
-    quick_limits = repair_one.Limits
-    monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
+    hurry(monkeypatch, tmp_path)
 
 
 def run(place: World, **wish: Any) -> repair.RepairResult:

@@ -42,6 +42,7 @@ FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
     ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),
     *(("nodes", "managed", "taints", name) for name in ("key", "value", "effect")),
@@ -103,6 +104,14 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
             assert free(where) or value not in ATTACKS, (where, value)
             candidate = preflight.Candidate("worker-1", Role.WORKER, MACHINE, read_at=0.0)
             assert preflight.judge([candidate], preflight.wants_of(document, "1.36")) is not None
+
+
+@pytest.mark.parametrize("name", CLUSTER["nodes"][0])
+def test_a_node_that_lacks_something_that_is_read_is_refused(name: str) -> None:
+    (first, *others) = CLUSTER["nodes"]
+    less = {**CLUSTER, "nodes": [{key: value for key, value in first.items() if key != name}, *others]}
+    assert reports.of_cluster(less) == f"its answer has no nodes.{name}"
+    assert reports.of_cluster(changed(CLUSTER, ("nodes", 0, name), None))
 
 
 def test_names_of_packages_have_their_form_too() -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from ansible._internal._datatag._tags import TrustedAsTemplate
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.callback import CallbackBase
 from gpunodes.ansible.callback_plugins.gpunodes_printable import calm
 from gpunodes.ansible.filter_plugins.gpunodes import data
 from gpunodes.cli import terminal
@@ -135,6 +136,17 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
 
 
+def test_a_reboot_announces_itself_in_constant_words() -> None:
+    """Its message becomes part of a shell's command on the machine."""
+    messages = [
+        task["ansible.builtin.reboot"]["msg"]
+        for path in (ROOT / "roles").glob("*/tasks/*.yml")
+        for task in tasks(yaml.safe_load(path.read_text()))
+        if "ansible.builtin.reboot" in task
+    ]
+    assert messages == ["gpunodes: the driver needs a reboot"]
+
+
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
     """Who does a task is never what a machine reported: a control plane of the inventory, or this machine."""
     found = {
@@ -152,6 +164,59 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         name = target.strip('"{} ')
         assert defaults[name] == "{{ groups['control_plane'] | first }}"
         assert name not in wired
+
+
+def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
+    """No task, file of variables, environment or machine comes into a play by a way of its own."""
+    plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
+    words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "strategy"}
+    assert {word for play in plays for word in play} == words
+    groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
+    assert {play["hosts"] for play in plays if "hosts" in play} == groups
+    imported = {play[word] for play in plays for word in play if "import" in word}
+    assert imported == {"controller.yml"}
+    listed = [role for play in plays for role in play.get("roles", ())]
+    assert {word for role in listed for word in role} <= {"role", "tags", "when", "vars"}
+    assert {role["role"] for role in listed} <= {path.name for path in (ROOT / "roles").iterdir()}
+
+
+def test_texts_become_documents_in_known_places_only() -> None:
+    """What is read as YAML is a template of ours, with values of known form; as JSON, what our own command prints."""
+    found = [
+        (path.relative_to(ROOT / "roles").parts[0], line.strip())
+        for path in CONTENT
+        for line in path.read_text().splitlines()
+        if re.search(r"\bfrom_(?:yaml|json)", line)
+    ]
+    assert {role for role, _ in found} == {"network", "device_plugin", "health"}
+    for role, line in found:
+        opened = (
+            "(__health_repair.stdout | from_json)" if role == "health" else "{{ lookup('ansible.builtin.template', "
+        )
+        assert opened in line
+
+
+def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> None:
+    """Two files alone write them: that of `init-master`, of words of the user's, and the runner's, of ssh_config."""
+    ways = re.compile(r"write_text|write_bytes|fdopen\([^)]*\"w")
+    about = re.compile(r"group_vars|host_vars|\"hosts\"")
+    package = ROOT / "bootstrap/gpunodes"
+    texts = {
+        path.relative_to(package).as_posix(): path.read_text()
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in {"lab", "ansible"}
+    }
+    writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
+    assert writers == {"inventory.py", "engine/runner.py"}
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    given = []
+    for number, words in enumerate((None, {"c1": list(ATTACKS)})):
+        (tmp_path / str(number)).mkdir()
+        play = runner.Play("x.yml", inventory, ["c1"], facts=words, cluster=words)
+        found = [Path(path) for path in runner._inventories(play, tmp_path / str(number))]
+        given.append([(path.name, path.read_text()) for path in found])
+    assert given[0] == given[1]
 
 
 def test_answers_of_modules_never_become_variables() -> None:
@@ -183,10 +248,19 @@ def test_commands_print_through_one_function() -> None:
                 assert "printable(" in line or "x1b[" in line or "for line in lines" in line, (path, line)
 
 
-def test_what_ansible_prints_keeps_only_lines_and_colours() -> None:
-    coloured = "\x1b[0;31mfatal: [worker-1]\x1b[0m\nnext"
-    assert calm(coloured) == coloured
-    assert calm("a\x1b[K\x1b]0;b\x07\x1b[8Dc\r") == "a [K ]0;b  [8Dc "
+def test_what_ansible_prints_keeps_only_its_lines() -> None:
+    """Colours of a message come later; those within it may be a machine's, and conceal what follows."""
+    assert calm("\nTASK [x] ***\n\x1b[0;31mfatal: [worker-1]\x1b[0m") == "\nTASK [x] ***\n  fatal: [worker-1]"
+    assert calm("a\x1b[K\x1b]0;b\x07\x1b[8m\x1b[8Dc\r") == "a [K ]0;b  [8Dc "
+
+
+def test_a_machine_writes_no_line_that_looks_like_ansible_s() -> None:
+    text = "[WARNING]: x\nok: [worker-2]\n\n ok: [worker-2]\n\n\nPLAY RECAP ***\n"
+    shown = calm(text)
+    assert shown == "[WARNING]: x\n  ok: [worker-2]\n\n   ok: [worker-2]\n\n\n  PLAY RECAP ***\n"
+    assert calm(shown) == shown
+    assert CallbackBase()._get_diff({"prepared": "ok: [worker-2]\n"}) == "  ok: [worker-2]\n"
+    assert CallbackBase()._get_diff([]) == ""
 
 
 def forged(event: dict[str, Any]) -> str:

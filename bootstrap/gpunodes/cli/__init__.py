@@ -78,12 +78,27 @@ def root() -> None:
 
 def _fail(error: GpunodesError) -> int:
     """Say an error, as a document too where one is wanted; returns its exit code."""
-    terminal.echo(f"gpunodes: {error}", err=True)
+    terminal.line(f"gpunodes: {error}", err=True)
     if "--json" in sys.argv:
         from gpunodes.views import document
 
         terminal.echo(document.error(error))
     return error.exit_code
+
+
+def _unexpected(error: Exception) -> GpunodesError:
+    """What nobody foresaw, in a sentence; its traceback, for those who mend it, is in a file."""
+    import traceback
+
+    from gpunodes.errors import GpunodesError, sentence
+    from gpunodes.settings import state_home
+
+    try:
+        path = state_home() / "traceback.txt"
+        path.write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
+    except OSError:
+        return GpunodesError(sentence(error), "", "this is a fault of gpunodes")
+    return GpunodesError(sentence(error), "", f"this is a fault of gpunodes; please report it with {path}")
 
 
 def main() -> None:
@@ -105,4 +120,6 @@ def main() -> None:
         # The reader of a pipe (`gpunodes status | head`) went away: nothing is wrong with us.
         sys.stderr.close()
         sys.exit(ExitCode.DONE)
+    except Exception as error:
+        sys.exit(_fail(_unexpected(error)))
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)

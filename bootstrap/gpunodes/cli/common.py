@@ -212,7 +212,7 @@ def execute_confirmed(
     finally:
         view.close()
     for line in chosen.lines:
-        terminal.echo(line, err=True)
+        terminal.line(line, err=True)
     if asks:
         terminal.confirm(question.format(names))
     return execute(operation, inventory, machines, replace(flags, options=replace(flags.options, seen=chosen.seen)))

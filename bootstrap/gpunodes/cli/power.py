@@ -42,8 +42,8 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
-        terminal.echo(f"{done.machine}: {done.state} ({done.bmc})")
+        terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
         if done.identities:
             whose = {True: "its own", False: "another machine's", None: "not known to be its own"}[done.own]
-            terminal.echo(f"{done.machine}: the BMC is {whose}: {done.identities}")
+            terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
     return ExitCode.DONE

@@ -12,6 +12,11 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(printable_lines(text), err=err)
 
 
+def line(text: str, *, err: bool = False) -> None:
+    """Print one line: what a machine reported in it begins no other."""
+    echo(printable(text), err=err)
+
+
 def confirm(question: str) -> None:
     """Ask on standard error; raises click's Abort for anything but a yes."""
     click.confirm(printable(question), abort=True, err=True)

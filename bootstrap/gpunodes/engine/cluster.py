@@ -27,6 +27,7 @@ from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError
+from gpunodes.model import printable
 from gpunodes.repair import maintenance
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node, pool_of
@@ -56,12 +57,16 @@ _PAUSE_S = 0.05
 _PASSING = frozenset({0, -2, 403, 429, 500, 503, 504})
 _NO_CLUSTER = -1
 _NO_SESSION = -2
+_NO_SENSE = -3
 _OK = 200
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_MANY = 429
 _REPAIRS_KEPT = 8
 _MERGE = "application/merge-patch+json"
+
+# What a line of the session holds (module_utils/gpunodes/session.py).
+_FRAME = {"id": int, "status": int, "body": object, "error": str, "time": float}
 
 # Loads the modules that the first line brings, as one package; Python 3.9, standard library.
 _BOOT = """
@@ -213,22 +218,31 @@ class Session:
             for line in process.stdout:
                 try:
                     read = json.loads(line)
-                    number, answer = read["id"], Answer(read["status"], read["body"], read["error"], read["time"])
-                except (ValueError, KeyError, TypeError, RecursionError):
+                except (ValueError, RecursionError):
+                    read = None
+                if not isinstance(read, dict):
                     continue  # a login shell's banner
+                if complaint := shape.wrong(read, _FRAME):
+                    # Nobody can tell whose answer it was to be.
+                    self._lose(process, _NO_SENSE, complaint)
+                    continue
                 with self._guard:
-                    future = self._waiting.pop(number, None)
+                    future = self._waiting.pop(read["id"], None)
                 if future is not None:
-                    future.set_result(answer)
+                    future.set_result(Answer(read["status"], read["body"], read["error"], read["time"]))
         said = ""
         with contextlib.suppress(ValueError, OSError):
             said = ssh_reason(process.stderr.read(4096))
+        self._lose(process, _NO_SESSION, said or "the session ended")
+
+    def _lose(self, process: subprocess.Popen[str], status: int, why: str) -> None:
+        """Tell all who wait for an answer of ``process`` that none comes."""
         with self._guard:
             if self._process is not None and self._process is not process:
                 return  # another one serves by now
             lost, self._waiting = self._waiting, {}
         for future in lost.values():
-            future.set_result(Answer(_NO_SESSION, None, said or "the session ended", time.time()))
+            future.set_result(Answer(status, None, why, time.time()))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -419,6 +433,7 @@ class Cluster:
             if patch is None or node is None:
                 return False
             patch.setdefault("metadata", {})["resourceVersion"] = node["metadata"]["resourceVersion"]
+            _calm(patch["metadata"])
             try:
                 self._call("PATCH", f"{_node_path(name)}?fieldManager=gpunodes", patch, _MERGE)
             except Refused as error:
@@ -511,7 +526,7 @@ class Cluster:
             # The kubelet, too, gives a node's name for its uid: kubectl describe looks for that.
             "involvedObject": {"kind": "Node", "name": node, "uid": node},
             "reason": reason,
-            "message": message[:1000],
+            "message": printable(message)[:1000],
             "type": "Warning" if warning else "Normal",
             "source": {"component": "gpunodes"},
             "firstTimestamp": now,
@@ -674,6 +689,12 @@ def _with_taint(node: Mapping[str, Any], key: str, value: str, effect: str) -> d
 def _without_taint(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     taints = [taint for taint in (node.get("spec") or {}).get("taints") or () if taint["key"] != key]
     return {"spec": {"taints": taints}}
+
+
+def _calm(metadata: Mapping[str, Any]) -> None:
+    """Make each annotation one printable line: a reason may be in a machine's words, and `kubectl` shows them."""
+    annotations = metadata.get("annotations", {})
+    annotations.update({name: printable(text) for name, text in annotations.items() if text is not None})
 
 
 def _merged(node: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def path() -> Path:
 
 def append(entry: Entry) -> None:
     """Add one entry; it is on the disk when this returns. Raises GpunodesError where it cannot be, and adds nothing."""
-    # A machine's words may be no UTF-8; they are shown with such a sign all the same.
-    line = json.dumps(dataclasses.asdict(entry), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    # In ASCII: people look at the file itself, too, and a machine's words may steer a terminal, or be no UTF-8.
+    line = json.dumps(dataclasses.asdict(entry)).encode() + b"\n"
     try:
         descriptor = os.open(path(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:

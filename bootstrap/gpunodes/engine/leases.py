@@ -321,12 +321,9 @@ class Leases:
 
     def now(self) -> float:
         """The control plane's time, seconds since 1970; our own as long as it has told none."""
-        return self._now() if self._told[0] else time.time()
-
-    def _now(self) -> float:
-        """The control plane's time, or a little later: never so early that a lock ends before we think it does."""
         told, when = self._told
-        return told + clock() - when
+        # Or a little later: never so early that a lock ends before we think it does.
+        return told + clock() - when if told else time.time()
 
     def _seen(self, item: Mapping[str, Any], now: float) -> Seen:
         metadata, spec = item["metadata"], item["spec"]
@@ -344,7 +341,7 @@ class Leases:
 
     def _body(self, own: _Own, name: str, *, ours: bool) -> dict[str, Any]:
         """The Lease as it is to be; ``ours`` when it is renewed, and not taken."""
-        stamp = dt.datetime.fromtimestamp(self._now(), dt.UTC).strftime(_TIME)
+        stamp = dt.datetime.fromtimestamp(self.now(), dt.UTC).strftime(_TIME)
         annotations = {_RECORD: own.record, _MACHINE: own.machine} | ({_ALONE: "true"} if own.alone else {})
         metadata: dict[str, Any] = {"name": name, "labels": dict([_LABEL]), "annotations": annotations}
         before = own.lease.get("spec", {})

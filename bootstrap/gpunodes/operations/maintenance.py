@@ -38,12 +38,10 @@ def begin(
 
     Raises Held while somebody works on one of them, and WrongInput for a machine that is no node: none is changed then.
     """
-    with _nodes(world, machines) as (cluster, nodes):
+    with _nodes(world, machines) as (cluster, nodes, now):
         # Whoever asks whether it is over goes by the control plane's clock.
-        ahead = cluster.call_once("GET", "/version").time - time.time()
-        now = float(int(time.time() + ahead))
-        ends = None if until is None else float(int(until + ahead))
-        made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", now, ends)
+        ends = None if until is None else float(int(until + now - time.time()))
+        made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", float(int(now)), ends)
         for name in nodes:
             cluster.begin_maintenance(name, made, cordon=cordon)
             if cluster.node(name) is None:
@@ -54,7 +52,7 @@ def begin(
 
 def end(world: World, machines: Sequence[Machine]) -> list[Kept]:
     """End the maintenance of the machines' nodes, and lift the cordons that were made for it; raises as ``begin``."""
-    with _nodes(world, machines) as (cluster, nodes):
+    with _nodes(world, machines) as (cluster, nodes, _):
         ended = {name: cluster.end_maintenance(name) for name in nodes}
         for name in [name for name, was in ended.items() if was]:
             cluster.event(name, "MaintenanceEnded", f"by {getpass.getuser()}@{socket.gethostname()}", warning=False)
@@ -75,8 +73,8 @@ def listed(world: World) -> list[Kept]:
 
 
 @contextlib.contextmanager
-def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str]]]:
-    """The cluster, and the locked nodes of machines with their names."""
+def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str], float]]:
+    """The cluster, the locked nodes of machines with their names, and the control plane's time."""
     with contextlib.closing(world.session()) as session:
         cluster = Cluster(session)
         nodes = {}
@@ -89,8 +87,9 @@ def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster,
                     f"{machine.name}: {missing(match)}", "a node, which is what is kept", "see `gpunodes status`"
                 )
             nodes[match.node.name] = machine.name
-        with Leases(cluster, "maintenance").holding(nodes):
-            yield cluster, nodes
+        leases = Leases(cluster, "maintenance")
+        with leases.holding(nodes):
+            yield cluster, nodes, leases.now()
 
 
 def _kept(cluster: Cluster, names: dict[str, str]) -> list[Kept]:

@@ -103,6 +103,10 @@ def _match(world: World, machine: Machine, seen: Mapping[str, Seen], nodes: Sequ
     return Matcher([node.identity for node in nodes], machines.values()).match(machines[machine.name])
 
 
+def _not_lost() -> None:
+    """What there is no lock of cannot be lost."""
+
+
 @contextlib.contextmanager
 def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields what tells whether it was lost. Raises Held.
@@ -110,7 +114,7 @@ def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterato
     Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
     """
     with contextlib.ExitStack() as held:
-        lost: Callable[[], GpunodesError | None] = lambda: None  # noqa: E731
+        lost: Callable[[], GpunodesError | None] = _not_lost
         try:
             words = f"power {action.value}"
             waits = claims.claimed(
@@ -152,8 +156,9 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
         leases = Leases(cluster, "uncordon")
         with leases.holding([node.name]):
             schedulable = cluster.clear(node.name)
-            # A repair that a command left behind ends with it.
-            leases.release(node.name)
+            # A repair that a command left behind ends with it; what stays of it for now, the next repair drops.
+            with contextlib.suppress(NoAnswer, Refused):
+                leases.release(node.name)
             if left := records.read(world.cluster_name).get(machine.name):
                 with records.claimed(machine.name, world.cluster_name):
                     records.remove(left)

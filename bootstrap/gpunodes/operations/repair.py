@@ -122,6 +122,7 @@ class World:
         self._deadline_s = deadline_s
         self._parallel = parallel
         self._asked: dict[str, looks.Asked] = {}
+        self._settings: dict[str, Any] | None = None
 
     @property
     def cluster_name(self) -> str:
@@ -130,11 +131,15 @@ class World:
 
     def settings(self) -> dict[str, Any]:
         """The settings of the cluster as a whole; raises WrongInput for a template that cannot be rendered."""
-        found = self.inventory.machines(Role.CONTROL_PLANE) or self.inventory.machines()
-        if not found:
-            return settings.of({})
-        name = found[0].name
-        return settings.of(self.inventory.variables(name) | self.inventory.rendered(name, "gpunodes_repair_"))
+        if self._settings is None:
+            found = self.inventory.machines(Role.CONTROL_PLANE) or self.inventory.machines()
+            given = {}
+            if found:
+                name = found[0].name
+                given = self.inventory.variables(name) | self.inventory.rendered(name, "gpunodes_repair_")
+            # Asked for once for each machine, and templates take their time.
+            self._settings = settings.of(given)
+        return self._settings
 
     def session(self) -> clusters.Session:
         """The way to the cluster's API."""
@@ -435,8 +440,8 @@ class _Repairs:
 
     def _must_wait(self, name: str) -> bool:
         """Whether the control plane is repaired by us, or is to be while others are: it is repaired alone."""
-        controls = {each.name for each in self._machines.values() if each.role is Role.CONTROL_PLANE}
-        return bool(self._running) and (name in controls or not controls.isdisjoint(self._busy()))
+        busy = self._busy()
+        return bool(busy) and any(map(self._is_control_plane, (name, *busy)))
 
     def _carry_out(self, pool: ThreadPoolExecutor, decision: Decision) -> None:
         """Do what is decided for a machine; what goes wrong with it is its result, and no other machine's."""

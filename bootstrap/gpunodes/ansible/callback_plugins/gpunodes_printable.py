@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +30,38 @@ name: gpunodes_printable
 type: aggregate
 short_description: Keeps control characters out of what Ansible prints
 description:
-  - What a machine reports must not steer a terminal, nor forge events of ansible-runner.
-  - Colours (ECMA-48 SGR), which Ansible itself adds, stay.
+  - What a machine reports must not steer a terminal, forge events of ansible-runner, or look like Ansible's own lines.
+  - The colour of a message, which Ansible adds last, stays; colours within one, of diffs and the recap, do not.
 requirements:
   - It is enabled by C(callbacks_enabled).
 """
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# The lines after the first one, with the empty ones before them; those that are indented already stay.
+_FOLLOWING = re.compile(r"(?<=[^\n])(\n+)(?!\n|  |$)")
 
 
 def calm(text: str) -> str:
-    """``text`` without control characters, but with its lines and colours."""
-    parts = _COLOUR.split(text)
-    return "".join(part if number % 2 else printable_lines(part) for number, part in enumerate(parts))
+    """A message without control characters and colours; its lines after the first are indented.
+
+    Ansible's own lines begin at the margin ("ok: [worker-2]"), and a machine must not write one.
+    """
+    return _FOLLOWING.sub(r"\1  ", printable_lines(_COLOUR.sub("", text)))
 
 
 def _calming(display: Any) -> Any:
     @functools.wraps(display)
     def wrapped(self: Display, msg: str, *arguments: Any, **keywords: Any) -> Any:
         return display(self, calm(msg), *arguments, **keywords)
+
+    wrapped.gpunodes_calms = True  # type: ignore[attr-defined]  # for the filter gpunodes_calms
+    return wrapped
+
+
+def _indenting(diff: Any) -> Any:
+    @functools.wraps(diff)
+    def wrapped(self: CallbackBase, *arguments: Any) -> str:
+        return textwrap.indent(calm(diff(self, *arguments)), "  ")
 
     return wrapped
 
@@ -58,6 +72,8 @@ constants.INTERNAL_RESULT_KEYS = (*constants.INTERNAL_RESULT_KEYS, "ansible_stat
 
 # All that Ansible prints goes through this one method; its workers hand their words to the main process.
 Display.display = _calming(Display.display)
+# A diff is a message of which even the first line is a machine's.
+CallbackBase._get_diff = _indenting(CallbackBase._get_diff)
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no types

@@ -185,7 +185,15 @@ def kubeconfig(text: str, name: str) -> str:
     try:
         return str(yaml.safe_dump(taken(text, name), sort_keys=False))
     except GpunodesError as error:
-        raise AnsibleFilterError(str(error)) from error
+        raise AnsibleFilterError(str(error)) from None
+
+
+def calms(_: object) -> bool:
+    """Whether the callback gpunodes_printable is at work: Ansible goes on without one that it does not find."""
+    from ansible import constants
+    from ansible.utils.display import Display
+
+    return getattr(Display.display, "gpunodes_calms", False) and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
 
 
 class FilterModule:
@@ -193,6 +201,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "gpunodes_calms": calms,
             "gpunodes_cluster_complaint": cluster_complaint,
             "gpunodes_data": data,
             "gpunodes_health": health,
