@@ -244,12 +244,12 @@ def gpu_tables() -> str:
 def images_table() -> str:
     """The table of mirrors.md."""
     role = ROOT / "roles" / "settings"
-    wishes = yaml.safe_load((role / "defaults" / "main.yml").read_text(encoding="utf-8"))
+    requested = yaml.safe_load((role / "defaults" / "main.yml").read_text(encoding="utf-8"))
     addons = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))["settings_network_images"]
     lines = ["| image | for |", "| --- | --- |"]
     lines += [f"| `{image}` | the network, {addon} |" for addon, images in addons.items() for image in images.values()]
-    lines.append(f"| `{wishes['gpunodes_ready_image']}` | the proof that a node is ready |")
-    lines.append(f"| `{wishes['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the proof |")
+    lines.append(f"| `{requested['gpunodes_ready_image']}` | the proof that a node is ready |")
+    lines.append(f"| `{requested['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the proof |")
     return "\n".join(lines)
 
 

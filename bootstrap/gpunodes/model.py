@@ -68,7 +68,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """One preflight check that did not pass on one machine."""
 
     machine: str
@@ -108,7 +108,7 @@ class GpuLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuProof:
+class GpuVerification:
     """A machine's GPUs, level by level as far as it went; ``cause`` says why nothing could be looked at."""
 
     machine: str
@@ -122,7 +122,7 @@ class GpuProof:
         return next((level for level in self.levels if level.state == "failed"), None)
 
     @property
-    def well(self) -> bool:
+    def healthy(self) -> bool:
         return not self.cause and self.failed is None
 
 
@@ -171,7 +171,7 @@ class RunResult:
 
     command: str
     machines: Sequence[MachineResult]
-    findings: Sequence[Finding] = ()
+    findings: Sequence[PreflightFinding] = ()
     log: str = ""
     dry_run: bool = False
     interrupted: bool = False

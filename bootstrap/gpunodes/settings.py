@@ -51,7 +51,7 @@ def defaults() -> Mapping[str, Any]:
     return loaded
 
 
-def of(variables: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a machine with these inventory variables."""
     return {name: variables.get(name, default) for name, default in defaults().items()}
 

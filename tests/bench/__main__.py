@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench import gpu, health_files, sweep, waits
+from tests.bench import gpu, health_files, probing, waits
 from tests.bench.table import Row, show
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
@@ -181,7 +181,7 @@ def main() -> int:
     """Measure all; each row is also said when it is known, so that what fails later takes nothing with it."""
     rows: list[Row] = []
     failed = False
-    for part in (measure, gpu.measure, waits.measure, sweep.measure, health_files.measure):
+    for part in (measure, gpu.measure, waits.measure, probing.measure, health_files.measure):
         try:
             with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
                 for row in part(Path(folder)):

@@ -24,7 +24,7 @@ from gpunodes.health import scan
 from tests.bench.table import Row, show
 
 SIZE = 100 << 20
-STORM = 190_000
+FLOOD = 190_000
 RUNS = 5
 FINDINGS = 3
 """What `health` exits with where a machine is not well: every log here has Xids."""
@@ -58,8 +58,8 @@ def lines(chance: random.Random) -> Iterator[str]:
     second = 0.0
     while True:
         second += chance.random() * 0.01
-        storm = 600 if chance.random() < 1e-4 else 0
-        for number in range(storm):
+        flood = 600 if chance.random() < 1e-4 else 0
+        for number in range(flood):
             yield f"[{second + number * 1e-4:12.6f}] {XID % (chance.randrange(99999), number)}\n"
         yield f"[{second:12.6f}] {chance.choice(HARMLESS) % chance.randrange(1000)}\n"
 
@@ -98,17 +98,17 @@ def judge(path: Path) -> list[str]:
 
 def measure(folder: Path) -> list[Row]:
     """All rows of the table."""
-    log, packed, storm, small = (folder / name for name in ("log", "log.gz", "storm", "small"))
+    log, packed, flood, small = (folder / name for name in ("log", "log.gz", "storm", "small"))
     write_log(log)
     # Nothing large is held here: a child's memory, as the kernel counts it, begins with its parent's.
     with log.open("rb") as plain, gzip.open(packed, "wb", 1) as target:
         shutil.copyfileobj(plain, target)
-    with storm.open("w") as target_log:
-        target_log.writelines(f"[{number / 1000:12.6f}] {XID % (number, number)}\n" for number in range(STORM))
+    with flood.open("w") as target_log:
+        target_log.writelines(f"[{number / 1000:12.6f}] {XID % (number, number)}\n" for number in range(FLOOD))
     small.write_text(f"[1.0] {XID % (1, 1)}\n")
     words = "|".join(anchor.word.decode().replace("(", r"\(") for anchor in scan.ANCHORS)
     grep, verdict = best(["grep", "-acE", words, str(log)], 0), best(judge(log), FINDINGS)
-    unpacked, stormy = run(judge(packed), FINDINGS), run(judge(storm), FINDINGS)
+    unpacked, stormy = run(judge(packed), FINDINGS), run(judge(flood), FINDINGS)
     quick = best(judge(small), FINDINGS)
     (machine,) = json.loads(stormy.output)["machines"]
     counted = next(finding["count"] for finding in machine["findings"] if finding["rule"] == "xid")
@@ -121,9 +121,9 @@ def measure(folder: Path) -> list[Row]:
         ),
         Row("its memory", f"{verdict.memory:.0f} MiB", "200 MiB", f"gzip: {unpacked.memory:.0f} MiB"),
         Row(
-            f"a storm of {STORM} lines",
+            f"a storm of {FLOOD} lines",
             f"counted {counted}",
-            f"counted {STORM}",
+            f"counted {FLOOD}",
             f"{stormy.seconds:.2f} s, one finding",
         ),
         Row("health --from, a small log", f"{quick.seconds:.2f} s", "0.25 s", f"the best of {RUNS}"),

@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Row:
             return ""
         return "" if found == before else found
 
-    def well() -> bool:
+    def healthy() -> bool:
         try:
             bench.gpunodes("health", "gpu-1")
         except subprocess.CalledProcessError:
@@ -60,7 +60,7 @@ def measure(bench: Bench) -> Row:
         wait = f"{KUBECTL} wait node/gpu-1 --timeout={BOOT_S:.0f}s"
         gpus = r"--for=jsonpath='{.status.allocatable.nvidia\.com/gpu}'=2"
         bench.on("control-1", f"{wait} {booted} && {wait} {gpus} && {wait} --for=condition=Ready")
-        until(well)
+        until(healthy)
 
     # How long it may take, not how long it takes: an emulated machine is slow to come back.
     variables = bench.folder / "inventory" / "host_vars" / "control-1.yml"

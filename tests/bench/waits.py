@@ -16,34 +16,36 @@ from unittest import mock
 
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine.hands import Asked
+from gpunodes.engine.machine_control import StepResult
 from gpunodes.model import Machine
 from gpunodes.operations import repair
 from gpunodes.repair import policy
-from gpunodes.repair.ladder import Rung
-from gpunodes.repair.record import Outcome
+from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.record import RepairOutcome
 
-from tests import repair_world
+from tests import repair_fleet
 from tests.bench.table import Row, show
 
 BOOT_S = 60.0
 """From the reset to sshd; the kubelet and the device plugin report at the same moment."""
 SYSRQ_S = 3.0
-"""The pauses between s, u and b (climb.py)."""
+"""The pauses between s, u and b (escalate.py)."""
 NAME = "w1"
 
 
-class _Hands(repair_world.Hands):
+class _Hands(repair_fleet.Hands):
     """A machine whose orderly and forced reboots hang without an sshd, until its survivor uses sysrq."""
 
-    def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
-        if rung.name != "reboot":
-            return Asked(False, "it does not answer on SSH")
+    def ask(
+        self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
+    ) -> StepResult:
+        if step.name != "reboot":
+            return StepResult(False, "it does not answer on SSH")
         self._machine.sshd = False
         after = next(seconds for seconds, name in later if name == "sysrq") + SYSRQ_S
         threading.Timer(after, self._down).start()
         threading.Timer(after + BOOT_S, self._up).start()
-        return Asked(True, armed=tuple(name for _, name in later))
+        return StepResult(True, armed=tuple(name for _, name in later))
 
     def _down(self) -> None:
         self._machine.off = True
@@ -52,32 +54,32 @@ class _Hands(repair_world.Hands):
         self._machine.use("sysrq")
 
 
-class _World(repair_world.World):
+class _World(repair_fleet.Fleet):
     """With the settings' own defaults, and looks at a hung machine that last as long as nvidia-smi is waited for."""
 
     def settings(self) -> dict[str, Any]:
-        return settings.of({})
+        return settings.resolve({})
 
-    def hands(self, machine: Machine, **_: Any) -> Any:
+    def machine_control(self, machine: Machine, **_: Any) -> Any:
         return _Hands(self.machines[machine.name])
 
-    def look(self, machines: Sequence[Machine], *, scan: bool = True) -> dict[str, repair.Seen]:
-        if not self.looks:
+    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
+        if not self.scans:
             time.sleep(probe.HOPELESS_S)
-        return super().look(machines, scan=scan)
+        return super().scan(machines, full=full)
 
 
 def measure(folder: Path) -> Iterator[Row]:
     """The row; ``folder`` is for the repair's records."""
-    made = repair_world.world(5, [NAME])
+    made = repair_fleet.fleet(5, [NAME])
     place = _World(made.api, made.machines)
-    wish = repair.Wish("health", policy.Limits())
+    request = repair.RepairRequest("health", policy.RepairLimits())
     machines = [machine for machine in place.entries if machine.name == NAME]
     with mock.patch.dict(os.environ, XDG_STATE_HOME=str(folder)):
         began = time.monotonic()
-        result = repair.run(place, machines, wish, lambda _, said: print(" ", said, file=sys.stderr))
+        result = repair.run(place, machines, request, lambda _, message: print(" ", message, file=sys.stderr))
         took = time.monotonic() - began
-    if result.machines[0].outcome is not Outcome.REPAIRED:
+    if result.machines[0].outcome is not RepairOutcome.REPAIRED:
         raise RuntimeError(result.machines[0].why)
     yield Row(
         "what a repair waits by its defaults, without the boot",

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 # What helpers assert is told in full, too.
-pytest.register_assert_rewrite(f"{__package__}.sick")
+pytest.register_assert_rewrite(f"{__package__}.unhealthy")
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 CHECKOUT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ class Operator:
 
     folder: Path
     environment: dict[str, str]
-    said: list[str] = field(default_factory=list)
+    message: list[str] = field(default_factory=list)
     """Everything that the commands printed; the search for secrets reads it."""
     bare: dict[str, list[str]] = field(default_factory=dict)
     """``BARE`` of each machine before its cluster was prepared; empty where none is."""
@@ -70,7 +70,7 @@ class Operator:
             timeout=limit_s,
             check=False,
         )
-        self.said += [done.stdout, done.stderr]
+        self.message += [done.stdout, done.stderr]
         print(f"$ gpunodes {' '.join(words)} -> {done.returncode}\n{done.stdout}{done.stderr}")
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
@@ -99,7 +99,7 @@ class Operator:
         deadline = time.monotonic() + limit_s
         assert process.stderr
         for line in process.stderr:
-            self.said.append(line)
+            self.message.append(line)
             print(line, end="")
             if words in line:
                 return
@@ -120,8 +120,8 @@ class Operator:
     def each(self, machines: Sequence[str], command: str, code: int | None = 0) -> dict[str, list[str]]:
         """Run a shell command on several machines side by side, as root; returns the lines that each printed."""
         with ThreadPoolExecutor(len(machines)) as pool:
-            said = pool.map(lambda machine: self.ssh(machine, command, code), machines)
-            return {machine: lines(text) for machine, text in zip(machines, said, strict=True)}
+            message = pool.map(lambda machine: self.ssh(machine, command, code), machines)
+            return {machine: lines(text) for machine, text in zip(machines, message, strict=True)}
 
     def lab(self, *words: str, limit_s: float = SHORT) -> subprocess.CompletedProcess[str]:
         """Run a command of the lab; what it prints is not searched for secrets."""
@@ -153,7 +153,7 @@ class Operator:
             timeout=LONG,
             check=False,
         )
-        self.said += [done.stdout, done.stderr]
+        self.message += [done.stdout, done.stderr]
         assert done.returncode == 0, done.stdout + done.stderr
 
     def kubectl(self, *words: str, code: int | None = 0) -> str:
@@ -379,9 +379,9 @@ def search_for_secrets(operator: Operator, machines: Sequence[str], boots: Mappi
     account's token, which the kubelet puts there, is no secret of ours.
     """
     state = Path(operator.environment["XDG_STATE_HOME"])
-    said = "\n".join(operator.said)
+    message = "\n".join(operator.message)
     logs = "\n".join(path.read_text(errors="replace") for path in state.rglob("*") if path.is_file())
-    for text in (said, logs):
+    for text in (message, logs):
         assert text
         assert re.findall(TOKEN, text) == []
         assert "PRIVATE KEY" not in text

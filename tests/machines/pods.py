@@ -52,9 +52,9 @@ def ended(operator: Operator, name: str) -> tuple[str, str]:
     """Wait for a pod's good end; its node and what it said. The pod is deleted."""
     operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
     node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
-    said = operator.kubectl("logs", name)
+    message = operator.kubectl("logs", name)
     operator.kubectl("delete", "pod", name, "--wait=true")
-    return node, said
+    return node, message
 
 
 def greedy(operator: Operator, node: str, image: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ def test_the_machines_are_bare(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("init-master", "10.0.0.999"), "matches no machine"),
         (("init-master", "worker-1"), "not in the group control_plane"),
@@ -36,9 +36,9 @@ def test_the_machines_are_bare(operator: Operator) -> None:
         (("reset", "worker-1"), "--yes"),
     ],
 )
-def test_wrong_input_is_refused_in_a_sentence(operator: Operator, words: tuple[str, ...], said: str) -> None:
+def test_wrong_input_is_refused_in_a_sentence(operator: Operator, words: tuple[str, ...], message: str) -> None:
     done = operator.gpunodes(*words, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert "a fault of gpunodes" not in done.stderr
 

@@ -13,7 +13,7 @@ JOIN = ("join", "gpu-1", "--runtime", "docker", "--driver", "580")
 JOIN_LIMIT_S = 3000.0
 """The machine builds a kernel module, and Docker unpacks its images."""
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
-LOOK = '-c "test -e /dev/nvidia0 && echo there || echo none"'
+SCAN = '-c "test -e /dev/nvidia0 && echo there || echo none"'
 RUNTIME = "jsonpath={.status.nodeInfo.containerRuntimeVersion}"
 
 _bare: list[str] = []
@@ -34,10 +34,10 @@ def test_a_join_with_docker_serves_gpus(operator: Operator) -> None:
 
 def test_people_may_use_docker_on_the_node(operator: Operator) -> None:
     given = "--device nvidia.com/gpu=all"
-    said = operator.ssh("gpu-1", f"docker run --rm {given} --entrypoint nvidia-smi {PLUGIN} -L")
-    assert said.count("UUID: GPU-") == 2
+    message = operator.ssh("gpu-1", f"docker run --rm {given} --entrypoint nvidia-smi {PLUGIN} -L")
+    assert message.count("UUID: GPU-") == 2
     for option, found in ((given, "there"), ("", "none")):
-        assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {PLUGIN} {LOOK}").split() == [found], (
+        assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {PLUGIN} {SCAN}").split() == [found], (
             option
         )
 
@@ -53,7 +53,7 @@ def test_an_image_cannot_take_gpus(operator: Operator) -> None:
     commit = "docker commit --change 'ENV NVIDIA_VISIBLE_DEVICES=all' greedy greedy"
     operator.ssh("gpu-1", f"{made} && {commit} && docker rm greedy")
     try:
-        assert operator.ssh("gpu-1", f"docker run --rm --entrypoint sh greedy {LOOK}").split() == ["none"]
+        assert operator.ssh("gpu-1", f"docker run --rm --entrypoint sh greedy {SCAN}").split() == ["none"]
     finally:
         operator.ssh("gpu-1", "docker rmi greedy")
 

@@ -34,7 +34,7 @@ REGISTRY = Path(__file__).parent / "private_registry.py"
 _bare: dict[str, list[str]] = {}
 
 
-def wish(operator: Operator, machine: str, **more: Any) -> None:
+def request(operator: Operator, machine: str, **more: Any) -> None:
     """Give a machine settings of its own, in the inventory."""
     path = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
     path.parent.mkdir(exist_ok=True)
@@ -76,15 +76,15 @@ def test_verify_says_that_the_driver_is_missing(operator: Operator) -> None:
 
 
 def test_a_gate_that_went_is_refused_before_anything_is_touched(operator: Operator) -> None:
-    wish(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
-    wish(operator, "gpu-2")
+    request(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
+    request(operator, "gpu-2")
     found = operator.document("up", "--driver", "580", code=1)["findings"]
     found = [one for one in found if one["severity"] == "error"]
     assert [(one["machine"], one["check"]) for one in found] == [("gpu-1", "gates")]
     assert "gone since Kubernetes 1.11" in json.dumps(found)
     assert "device plugins do its work" in json.dumps(found)
     assert lines(operator.ssh("gpu-1", BARE)) == _bare["gpu-1"]
-    wish(operator, "gpu-1")
+    request(operator, "gpu-1")
 
 
 def test_up_makes_a_cluster_that_serves_gpus(operator: Operator) -> None:
@@ -104,9 +104,9 @@ def test_the_refused_gate_would_stop_the_kubelet(operator: Operator) -> None:
     }
     operator.ssh("gpu-1", f"mkdir /run/gates; echo '{json.dumps(gates)}' >/run/gates/10-feature-gates.conf")
     kubelet = "timeout 120 kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/run/gates"
-    said = operator.ssh("gpu-1", f"{kubelet} 2>&1; echo ended with $?; rm -r /run/gates")
-    assert "unrecognized feature gate: Accelerators" in said
-    assert not said.endswith(("ended with 0\n", "ended with 124\n"))
+    message = operator.ssh("gpu-1", f"{kubelet} 2>&1; echo ended with $?; rm -r /run/gates")
+    assert "unrecognized feature gate: Accelerators" in message
+    assert not message.endswith(("ended with 0\n", "ended with 124\n"))
 
 
 def test_pools_are_labels_and_taints(operator: Operator) -> None:
@@ -138,8 +138,8 @@ def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
 
 def test_the_examples_for_pools_run(operator: Operator) -> None:
     start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Only there"))
-    node, said = ended(operator, "only")
-    assert (node, said.count("UUID: GPU-")) == ("gpu-1", 1)
+    node, message = ended(operator, "only")
+    assert (node, message.count("UUID: GPU-")) == ("gpu-1", 1)
     image = f"registry.k8s.io/{BUSYBOX}"
     start(operator, "preferred", image, "true", {}, **example("There if possible"))
     assert ended(operator, "preferred")[0] == "gpu-1"
@@ -190,8 +190,8 @@ def test_an_upgrade_keeps_the_driver(operator: Operator) -> None:
 
     def upgraded(*options: str) -> set[str]:
         """The packages that `apt-get upgrade` would upgrade."""
-        said = operator.ssh("gpu-1", f"apt-get --simulate {' '.join(options)} upgrade")
-        return set(re.findall(r"^Inst (\S+) \[", said, re.MULTILINE))
+        message = operator.ssh("gpu-1", f"apt-get --simulate {' '.join(options)} upgrade")
+        return set(re.findall(r"^Inst (\S+) \[", message, re.MULTILINE))
 
     operator.ssh("gpu-1", "apt-get -qq update")
     assert driver <= upgraded(*unpinned, "--ignore-hold"), "nothing newer is there: this test could not fail"

@@ -65,13 +65,13 @@ class Fault:
 
     name: str
     machine: str
-    said: str
+    message: str
     """Words that the kernel's log has before anybody is asked."""
     faults: Sequence[str] = ()
     """`gpunodes lab fault MACHINE ...`; all but the first when it was seen to work."""
     script: str = ""
     """Or a shell script, as root."""
-    state: State = State.WELL
+    state: State = State.HEALTHY
     action: Action = Action.NONE
     xids: tuple[int, ...] = ()
     rules: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Fault:
     """How many GPUs are left to see."""
 
 
-WELL = [Fault("well", name, "NVRM: loading") for name in ("gpu-1", "gpu-2")]
+HEALTHY = [Fault("well", name, "NVRM: loading") for name in ("gpu-1", "gpu-2")]
 ROUNDS = (
     (
         Fault("other-hang", "gpu-1", "INFO: task standin_hang:", ["other-hang"]),
@@ -179,7 +179,7 @@ def machines(operator: Operator) -> None:
 
 
 def test_machines_that_are_well(operator: Operator) -> None:
-    check(operator, WELL)
+    check(operator, HEALTHY)
 
 
 @pytest.mark.parametrize("faults", ROUNDS, ids=lambda faults: "-and-".join(fault.name for fault in faults))
@@ -221,23 +221,23 @@ def make(operator: Operator, fault: Fault) -> None:
 
 def wait_for(operator: Operator, fault: Fault) -> int:
     """Wait until the kernel has said it; returns how often the machine's other work has come around."""
-    said = f"until dmesg | grep -qF {shlex.quote(fault.said)}; do sleep 1; done"
-    return int(operator.ssh(fault.machine, f"timeout {SEEN_S} sh -c {shlex.quote(said)} && wc -l </run/ticks"))
+    message = f"until dmesg | grep -qF {shlex.quote(fault.message)}; do sleep 1; done"
+    return int(operator.ssh(fault.machine, f"timeout {SEEN_S} sh -c {shlex.quote(message)} && wc -l </run/ticks"))
 
 
 def check(operator: Operator, faults: Sequence[Fault], stay: Sequence[str] = ()) -> None:
     """The verdicts on machines that have these faults now; processes that ``stay`` are all that is left of a probe."""
     ticks = side_by_side(lambda fault: wait_for(operator, fault), faults)
     verdicts = sweep(operator)
-    said = role(operator)
+    message = role(operator)
     found = side_by_side(lambda fault: look(operator, fault.machine), faults)
     for fault, before, after in zip(faults, ticks, found, strict=True):
         print(f"{fault.name} of {fault.machine}")
         live = verdicts[fault.machine]
-        check_live(fault, live, said)
+        check_live(fault, live, message)
         if fault.name == "xid-119-storm":
-            (storm,) = (each for each in live["findings"] if "): 119, " in "".join(each["evidence"]))
-            assert storm["count"] > 100
+            (flood,) = (each for each in live["findings"] if "): 119, " in "".join(each["evidence"]))
+            assert flood["count"] > 100
         assert after.ticks > before
         assert after.processes == list(stay)
         # The log of this fault alone, as somebody saves it.
@@ -249,7 +249,7 @@ def check(operator: Operator, faults: Sequence[Fault], stay: Sequence[str] = ())
             capture(operator, Path(folder) / fault.name, fault.machine, log, live)
 
 
-def check_live(fault: Fault, live: dict[str, Any], said: str) -> None:
+def check_live(fault: Fault, live: dict[str, Any], message: str) -> None:
     """The verdict by the sweep and by the role: what the kernel has said stays true, so the worst so far counts."""
     so_far = _so_far[fault.machine]
     so_far.append(fault)
@@ -261,7 +261,7 @@ def check_live(fault: Fault, live: dict[str, Any], said: str) -> None:
     assert live["gpus"] == {"expected": 2, "seen": fault.seen}
     assert fault.rules <= rules(live), live
     asked = "" if action is Action.NONE else f", {action.value.replace('_', ' ')}"
-    assert re.search(rf'"msg": "{fault.machine}: {state.value}{asked}[;"]', said), said
+    assert re.search(rf'"msg": "{fault.machine}: {state.value}{asked}[;"]', message), message
 
 
 def check_saved(fault: Fault, saved: dict[str, Any]) -> None:
@@ -282,9 +282,9 @@ def rules(machine: dict[str, Any]) -> set[str]:
 
 def role(operator: Operator) -> str:
     """What plain Ansible says of them."""
-    said = ansible(operator, "ansible-playbook", str(CHECKOUT / "playbooks" / "health.yml"), "-l", "gpu-*")
-    assert said.count("changed=0") == len(_so_far), said
-    return said
+    message = ansible(operator, "ansible-playbook", str(CHECKOUT / "playbooks" / "health.yml"), "-l", "gpu-*")
+    assert message.count("changed=0") == len(_so_far), message
+    return message
 
 
 def ansible(operator: Operator, program: str, *words: str) -> str:

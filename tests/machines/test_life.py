@@ -6,7 +6,7 @@ lab's stand-ins: no GPU computes anything.
 
 from __future__ import annotations
 
-from . import sick
+from . import unhealthy
 from .conftest import BARE, STATE, Kind, Operator, kill, lines, search_for_secrets
 
 LAB = Kind("debian13", workers=1, gpu_workers=1)
@@ -18,7 +18,7 @@ _bare: dict[str, list[str]] = {}
 def test_up_makes_a_cluster_of_bare_machines_although_it_was_killed(operator: Operator) -> None:
     _bare.update(operator.each(MACHINES, BARE))
     # A single GPU machine is all of its pool.
-    sick.write(operator, "control-1", sick.ALONE)
+    unhealthy.write(operator, "control-1", unhealthy.ALONE)
     running = operator.start("up", "--driver", "580")
     operator.wait_for(running, "control-1: Start the control plane")
     refused = operator.gpunodes("up", code=1)
@@ -41,18 +41,18 @@ def test_pods_get_the_gpus(operator: Operator) -> None:
     document = operator.document("gpu", "verify", "gpu-1")
     levels = {level["level"]: level["state"] for level in document["machines"][0]["levels"]}
     assert levels == dict.fromkeys(("host", "container", "kubelet", "pod"), "ok")
-    assert "nvidia.com/gpu" not in sick.node(operator, "worker-1")["status"]["allocatable"]
+    assert "nvidia.com/gpu" not in unhealthy.node(operator, "worker-1")["status"]["allocatable"]
 
 
 def test_a_hung_machine_is_found_and_repaired(operator: Operator) -> None:
-    before = sick.boot(operator, "gpu-1")
-    sick.fault(operator, "gpu-1", "reboot-hang")
-    sick.hang(operator)
-    assert sick.wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
-    found = sick.repaired(operator.document("health", "--reboot-hung", "--yes"))
-    assert found["rung"] == "sysrq"
-    assert sick.boot(operator, "gpu-1") != before
-    sick.clean(operator, ["gpu-1"])
+    before = unhealthy.boot(operator, "gpu-1")
+    unhealthy.fault(operator, "gpu-1", "reboot-hang")
+    unhealthy.hang(operator)
+    assert unhealthy.wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
+    found = unhealthy.repaired(operator.document("health", "--reboot-hung", "--yes"))
+    assert found["step"] == "sysrq"
+    assert unhealthy.boot(operator, "gpu-1") != before
+    unhealthy.clean(operator, ["gpu-1"])
 
 
 def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from . import sick
+from . import unhealthy
 from .conftest import Operator, kill
-from .sick import clean, entry, fault, hang, history, repaired, wait_for
+from .unhealthy import clean, entry, fault, hang, history, repaired, wait_for
 
-LAB = sick.LAB
+LAB = unhealthy.LAB
 PODS = """
 apiVersion: apps/v1
 kind: Deployment
@@ -59,18 +59,18 @@ REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
 
 def test_a_lost_gpu_comes_back_by_one_of_two_commands_and_a_cordon_of_somebody_else_stays(operator: Operator) -> None:
     operator.kubectl("cordon", "gpu-1")
-    before = sick.boot(operator, "gpu-1")
+    before = unhealthy.boot(operator, "gpu-1")
     fault(operator, "gpu-1", "lost")
     assert 79 in wait_for(operator, "gpu-1", ["reboot"])["xids"]
     running = operator.start(*REPAIR)
     operator.wait_for(running, "collecting the evidence")
     # What must be gone at the end is there now.
-    assert sick.leases(operator)
-    assert sick.sessions(operator) > 0
+    assert unhealthy.leases(operator)
+    assert unhealthy.sessions(operator) > 0
     second = entry(operator.document(*REPAIR, code=3))
-    assert (second["ruling"], second["outcome"]) == ("refuse", None)
+    assert (second["decision"], second["outcome"]) == ("refuse", None)
     assert running.wait(timeout=1500) == 0
-    assert sick.boot(operator, "gpu-1") != before
+    assert unhealthy.boot(operator, "gpu-1") != before
     assert history(operator)[-1]["outcome"] == "repaired"
     clean(operator, theirs=["gpu-1"])
     operator.kubectl("uncordon", "gpu-1")
@@ -81,10 +81,10 @@ def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Oper
         "-n", "kube-system", "get", "daemonset", "nvidia-device-plugin-daemonset",
         "-o", "jsonpath={.spec.template.spec.containers[0].image}",
     ).strip()  # fmt: skip
-    sick.apply(operator, PODS.replace("IMAGE", image))
+    unhealthy.apply(operator, PODS.replace("IMAGE", image))
     for name in ("steady", "stuck"):
         operator.kubectl("rollout", "status", f"deployment/{name}", "--timeout=180s")
-    before = sick.boot(operator, "gpu-1")
+    before = unhealthy.boot(operator, "gpu-1")
     fault(operator, "gpu-1", "smi-hang")
     assert wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
 
@@ -94,28 +94,28 @@ def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Oper
     assert "default/steady-" in found["why"]
     assert "--force-drain" in found["why"]
     assert "pods that do not end: default/stuck-" in done.stderr
-    assert sick.boot(operator, "gpu-1") == before
-    assert not sick.node(operator, "gpu-1")["spec"].get("unschedulable")
+    assert unhealthy.boot(operator, "gpu-1") == before
+    assert not unhealthy.node(operator, "gpu-1")["spec"].get("unschedulable")
 
     done = operator.gpunodes(*REPAIR, "--force-drain", "--json")
     repaired(json.loads(done.stdout))
     (forced,) = [line for line in done.stderr.splitlines() if "were deleted by force" in line]
     assert "default/steady-" in forced
     assert "default/stuck-" in forced
-    assert sick.boot(operator, "gpu-1") != before
-    operator.kubectl("delete", "-f", "/run/sick.yml")
+    assert unhealthy.boot(operator, "gpu-1") != before
+    operator.kubectl("delete", "-f", "/run/unhealthy.yml")
     clean(operator)
 
 
 def test_a_kill_in_every_step_and_then_the_same_command(operator: Operator) -> None:
-    before = sick.boot(operator, "gpu-1")
+    before = unhealthy.boot(operator, "gpu-1")
     hang(operator)
     for step in STEPS:
         running = operator.start(*REPAIR)
         operator.wait_for(running, step)
         kill(running)
     operator.gpunodes(*REPAIR)
-    assert sick.boot(operator, "gpu-1") != before
+    assert unhealthy.boot(operator, "gpu-1") != before
     # What a kill left of the first decision goes with the next one.
     operator.gpunodes(*REPAIR)
     ends = [each["outcome"] for each in history(operator) if each["kind"] == "end"]

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from gpunodes.inventory import Inventory
 
-from . import sick
+from . import unhealthy
 from .conftest import Operator
-from .sick import clean, entry, fault, history, needs_repair, repaired, wait_for, wait_until_well
+from .unhealthy import clean, entry, fault, history, needs_repair, repaired, wait_for, wait_until_well
 
-LAB = sick.LAB
+LAB = unhealthy.LAB
 REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
 
 
 def test_what_only_a_loss_of_power_cures_waits_for_a_bmc_and_for_hands(operator: Operator) -> None:
     fault(operator, "gpu-1", "needs-cold")
     wait_for(operator, "gpu-1", ["reboot"])
-    with sick.bmc(operator, "down"):
+    with unhealthy.bmc(operator, "down"):
         document = operator.document(*REPAIR, code=3)
         assert entry(document)["outcome"] == "needs-repair"
         assert "the new boot has findings" in entry(document)["why"]
         (cold,) = [each for each in history(operator) if each["what"] == "cold"]
         assert "does not answer" in cold["detail"]
     needs_repair(operator)
-    before = sick.boot(operator, "gpu-1")
+    before = unhealthy.boot(operator, "gpu-1")
     again = entry(operator.document(*REPAIR, code=3))
-    assert (again["ruling"], again["outcome"]) == ("needs-repair", None)
+    assert (again["decision"], again["outcome"]) == ("needs-repair", None)
     assert "gpunodes uncordon gpu-1" in again["why"]
-    assert sick.boot(operator, "gpu-1") == before
+    assert unhealthy.boot(operator, "gpu-1") == before
 
     operator.gpunodes("uncordon", "gpu-1")
-    assert repaired(operator.document(*REPAIR))["rung"] == "cold"
+    assert repaired(operator.document(*REPAIR))["step"] == "cold"
     clean(operator)
 
 
 def test_a_bmc_that_says_on_and_is_off(operator: Operator) -> None:
     assert operator.lab("power", "gpu-1", "off").returncode == 0
     # Nothing starts here: there is no sense in waiting long.
-    with sick.bmc(operator, "lies"), sick.given(operator, "control-1", gpunodes_repair_boot_timeout=60):
+    with unhealthy.bmc(operator, "lies"), unhealthy.given(operator, "control-1", gpunodes_repair_boot_timeout=60):
         document = operator.document("repair", "gpu-1", "--yes", code=3)
     assert entry(document)["outcome"] == "needs-repair"
     (cold,) = [each for each in history(operator) if each["what"] == "cold"]
@@ -53,10 +53,10 @@ def test_the_bmc_of_another_machine_gets_no_order(operator: Operator) -> None:
     """A wrong address in the inventory took another machine's power: here that of the control plane."""
     own = Inventory(operator.folder / "inventory").variables("control-1")
     other = {key: str(own[key]) for key in ("gpunodes_bmc_address", "gpunodes_bmc_user", "gpunodes_bmc_password")}
-    before = sick.boot(operator, "gpu-1"), sick.boot(operator, "control-1")
+    before = unhealthy.boot(operator, "gpu-1"), unhealthy.boot(operator, "control-1")
     operator.document("health", "gpu-1", code=None)  # which records who it is
     assert operator.document("power", "gpu-1", "status")["own"] is True
-    with sick.given(operator, "gpu-1", **other):
+    with unhealthy.given(operator, "gpu-1", **other):
         shown = operator.document("power", "gpu-1", "status")
         assert shown["own"] is False
         assert operator.ssh("gpu-1", "cat /sys/class/dmi/id/product_uuid").strip() in shown["identities"]
@@ -69,7 +69,7 @@ def test_the_bmc_of_another_machine_gets_no_order(operator: Operator) -> None:
         tried = [each["detail"] for each in history(operator) if each["what"] in {"bmc", "cold"}]
         assert tried
         assert all("belongs to another machine" in detail for detail in tried)
-    assert (sick.boot(operator, "gpu-1"), sick.boot(operator, "control-1")) == before
+    assert (unhealthy.boot(operator, "gpu-1"), unhealthy.boot(operator, "control-1")) == before
     operator.gpunodes("uncordon", "gpu-1")
     clean(operator)
 
@@ -81,7 +81,7 @@ def test_a_hang_at_every_boot_is_given_up(operator: Operator) -> None:
     found = entry(operator.document(*REPAIR, code=3))
     assert found["outcome"] == "needs-repair"
     assert "the new boot has findings" in found["why"]
-    assert [each["what"] for each in history(operator) if each["kind"] == "proof"][-1] == "cold"
+    assert [each["what"] for each in history(operator) if each["kind"] == "verification"][-1] == "cold"
     needs_repair(operator)
     # Somebody comes and mends it.
     fault(operator, "gpu-1", "clear")
@@ -92,4 +92,4 @@ def test_a_hang_at_every_boot_is_given_up(operator: Operator) -> None:
 
 
 def test_no_password_lies_about(operator: Operator) -> None:
-    sick.no_password_lies_about(operator)
+    unhealthy.no_password_lies_about(operator)

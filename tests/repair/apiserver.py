@@ -126,9 +126,9 @@ def _wait(server: ApiServer) -> None:
         except json.JSONDecodeError:
             return  # it says "ok"
         except OSError:
-            said = (server.folder / "apiserver.log").read_text()[-2000:]
-            assert not [process for process in server.processes if process.poll() is not None], said
-            assert time.monotonic() < deadline, said
+            output = (server.folder / "apiserver.log").read_text()[-2000:]
+            assert not [process for process in server.processes if process.poll() is not None], output
+            assert time.monotonic() < deadline, output
             time.sleep(0.3)
 
 

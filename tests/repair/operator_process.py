@@ -16,13 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpunodes.engine import cluster
-from gpunodes.engine.hands import Asked, Boot
+from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair, repair_one
 from gpunodes.repair import policy
-from gpunodes.repair.ladder import Rung
+from gpunodes.repair.escalation import EscalationStep
 from gpunodes.views import repair as views
 
 BOOT_S = 0.5
@@ -50,16 +50,16 @@ class FileMachine:
             return Verdict(self.name, "live", State.UNREACHABLE, Action.NONE)
         boot_id = self.boot_id(state)
         if not state["sick"]:
-            return Verdict(self.name, "live", State.WELL, Action.NONE, False, (), (), boot_id, 8, 8)
+            return Verdict(self.name, "live", State.HEALTHY, Action.NONE, False, (), (), boot_id, 8, 8)
         found = (Finding("hung-in-driver", "", Action.REBOOT, State.HUNG, evidence=("the line",)),)
         return Verdict(self.name, "live", State.HUNG, Action.REBOOT, True, (), (), boot_id, 8, 8, found)
 
-    def use(self, rung: str) -> None:
+    def use(self, step: str) -> None:
         with self._path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             state = json.load(file)
-            state["done"].append(rung)
-            if rung not in state["deaf"]:
+            state["done"].append(step)
+            if step not in state["deaf"]:
                 state |= {"boot": state["boot"] + 1, "sick": False, "back": time.time() + BOOT_S}
             text = json.dumps(state)
             file.seek(0)
@@ -82,15 +82,15 @@ class FileMachine:
 
     def ask(
         self,
-        rung: Rung,
+        step: EscalationStep,
         boot_id: str,
         later: Sequence[tuple[float, str]],
         gpus: Sequence[str],
-    ) -> Asked:
+    ) -> StepResult:
         if boot_id != self.boot_id(self.read()):
-            return Asked(False, "another boot runs already")
-        self.use(rung.name)
-        return Asked(True)
+            return StepResult(False, "another boot runs already")
+        self.use(step.name)
+        return StepResult(True)
 
     def has_power(self) -> bool:
         return True
@@ -102,7 +102,7 @@ class FileMachine:
         self.use("cold")
 
 
-class World(repair.World):
+class Fleet(repair.Fleet):
     """repair.World with machines of files, and an API server on this machine."""
 
     def __init__(self, kubeconfig: Path, machines: Path) -> None:
@@ -120,7 +120,7 @@ class World(repair.World):
     def settings(self) -> dict[str, Any]:
         return {
             "gpunodes_repair_pool_label": "test/pool",
-            "gpunodes_repair_look_pause": 0,
+            "gpunodes_repair_rescan_pause": 0,
             "gpunodes_repair_drain_timeout": 20,
             "gpunodes_repair_drain_timeout_hung": 10,
             "gpunodes_repair_boot_timeout": 20,
@@ -133,12 +133,12 @@ class World(repair.World):
     def session(self) -> cluster.Session:
         return self.made
 
-    def hands(self, machine: Machine, **_: Any) -> Any:
+    def machine_control(self, machine: Machine, **_: Any) -> Any:
         return self._files[machine.name]
 
-    def look(self, machines: Sequence[Machine], *, scan: bool = True) -> dict[str, repair.Seen]:
+    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
         facts = {"smi": {"status": "ok"}}
-        return {machine.name: repair.Seen(self._files[machine.name].verdict(), facts) for machine in machines}
+        return {machine.name: repair.MachineScan(self._files[machine.name].verdict(), facts) for machine in machines}
 
     def close(self) -> None:
         self._side.close()
@@ -147,18 +147,18 @@ class World(repair.World):
 def main(kubeconfig: str, machines: str, budget: str) -> None:
     """Repair all that is sick."""
     # The rungs' own time limits are for machines that take minutes.
-    Rung.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
-    given = repair_one.Limits
-    repair_one.Limits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
-    world = World(Path(kubeconfig), Path(machines))
-    wish = repair.Wish("health", policy.Limits(max_unavailable=policy.budget(budget)))
+    EscalationStep.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
+    given = repair_one.TimeLimits
+    repair_one.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
+    fleet = Fleet(Path(kubeconfig), Path(machines))
+    request = repair.RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
     began = time.monotonic()
-    result = repair.run(world, world.entries, wish, views.Lines(sys.stderr).say)
-    world.close()
+    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).say)
+    fleet.close()
     document = views.document(result)
-    acted = [each for each in document["machines"] if each["ruling"] != "nothing"]
+    acted = [each for each in document["machines"] if each["decision"] != "nothing"]
     sys.stdout.write(
-        json.dumps({"machines": acted, "calls": world.made.calls, "seconds": time.monotonic() - began}) + "\n"
+        json.dumps({"machines": acted, "calls": fleet.made.calls, "seconds": time.monotonic() - began}) + "\n"
     )
 
 

@@ -21,7 +21,7 @@ from gpunodes.operations import maintenance
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
-from .operator_process import World
+from .operator_process import Fleet
 from .test_simulation import OPERATOR
 
 COMMAND = Path(__file__).with_name("command_process.py")
@@ -71,8 +71,8 @@ def command(server: ApiServer, words: str, *names: str) -> Iterator[tuple[subpro
         assert process.stdout
         yield process, process.stdout.readline().strip()
         if process.poll() is None:
-            said, _ = process.communicate(timeout=120)
-            assert said.strip() in {"kept", ""}
+            message, _ = process.communicate(timeout=120)
+            assert message.strip() in {"kept", ""}
 
 
 def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -> subprocess.Popen[str]:
@@ -150,7 +150,7 @@ def test_a_repair_leaves_a_machine_alone_that_a_command_works_on(
 ) -> None:
     with command(server, "gpu install", "n1"):
         found = outcome(repair(server, machines, tmp_path), tmp_path)
-        assert found["ruling"] == "refuse"
+        assert found["decision"] == "refuse"
         assert "`gpunodes gpu install` of " in found["why"]
         assert used(machines) == []
     assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
@@ -168,12 +168,12 @@ def test_a_command_leaves_a_machine_alone_that_is_being_repaired(
     while used(machines) == []:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    with command(server, "remove", "n1") as (_, said):
-        assert said.startswith("n1 is being worked on: `gpunodes health` of ")
-    with command(server, "reset", "c0") as (_, said):
-        assert said.startswith("n1 is being worked on: `gpunodes health` of ")
-    with command(server, "gpu install", "n5") as (_, said):
-        assert said.startswith("held"), "another machine"
+    with command(server, "remove", "n1") as (_, message):
+        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+    with command(server, "reset", "c0") as (_, message):
+        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+    with command(server, "gpu install", "n5") as (_, message):
+        assert message.startswith("held"), "another machine"
         assert outcome(process, tmp_path)["outcome"] == "repaired"
     assert held(server) == []
 
@@ -187,25 +187,25 @@ def test_two_repairs_of_one_machine(server: ApiServer, machines: Path, tmp_path:
 
 
 def test_a_repair_leaves_a_machine_in_maintenance_alone(server: ApiServer, machines: Path, tmp_path: Path) -> None:
-    world = World(server.kubeconfig, machines)
-    entry = next(each for each in world.entries if each.name == "n1")
+    fleet = Fleet(server.kubeconfig, machines)
+    entry = next(each for each in fleet.entries if each.name == "n1")
     try:
-        maintenance.begin(world, [entry], "replace GPU 5", time.time() + 3600)
+        maintenance.begin(fleet, [entry], "replace GPU 5", time.time() + 3600)
         assert server.call("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"]
         found = outcome(repair(server, machines, tmp_path), tmp_path)
-        assert found["ruling"] == "refuse"
+        assert found["decision"] == "refuse"
         assert "it is in maintenance: replace GPU 5, by " in found["why"]
         assert used(machines) == []
-        with command(server, "gpu install", "n1") as (_, said):
-            assert said.startswith("held"), "it is what maintenance is for"
+        with command(server, "gpu install", "n1") as (_, message):
+            assert message.startswith("held"), "it is what maintenance is for"
             with pytest.raises(Held):
-                maintenance.end(world, [entry])
-        assert [each.node for each in maintenance.listed(world)] == ["n1"]
-        maintenance.end(world, [entry])
+                maintenance.end(fleet, [entry])
+        assert [each.node for each in maintenance.listed(fleet)] == ["n1"]
+        maintenance.end(fleet, [entry])
         assert not server.call("GET", "/api/v1/nodes/n1")["spec"].get("unschedulable")
     finally:
-        world.made.close()
-        world.close()
+        fleet.made.close()
+        fleet.close()
     assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
 
 

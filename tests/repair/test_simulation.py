@@ -45,7 +45,7 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.most = dict.fromkeys((f"p{index}" for index in range(POOLS)), 0)
         self.cordoned: set[str] = set()
-        self.looks = 0
+        self.scans = 0
 
     def __enter__(self) -> Monitor:
         self._thread.start()
@@ -58,7 +58,7 @@ class Monitor:
     def _run(self) -> None:
         while not self._stop.wait(0.1):
             found = self._server.call("GET", "/api/v1/nodes?fieldSelector=spec.unschedulable=true")["items"]
-            self.looks += 1
+            self.scans += 1
             for pool in self.most:
                 here = sum(node["metadata"]["labels"]["test/pool"] == pool for node in found)
                 self.most[pool] = max(self.most[pool], here)
@@ -142,7 +142,7 @@ def test_two_operators_repair_twenty_of_a_thousand(server: ApiServer, tmp_path: 
     clean(server)
     print(
         f"\n{len(sick)} of {NODES} in {took:.0f} s by two operators; {[len(r['machines']) for r in results]} acted on, "
-        f"{[result['calls'] for result in results]} API calls, {monitor.looks} looks, most unavailable {monitor.most}"
+        f"{[result['calls'] for result in results]} API calls, {monitor.scans} looks, most unavailable {monitor.most}"
     )
 
 

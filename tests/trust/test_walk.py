@@ -23,7 +23,7 @@ from gpunodes.engine import runner
 from gpunodes.model import Event, TaskEnded, printable
 
 from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
-from tests.trust.test_looks import WALKED
+from tests.trust.test_scans import WALKED
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
@@ -89,7 +89,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     own: dict[str, Any] = {
         "host_facts": {"host_facts": report(name, shown)},
         "cluster_info": {"cluster": cluster(shown)},
-        "host_survey": {
+        "host_diff": {
             "pending": CONCERNS + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
         },
@@ -123,7 +123,7 @@ def speak(made: Machines, shown: str = SHOWN) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return make(tmp_path, monkeypatch)
 
 
@@ -145,12 +145,12 @@ def check(made: Machines, output: str) -> None:
 
 
 def test_no_stand_in_is_asked_without_the_callback_that_keeps_its_words_harmless(
-    world: Machines, monkeypatch: pytest.MonkeyPatch
+    fleet: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ansible goes on without a callback that it does not find; we do not."""
-    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(world.folder))
-    assert "its callback gpunodes_printable among them" in playbook(world, "facts.yml")
-    assert world.asked == []
+    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(fleet.folder))
+    assert "its callback gpunodes_printable among them" in playbook(fleet, "facts.yml")
+    assert fleet.asked == []
 
 
 def played(made: Machines, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,7 @@ def modules(made: Machines) -> set[str]:
 
 
 _LOOK = "host_facts cluster_info "
-_PREPARE = "host_survey host kube_objects "
+_PREPARE = "host_diff host kube_objects "
 _PROVE = "gpu_verify gpu_served node_pools "
 # Of each playbook how it ends with these machines, and all that it asks them.
 WALKS = {
@@ -201,13 +201,13 @@ def test_every_playbook_is_walked() -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(WALKS)))
-def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(world: Machines, number: int, name: str) -> None:
+def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, number: int, name: str) -> None:
     """Plain ansible-playbook goes its whole way, and takes nothing that a machine reports for a template."""
     code, asked = WALKS[name]
-    speak(world, ATTACKS[number % len(ATTACKS)])
-    done = played(world, name)
-    check(world, done.stdout + done.stderr)
-    assert modules(world) == set(asked.split())
+    speak(fleet, ATTACKS[number % len(ATTACKS)])
+    done = played(fleet, name)
+    check(fleet, done.stdout + done.stderr)
+    assert modules(fleet) == set(asked.split())
     assert done.returncode == code, done.stdout
 
 
@@ -221,11 +221,11 @@ def test_all_that_is_installed_on_a_stand_in_machine(
 ) -> None:
     """Each role that changes a machine is walked, with its settings made of what machine and cluster report."""
     mirrors = {"docker.io": "https://mirror"}
-    world = make(tmp_path, monkeypatch, gpunodes_runtime=runtime, gpunodes_image_mirrors=mirrors)
-    done = played(world, "join.yml", "--limit", "worker-1")
-    check(world, done.stdout + done.stderr)
-    assert (done.returncode, world.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
-    assert ("docker_images" in modules(world)) == (runtime == "docker")
+    fleet = make(tmp_path, monkeypatch, gpunodes_runtime=runtime, gpunodes_image_mirrors=mirrors)
+    done = played(fleet, "join.yml", "--limit", "worker-1")
+    check(fleet, done.stdout + done.stderr)
+    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
+    assert ("docker_images" in modules(fleet)) == (runtime == "docker")
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -233,16 +233,16 @@ def test_a_stand_in_machine_that_asks_for_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
 ) -> None:
     """Ansible reboots no machine that it reaches by its connection `local`: the way ends there."""
-    world = make(tmp_path, monkeypatch, gpunodes_gpu_reboot=allowed)
-    world.answer("worker-1", "host", {**answers("worker-1")["host"], "reboot": "".join(ATTACKS)})
-    output = playbook(world, "join.yml", "--limit", "worker-1")
-    check(world, output)
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_reboot=allowed)
+    fleet.answer("worker-1", "host", {**answers("worker-1")["host"], "reboot": "".join(ATTACKS)})
+    output = playbook(fleet, "join.yml", "--limit", "worker-1")
+    check(fleet, output)
     assert ("would reboot the control node" if allowed else "a reboot is left to do") in output
 
 
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
-def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(world: Machines, name: str) -> None:
-    check(odd(world), playbook(world, name))
+def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(fleet: Machines, name: str) -> None:
+    check(odd(fleet), playbook(fleet, name))
 
 
 def admin(**more: Any) -> dict[str, Any]:
@@ -254,17 +254,17 @@ def admin(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", ["", "kube"])
-def test_a_playbook_writes_a_kubeconfig_as_the_command_does(world: Machines, tmp_path: Path, folder: str) -> None:
+def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp_path: Path, folder: str) -> None:
     """The file is private; a folder that is there keeps its mode, a new one is private too."""
     target = tmp_path / "shared" / folder / "admin.conf"
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    inventory = json.loads(world.inventory.read_text())
+    inventory = json.loads(fleet.inventory.read_text())
     inventory["all"]["vars"]["gpunodes_kubeconfig_path"] = str(target)
-    world.inventory.write_text(json.dumps(inventory))
-    world.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
-    output = playbook(world, "kubeconfig.yml")
+    fleet.inventory.write_text(json.dumps(inventory))
+    fleet.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
     assert target.exists(), output
     assert yaml.safe_load(target.read_text()) == kubeconfig.renamed(admin(), "control-1")
     assert target.stat().st_mode & 0o777 == 0o600
@@ -272,23 +272,23 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(world: Machines, tmp
     assert not folder or target.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(world: Machines, tmp_path: Path) -> None:
+def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(fleet: Machines, tmp_path: Path) -> None:
     """Who has a control-plane machine would else have what kubectl runs on the administrator's."""
     secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
     wanted = admin(**{"client-key-data": secret, "exec": {"command": "gpunodes_canary"}})
-    world.answer("control-1", "slurp", {"content": encoded(wanted), "encoding": "base64"})
-    output = playbook(world, "kubeconfig.yml")
+    fleet.answer("control-1", "slurp", {"content": encoded(wanted), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
     assert not (tmp_path / "admin.conf").exists()
     assert "gives its user 'exec'" in output.replace("\n", " ")
     assert secret not in output
 
 
-def test_a_playbook_quotes_no_line_of_a_kubeconfig_of_a_stand_in_that_is_no_yaml(world: Machines) -> None:
+def test_a_playbook_quotes_no_line_of_a_kubeconfig_of_a_stand_in_that_is_no_yaml(fleet: Machines) -> None:
     """Ansible prints what led to an error, too; a YAML parser's error has the line, and the line may be a key."""
     secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
     text = f"users: [{{user: {{client-key-data: {secret} {{{secret}"
-    world.answer("control-1", "slurp", {"content": base64.b64encode(text.encode()).decode(), "encoding": "base64"})
-    output = playbook(world, "kubeconfig.yml")
+    fleet.answer("control-1", "slurp", {"content": base64.b64encode(text.encode()).decode(), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
     assert "of control-1 is no YAML" in output
     assert secret not in output
 
@@ -298,69 +298,69 @@ def encoded(document: Any) -> str:
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(world: Machines, unfinished: bool) -> None:
+def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(fleet: Machines, unfinished: bool) -> None:
     """Also where it is a node of the cluster already."""
     facts = report("worker-2")
     facts["kubernetes"]["unfinished"] = unfinished
-    world.answer("worker-2", "host_facts", {"host_facts": facts})
+    fleet.answer("worker-2", "host_facts", {"host_facts": facts})
     known = cluster()
     for node in known["nodes"]:
         node["uid"] = node["name"]
-    world.answer("control-1", "cluster_info", {"cluster": known})
-    playbook(world, "join.yml")
-    assert "worker-1/kubeadm_join" in world.asked
-    assert ("worker-2/kubeadm_join" in world.asked) is unfinished
+    fleet.answer("control-1", "cluster_info", {"cluster": known})
+    playbook(fleet, "join.yml")
+    assert "worker-1/kubeadm_join" in fleet.asked
+    assert ("worker-2/kubeadm_join" in fleet.asked) is unfinished
 
 
 RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")
 
 
-def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(world: Machines) -> None:
+def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(fleet: Machines) -> None:
     """Ansible reads more of a module's answer than the module's own result, and expects these to have their type."""
-    world.answer("worker-1", "host_facts", {"host_facts": report("worker-1"), "ansible_stats": 5})
-    world.answer("worker-2", "host_facts", {"host_facts": report("worker-2"), **dict.fromkeys(RESERVED, 5)})
-    output = playbook(world, "facts.yml")
-    check(world, output)
+    fleet.answer("worker-1", "host_facts", {"host_facts": report("worker-1"), "ansible_stats": 5})
+    fleet.answer("worker-2", "host_facts", {"host_facts": report("worker-2"), **dict.fromkeys(RESERVED, 5)})
+    output = playbook(fleet, "facts.yml")
+    check(fleet, output)
     assert "PLAY RECAP" in output, output
     recap = output.partition("PLAY RECAP")[2]
     assert {name for name in NUMBERS if re.search(rf"^{name} .* unreachable=0 ", recap, re.MULTILINE)} == set(NUMBERS)
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
-def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(world: Machines) -> None:
+def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(fleet: Machines) -> None:
     """Ansible takes a module's word for whether its task was skipped."""
     for word in ({}, {"skipped": True}):
         made = cluster() | {"endpoint": "10.0.0.1:6443\nevil: true"}
-        world.answer("control-1", "cluster_info", {"cluster": made, **word})
-        output = playbook(world, "join.yml")
-        check(world, output)
+        fleet.answer("control-1", "cluster_info", {"cluster": made, **word})
+        output = playbook(fleet, "join.yml")
+        check(fleet, output)
         assert "of its cluster, its answer has no host:port in endpoint" in output
-        assert "worker-1/kubeadm_join" not in world.asked
+        assert "worker-1/kubeadm_join" not in fleet.asked
 
 
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
-def test_a_run_that_knows_its_stand_in_machines_already(world: Machines, tmp_path: Path, name: str) -> None:
+def test_a_run_that_knows_its_stand_in_machines_already(fleet: Machines, tmp_path: Path, name: str) -> None:
     """The way of the commands: what the first look found enters the play that follows."""
     facts = {machine: report(machine) for machine in NUMBERS}
     known = {} if name == "init_master.yml" else cluster()
     seen: list[Event] = []
-    play = runner.Play(name, world.inventory, list(NUMBERS), ["preflight"], facts=facts, cluster=known)
+    play = runner.Play(name, fleet.inventory, list(NUMBERS), ["preflight"], facts=facts, cluster=known)
     (tmp_path / "run").mkdir()
     ended = runner.run(play, tmp_path / "run", seen.append)
-    check(world, ended.log.read_text())
-    assert modules(world) == set(WALKS[name][1].split()) - {"host_facts", "cluster_info"}
+    check(fleet, ended.log.read_text())
+    assert modules(fleet) == set(WALKS[name][1].split()) - {"host_facts", "cluster_info"}
     assert {event.machine for event in seen} <= set(NUMBERS)
 
 
-def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(world: Machines, tmp_path: Path) -> None:
+def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(fleet: Machines, tmp_path: Path) -> None:
     """ansible-runner empties an answer of more than 700 kB: the nodes, and what they said, were gone."""
     made = cluster()
     made["nodes"] = [{**made["nodes"][0], "name": f"node-{number}"} for number in range(3000)]
     assert len(json.dumps(made)) > 1_000_000
-    world.answer("control-1", "cluster_info", {"cluster": made})
+    fleet.answer("control-1", "cluster_info", {"cluster": made})
     seen: list[Event] = []
     (tmp_path / "run").mkdir()
-    runner.run(runner.Play("status.yml", world.inventory, ["control-1"]), tmp_path / "run", seen.append)
+    runner.run(runner.Play("status.yml", fleet.inventory, ["control-1"]), tmp_path / "run", seen.append)
     (answer,) = [each.result["cluster"] for each in seen if isinstance(each, TaskEnded) and "cluster" in each.result]
     assert len(answer["nodes"]) == len(made["nodes"])
 
@@ -386,15 +386,15 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_with_stand_in_machines_whose_text_is_hostile(world: Machines, command: str) -> None:
+def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, command: str) -> None:
     """What machines report is shown as it is, without control characters, and no command runs it."""
-    done = gpunodes(world, *command.split())
-    check(world, done.stdout + done.stderr)
+    done = gpunodes(fleet, *command.split())
+    check(fleet, done.stdout + done.stderr)
     assert "a fault of gpunodes" not in done.stderr
     assert COMMANDS[command] in done.stdout + done.stderr
 
 
-# Those that reach machines without Ansible are in test_looks.py.
+# Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
     "kubeconfig": "tests/unit/test_kubeconfig.py: what a control plane sends is taken apart there",
     "gates": "it asks no machine",
@@ -412,21 +412,21 @@ def test_every_command_is_walked() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
-def test_each_attack_is_shown_as_one_line(world: Machines, attack: str) -> None:
+def test_each_attack_is_shown_as_one_line(fleet: Machines, attack: str) -> None:
     """In a machine's system and in why its node is not ready, where only one of them can stand."""
-    speak(world, attack)
+    speak(fleet, attack)
     words = printable(attack).strip()
     for command in ("preflight", "status"):
-        done = gpunodes(world, command)
-        check(world, done.stdout + done.stderr)
+        done = gpunodes(fleet, command)
+        check(fleet, done.stdout + done.stderr)
         assert words in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "gpu verify", "join worker-1 --dry-run"])
-def test_a_command_with_stand_in_machines_whose_every_string_is_hostile(world: Machines, command: str) -> None:
+def test_a_command_with_stand_in_machines_whose_every_string_is_hostile(fleet: Machines, command: str) -> None:
     """An answer of another shape is its machine's failure, in a sentence."""
-    done = gpunodes(odd(world), *command.split())
-    check(world, done.stdout + done.stderr)
+    done = gpunodes(odd(fleet), *command.split())
+    check(fleet, done.stdout + done.stderr)
     assert "a fault of gpunodes" not in done.stderr
     assert done.returncode in {1, 3}
     assert "its answer has no" in done.stdout + done.stderr

@@ -102,8 +102,8 @@ def test_every_part_has_a_floor() -> None:
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) != "lab"], ids=relative)
 def test_imports_go_down_only(path: Path) -> None:
     floor = FLOORS[part_of(path)]
-    above = sorted(piece for piece in own_parts(path) - {"lab"} if FLOORS[piece] > floor)
-    assert not above, f"{relative(path)} is on floor {floor} and imports {above} from above it"
+    next_step = sorted(piece for piece in own_parts(path) - {"lab"} if FLOORS[piece] > floor)
+    assert not next_step, f"{relative(path)} is on floor {floor} and imports {next_step} from above it"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) == "views"], ids=relative)
@@ -134,12 +134,12 @@ def test_only_its_command_imports_the_lab() -> None:
 
 def test_the_lab_stands_on_the_floors_below_the_engine() -> None:
     """The lab makes machines; it must not reach up into what is run on them."""
-    above = {
+    next_step = {
         relative(path): sorted(own_parts(path) & {"operations", "views", "cli"})
         for path in MODULES
         if part_of(path) == "lab"
     }
-    assert not {path: found for path, found in above.items() if found}
+    assert not {path: found for path, found in next_step.items() if found}
 
 
 @pytest.mark.parametrize("library", ["ansible_runner", "paramiko", "sushy", "kubernetes"])

@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import identity, probe
-from gpunodes.engine import hands, identities
+from gpunodes.engine import identities, machine_control
 from gpunodes.engine.power import PowerProblem, Trouble
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
-from gpunodes.operations.repair import Seen, World
+from gpunodes.operations.repair import Fleet, MachineScan
 from gpunodes.repair.policy import Node
 
 from tests import redfish
@@ -27,17 +27,17 @@ SWAPPED = "44454C4C-4200-1048-8052-B2C04F595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 MAC = "3c:ec:ef:00:00:01"
 FACTS = {"machine_id": "id-1", "product_uuid": UUID, "product_serial": "ABC123", "macs": [MAC]}
-Serve = Callable[..., World]
+Serve = Callable[..., Fleet]
 live: dict[str, Any] = {}
 """What the machines report of themselves now; nothing: they do not answer."""
 
 
-def looks(world: World, names: list[str]) -> dict[str, Seen]:
+def scans(fleet: Fleet, names: list[str]) -> dict[str, MachineScan]:
     """A look at machines, which records who they are."""
-    identities.remember(world.cluster_name, {name: live for name in names if live})
-    state = State.WELL if live else State.UNREACHABLE
+    identities.remember(fleet.cluster_name, {name: live for name in names if live})
+    state = State.HEALTHY if live else State.UNREACHABLE
     return {
-        name: Seen(Verdict(name, "live", state, Action.NONE, boot_id=live.get("boot_id")), live or None)
+        name: MachineScan(Verdict(name, "live", state, Action.NONE, boot_id=live.get("boot_id")), live or None)
         for name in names
     }
 
@@ -55,17 +55,17 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) ->
     monkeypatch.setattr(sys.modules[__name__], "live", {})
     servers = []
 
-    def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> World:
+    def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> Fleet:
         servers.append(redfish.fake("obeys", state="On", hardware=hardware, resets=orders))
         given = {"type": "redfish", "address": f"http://127.0.0.1:{servers[-1].server_port}", **settings}
         bmc = ", ".join(f"gpunodes_bmc_{key}: '{value}'" for key, value in given.items())
         path = tmp_path / "hosts.yml"
         path.write_text(f"workers: {{hosts: {{gpu-1: {{ansible_host: 10.0.0.1, {bmc}}}}}}}\n")
-        world = World(Inventory(path))
-        monkeypatch.setattr(world, "look", lambda machines: looks(world, [machine.name for machine in machines]))
+        fleet = Fleet(Inventory(path))
+        monkeypatch.setattr(fleet, "scan", lambda machines: scans(fleet, [machine.name for machine in machines]))
         if facts:
-            identities.remember(world.cluster_name, {"gpu-1": facts})
-        return world
+            identities.remember(fleet.cluster_name, {"gpu-1": facts})
+        return fleet
 
     yield made
     for server in servers:
@@ -85,8 +85,8 @@ def test_its_own_bmc_switches_a_machine_off(
     serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     """By UUID in either byte order, by MAC address, or by serial number; without being named as well."""
-    world = serve(hardware, facts)
-    assert power.power(world, world.inventory.machines()[0], power.Action.OFF).state == "off"
+    fleet = serve(hardware, facts)
+    assert power.power(fleet, fleet.inventory.machines()[0], power.PowerAction.OFF).state == "off"
     assert orders == ["ForceOff"]
 
 
@@ -95,28 +95,28 @@ FOREIGN = {"UUID": OTHER, "SerialNumber": "XYZ", "macs": ["3c:ec:ef:00:00:09"]}
 
 def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) -> None:
     """On, off, cycle and both rungs of a repair; both sides are named. It may be looked at."""
-    world = serve(FOREIGN, FACTS)
-    machine = world.inventory.machines()[0]
-    ours = world.hands(machine, named=True)
+    fleet = serve(FOREIGN, FACTS)
+    machine = fleet.inventory.machines()[0]
+    ours = fleet.machine_control(machine, named=True)
     for harm in (
-        lambda: power.power(world, machine, power.Action.OFF, named=True),
-        lambda: power.power(world, machine, power.Action.CYCLE, named=True),
-        lambda: power.power(world, machine, power.Action.ON, named=True),
+        lambda: power.power(fleet, machine, power.PowerAction.OFF, named=True),
+        lambda: power.power(fleet, machine, power.PowerAction.CYCLE, named=True),
+        lambda: power.power(fleet, machine, power.PowerAction.ON, named=True),
         ours.reset,
         ours.cold_cycle,
     ):
-        with pytest.raises(PowerProblem, match="belongs to another machine") as said:
+        with pytest.raises(PowerProblem, match="belongs to another machine") as message:
             harm()
-        assert said.value.trouble is Trouble.FOREIGN
-        assert UUID in str(said.value)
-        assert OTHER in str(said.value)
+        assert message.value.trouble is Trouble.FOREIGN
+        assert UUID in str(message.value)
+        assert OTHER in str(message.value)
     assert orders == []
-    shown = power.power(world, machine, power.Action.STATUS)
+    shown = power.power(fleet, machine, power.PowerAction.STATUS)
     assert shown.own is False
     assert UUID in shown.identities
     assert OTHER in shown.identities
-    world = serve(FOREIGN, FACTS, identity="any")
-    assert power.power(world, machine, power.Action.OFF).state == "off"
+    fleet = serve(FOREIGN, FACTS, identity="any")
+    assert power.power(fleet, machine, power.PowerAction.OFF).state == "off"
 
 
 def test_a_machine_that_answers_is_asked_who_it_is(
@@ -124,12 +124,12 @@ def test_a_machine_that_answers_is_asked_who_it_is(
 ) -> None:
     """On a controller that never met it, another machine's power was taken away; one that is off cannot be asked."""
     monkeypatch.setattr(sys.modules[__name__], "live", FACTS)
-    world = serve(FOREIGN)
-    machine = world.inventory.machines()[0]
+    fleet = serve(FOREIGN)
+    machine = fleet.inventory.machines()[0]
     with pytest.raises(PowerProblem, match="belongs to another machine"):
-        power.power(world, machine, power.Action.OFF, named=True)
+        power.power(fleet, machine, power.PowerAction.OFF, named=True)
     assert orders == []
-    shown = power.power(serve({"UUID": UUID}), machine, power.Action.STATUS)
+    shown = power.power(serve({"UUID": UUID}), machine, power.PowerAction.STATUS)
     assert (shown.own, UUID in shown.identities) == (True, True)
 
 
@@ -140,16 +140,16 @@ def test_a_machine_that_contradicts_its_node_keeps_its_power(
     monkeypatch.setattr(sys.modules[__name__], "live", {**FACTS, "boot_id": "here"})
     nodes = [Node("gpu-1", boot_id="there", system_uuid=OTHER)]
     monkeypatch.setattr(power, "Cluster", lambda *_, **__: mock.Mock(nodes=lambda: nodes))
-    world = serve({"UUID": UUID})
-    monkeypatch.setattr(world, "session", mock.Mock())
-    machine = world.inventory.machines()[0]
-    for action in (power.Action.OFF, power.Action.CYCLE):
+    fleet = serve({"UUID": UUID})
+    monkeypatch.setattr(fleet, "session", mock.Mock())
+    machine = fleet.inventory.machines()[0]
+    for action in (power.PowerAction.OFF, power.PowerAction.CYCLE):
         with pytest.raises(GpunodesError, match="its UUID is another"):
-            power.power(world, machine, action, named=True)
+            power.power(fleet, machine, action, named=True)
     assert orders == []
-    assert power.power(world, machine, power.Action.STATUS).own is True
+    assert power.power(fleet, machine, power.PowerAction.STATUS).own is True
     nodes[:] = [Node("gpu-1", boot_id="here", system_uuid=UUID)]
-    assert power.power(world, machine, power.Action.OFF, named=True).state == "off"
+    assert power.power(fleet, machine, power.PowerAction.OFF, named=True).state == "off"
 
 
 @pytest.mark.parametrize(("hardware", "facts"), [({}, FACTS), ({"UUID": UUID}, None), ({"UUID": [1]}, FACTS)])
@@ -157,16 +157,16 @@ def test_where_nothing_tells_whose_bmc_it_is_the_machine_must_be_named(
     serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any] | None
 ) -> None:
     """A timer's repair does not use it; a person who names the machine does, and is told."""
-    world = serve(hardware, facts)
-    machine = world.inventory.machines()[0]
+    fleet = serve(hardware, facts)
+    machine = fleet.inventory.machines()[0]
     with pytest.raises(PowerProblem, match="cannot be told to be the machine's own"):
-        world.hands(machine).reset()
+        fleet.machine_control(machine).reset()
     assert orders == []
-    said: list[str] = []
-    world.hands(machine, named=True, say=said.append).reset()
+    message: list[str] = []
+    fleet.machine_control(machine, named=True, say=message.append).reset()
     assert orders == ["ForceRestart"]
-    assert "nothing tells whether Redfish at" in said[0]
-    assert power.power(world, machine, power.Action.STATUS).own is None
+    assert "nothing tells whether Redfish at" in message[0]
+    assert power.power(fleet, machine, power.PowerAction.STATUS).own is None
 
 
 def test_a_command_of_the_user_s_own_goes_by_the_machine_s_name(serve: Serve, tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_command_of_the_user_s_own_goes_by_the_machine_s_name(serve: Serve, tm
     program.write_text(f"#!/bin/sh\n[ $1 = status ] && cat {tmp_path}/state || echo $1 $2 >>{tmp_path}/log\n")
     program.chmod(0o755)
     (tmp_path / "state").write_text("on\n")
-    world = serve({}, None, type="command", command=str(program))
-    world.hands(world.inventory.machines()[0]).reset()
+    fleet = serve({}, None, type="command", command=str(program))
+    fleet.machine_control(fleet.inventory.machines()[0]).reset()
     assert (tmp_path / "log").read_text() == "reset gpu-1\n"
 
 
@@ -214,14 +214,14 @@ def test_a_guid_by_ipmi(
         "PATH": f"{program.parent}:{os.environ['PATH']}",
     }.items():
         monkeypatch.setenv(name, value)
-    world = serve({}, FACTS, type="ipmi", address="10.0.0.9")
-    machine = world.inventory.machines()[0]
-    assert power.power(world, machine, power.Action.STATUS).own is same
+    fleet = serve({}, FACTS, type="ipmi", address="10.0.0.9")
+    machine = fleet.inventory.machines()[0]
+    assert power.power(fleet, machine, power.PowerAction.STATUS).own is same
     if same:
-        world.hands(machine).reset()
+        fleet.machine_control(machine).reset()
     else:
         with pytest.raises(PowerProblem):
-            world.hands(machine).reset()
+            fleet.machine_control(machine).reset()
     assert (tmp_path / "log").exists() is bool(same)
 
 
@@ -241,11 +241,11 @@ def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = identity.reported("gpu-1", "", probe.read(probe.Options(root=str(tmp_path), deadline_s=5)))
+    found = identity.reported("gpu-1", "", probe.read(probe.ProbeOptions(root=str(tmp_path), deadline_s=5)))
     assert (found.hostname, found.machine_id, found.system_uuid) == ("gpu-1", "0a1b", UUID)
     assert (found.serial, found.macs) == ("ABC123", (MAC,))
 
 
 def test_hands_without_a_bmc_say_so() -> None:
     with pytest.raises(PowerProblem, match="no BMC is configured"):
-        hands.Hands("gpu-1", "10.0.0.1", {}, 0.0).reset()
+        machine_control.MachineControl("gpu-1", "10.0.0.1", {}, 0.0).reset()

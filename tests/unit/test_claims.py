@@ -18,16 +18,16 @@ import pytest
 from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
 from gpunodes.engine import cluster, identities, leases, locks, runner, shell
-from gpunodes.engine.cluster import Answer, NoSession
+from gpunodes.engine.cluster import NoSession, Response
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.engine.locks import NoLock, Taken
 from gpunodes.errors import GpunodesError
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
 from gpunodes.operations import claims, preflight
 from gpunodes.operations import run as running
 from gpunodes.operations.remove import OPERATION as REMOVE
 
-from tests.repair_world import Api
+from tests.repair_fleet import Api
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 CONTROL = Machine("c0", "addr-c0", Role.CONTROL_PLANE)
@@ -51,7 +51,7 @@ class Place:
             self.api.add_node(machine.name)
         self.status: int | None = None
         self.by_ssh: list[str] = []
-        self.waits: list[Finding] = []
+        self.waits: list[PreflightFinding] = []
         monkeypatch.setattr(claims, "Session", lambda _: self)
         monkeypatch.setattr(cluster, "over_ssh", lambda *_: None)
         monkeypatch.setattr(locks, "hold", self._hold)
@@ -71,9 +71,9 @@ class Place:
         yield SimpleNamespace(lost=lambda: None)
         self.api.by_ssh = None
 
-    def ask(self, method: str, path: str, *more: Any, **named: Any) -> Answer:
+    def ask(self, method: str, path: str, *more: Any, **named: Any) -> Response:
         if self.status is not None:
-            return Answer(self.status, None, "nobody answers", 0.0)
+            return Response(self.status, None, "nobody answers", 0.0)
         return self.api.ask(method, path, *more, **named)
 
     def close(self) -> None:
@@ -192,11 +192,13 @@ def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
     posts = []
     ask = place.api.ask
 
-    def asked(method: str, path: str, *more: Any, **named: Any) -> Answer:
+    def asked(method: str, path: str, *more: Any, **named: Any) -> Response:
         if method == "POST":
             posts.append(path)
             place.status = 0 if len(posts) == 3 else place.status
-        return Answer(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
+        return (
+            Response(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
+        )
 
     place.api.ask = asked  # type: ignore[method-assign]  # a stand-in
     with place.claimed(WORKERS, "reset") as claim:
@@ -255,22 +257,22 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
             take_more=taken.append,
         )
 
-    def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.Ended:
+    def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.PlayResult:
         assert not ends()
         lost.append(GpunodesError("the lock on w0 was taken by `gpunodes repair` of ann@desk"))
         assert ends()
-        return runner.Ended(ok=False, interrupted=True, log=tmp_path / "log")
+        return runner.PlayResult(ok=False, interrupted=True, log=tmp_path / "log")
 
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(preflight, "check_settings", lambda *_: None)
     reported = {"w0": {"hostname": "rack7-u3", "kubernetes": {"role": None}}}
-    look = SimpleNamespace(facts=reported, cluster=None)
-    monkeypatch.setattr(preflight, "look", lambda *_, **__: look)
-    monkeypatch.setattr(preflight, "wished_version", lambda *_: "1.36.3")
+    scan = SimpleNamespace(facts=reported, cluster=None)
+    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
+    monkeypatch.setattr(preflight, "requested_version", lambda *_: "1.36.3")
     quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(control_plane=lambda: CONTROL, variables=lambda _: {}, path=tmp_path)
-    result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.Options())
+    result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.RunOptions())
     assert not result.interrupted
     assert result.exit_code == 1
     assert taken == [reported], "a machine that no preflight has asked is asked who it is"
@@ -328,8 +330,8 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
     "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
 )
 def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    said = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
-    monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", said])
+    message = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
+    monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
     with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
         pass
 
@@ -358,7 +360,7 @@ def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is
             assert lock.lost() is None
             os.kill(lock._process.pid, signal.SIGSTOP)
             time.sleep(0.8)
-            assert isinstance(lost := lock.lost(), locks.Silent)
+            assert isinstance(lost := lock.lost(), locks.Unresponsive)
             assert "has not answered" in str(lost)
             os.kill(lock._process.pid, signal.SIGCONT)
 

@@ -13,7 +13,7 @@ import pytest
 from gpunodes import cli
 from gpunodes import inventory as inventories
 from gpunodes.errors import GpunodesError
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, Role, RunResult, Severity
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
 from gpunodes.views import document, text
 
@@ -49,8 +49,8 @@ def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     path = tmp_path / "gpunodes" / "traceback.txt"
-    said = f"gpunodes: unexpected KeyError: 'uid'; this is a fault of gpunodes; please report it with {path}\n"
-    assert capsys.readouterr().err == said
+    message = f"gpunodes: unexpected KeyError: 'uid'; this is a fault of gpunodes; please report it with {path}\n"
+    assert capsys.readouterr().err == message
     assert "in fail" in path.read_text()
 
 
@@ -94,8 +94,8 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
 
 
 def test_words_that_no_command_takes_are_a_document_too(tmp_path: Path) -> None:
-    said = json.loads(gpunodes(tmp_path, "join", "--json").stdout)
-    assert (said["schema"], said["exit_code"]) == ("gpunodes.error/1", 2)
+    output = json.loads(gpunodes(tmp_path, "join", "--json").stdout)
+    assert (output["schema"], output["exit_code"]) == ("gpunodes.error/1", 2)
 
 
 def test_an_inventory_grows_by_nothing_while_a_word_is_wrong(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_an_inventory_grows_by_nothing_while_a_word_is_wrong(tmp_path: Path) -> 
 def test_an_error_is_a_document_too(tmp_path: Path) -> None:
     done = gpunodes(tmp_path, "status", "--json")
     assert done.returncode == 2
-    said = json.loads(done.stdout)
-    assert said["schema"] == "gpunodes.error/1"
-    assert said["exit_code"] == 2
-    assert said["remedy"]
+    output = json.loads(done.stdout)
+    assert output["schema"] == "gpunodes.error/1"
+    assert output["exit_code"] == 2
+    assert output["remedy"]
 
 
 RESULT = RunResult(
@@ -122,16 +122,16 @@ RESULT = RunResult(
         MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",), notes=("pods deleted by force: \x1b[2Jx/y",)),
         MachineResult("b", Outcome.FAILED, 2.0, "node", "no\x1b[2J"),
     ],
-    [Finding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
+    [PreflightFinding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
     "/run.log",
 )
 
 
 def test_the_document_of_a_run() -> None:
-    said = json.loads(document.run(RESULT))
-    assert said["schema"] == "gpunodes.run/1"
-    assert said["exit_code"] == 3
-    assert said["machines"][0] == {
+    message = json.loads(document.run(RESULT))
+    assert message["schema"] == "gpunodes.run/1"
+    assert message["exit_code"] == 3
+    assert message["machines"][0] == {
         "name": "a",
         "outcome": "changed",
         "seconds": 65.2,
@@ -140,14 +140,14 @@ def test_the_document_of_a_run() -> None:
         "changes": ["Join"],
         "notes": ["pods deleted by force: \x1b[2Jx/y"],
     }
-    assert said["findings"][0]["severity"] == "warning"
+    assert message["findings"][0]["severity"] == "warning"
 
 
 def test_a_summary_has_every_machine_and_no_escapes() -> None:
-    said = text.summary(RESULT)
-    assert "a  changed  1 min 05 s\n  pods deleted by force:  [2Jx/y" in said
-    assert "b  FAILED  2 s  node: no" in said
-    assert "\x1b" not in said
+    message = text.summary(RESULT)
+    assert "a  changed  1 min 05 s\n  pods deleted by force:  [2Jx/y" in message
+    assert "b  FAILED  2 s  node: no" in message
+    assert "\x1b" not in message
 
 
 def test_plain_lines() -> None:

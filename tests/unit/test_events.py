@@ -41,7 +41,7 @@ def test_the_rest_is_left(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "result", "said"),
+    ("outcome", "result", "message"),
     [
         (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not answer"),
         (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "nothing listens"),
@@ -62,8 +62,8 @@ def test_the_rest_is_left(kind: str) -> None:
         (Outcome.FAILED, "", "without saying why"),
     ],
 )
-def test_causes_are_plain(outcome: Outcome, result: str, said: str) -> None:
-    assert said in events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, {"msg": result}))
+def test_causes_are_plain(outcome: Outcome, result: str, message: str) -> None:
+    assert message in events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, {"msg": result}))
 
 
 def test_a_censored_failure_says_so() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
-from gpunodes.planner.gates import Gate, Status, check, needed
+from gpunodes.planner.gates import Gate, GateStatus, check, needed
 
 LISTINGS = Path(__file__).parent / "fixtures" / "kubelet-help"
 MINORS = [f"1.{number}" for number in range(6, 38)]
@@ -71,9 +71,9 @@ def test_every_minor_lists_every_gate(minor: str) -> None:
     for one in found:
         assert one.why
         assert one.source
-        assert (one.default is None) == (one.status is Status.ABSENT)
-        assert not one.locked or one.status is Status.GA
-        assert one.we_set is None or (one.status is not Status.ABSENT and one.we_set != one.default)
+        assert (one.default is None) == (one.status is GateStatus.ABSENT)
+        assert not one.locked or one.status is GateStatus.GA
+        assert one.we_set is None or (one.status is not GateStatus.ABSENT and one.we_set != one.default)
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -129,8 +129,10 @@ def test_both_tables_say_the_same(minor: str) -> None:
     for gate in gates.gates(minor):
         stages = [stage for stage in every.get(gate.name, ()) if float(stage.split()[0]) <= float(minor)]
         default = "on" if gate.default else "off"
-        said = f"{gate.status} {default}{' locked' if gate.locked else ''}"
-        assert (stages[-1].split(" ", 1)[1] if stages else "absent") == (said if gate.default is not None else "absent")
+        message = f"{gate.status} {default}{' locked' if gate.locked else ''}"
+        assert (stages[-1].split(" ", 1)[1] if stages else "absent") == (
+            message if gate.default is not None else "absent"
+        )
 
 
 @pytest.mark.parametrize("version", ["1.5", "1.38", "2.0", "one", "1", ""])
@@ -143,17 +145,17 @@ def test_a_version_that_the_table_does_not_reach_is_wrong_input(version: str) ->
 def test_the_tables_say_what_kubelets_say(listing: Path) -> None:
     """``kubelet --help`` lists the gates that are alpha or beta; the fixtures' make.sh built the kubelets."""
     release = listing.stem
-    said = {
+    message = {
         name: (status.lower(), default == "true")
         for name, status, default in re.findall(r"(\w+)=true\|false \((\w+) - default=(\w+)\)", listing.read_text())
     }
     known = {gate.name: (gate.status.value, gate.default) for gate in gates.gates(release)}
     listed = {name: gate for name, gate in known.items() if gate[0] in ("alpha", "beta")}
-    assert listed == {name: gate for name, gate in said.items() if name in known}
+    assert listed == {name: gate for name, gate in message.items() if name in known}
     installed = tables.read("kubelet_gates")["first"]
     if int(release.split(".")[1]) >= int(installed.split(".")[1]):
         assert [
-            conflict for name, (_, default) in said.items() for conflict in check(release, {name: not default})
+            conflict for name, (_, default) in message.items() for conflict in check(release, {name: not default})
         ] == []
 
 

@@ -36,8 +36,8 @@ def facts(tmp_path: Path) -> Path:
 def test_a_plan_says_what_why_and_whose_word_it_is(facts: Path) -> None:
     done = gpunodes("gpu", "plan", "--from", str(facts))
     assert done.returncode == 0
-    for said in ("1 x Tesla T4", "nvidia-open-580", "docs.nvidia.com", "joins as a CPU node"):
-        assert said in done.stdout
+    for message in ("1 x Tesla T4", "nvidia-open-580", "docs.nvidia.com", "joins as a CPU node"):
+        assert message in done.stdout
 
 
 def test_a_plan_is_a_document_that_plans_again(facts: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("options", "message"),
     [
         (("--driver", "111"), "the driver branch '111' is wished; wanted: one of"),
         (("--with-cuda", "13.0", "--with-cuda", "99"), "CUDA 99 is wished; wanted: one that is known here"),
@@ -69,12 +69,12 @@ def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
 )
 @pytest.mark.parametrize("command", [("join", "worker-*"), ("up",), ("gpu", "plan"), ("gpu", "install", "worker-*")])
 def test_a_version_that_no_machine_can_have_is_wrong_input(
-    command: tuple[str, ...], wish: tuple[str, ...], said: str
+    command: tuple[str, ...], options: tuple[str, ...], message: str
 ) -> None:
     # Said before an inventory is read, let alone a machine.
-    done = gpunodes(*command, *wish)
+    done = gpunodes(*command, *options)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -128,8 +128,8 @@ def test_plain_ansible_judges_wishes_too() -> None:
     whole = {**preflight_facts(), **FACTS}
     found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()})
     assert found == []
-    wishes = {**defaults(), "gpunodes_feature_gates": {"Accelerators": True}, "gpunodes_cuda_versions": ["9.9"]}
-    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": wishes})
+    requested = {**defaults(), "gpunodes_feature_gates": {"Accelerators": True}, "gpunodes_cuda_versions": ["9.9"]}
+    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
     assert [line.split(": ")[1] for line in found] == ["gates", "gpu"]
 
 

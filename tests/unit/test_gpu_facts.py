@@ -262,4 +262,4 @@ def test_a_gpu_that_left_its_driver_behind_is_looked_at(root: Root) -> None:
 def test_rpm() -> None:
     listing = "kmod-nvidia-open-dkms\t580.65.06-1.el9\tNVIDIA Corporation\nbash\t5\tRocky\n"
     found = gpu_facts.parse_rpm(listing)
-    assert found == {"kmod-nvidia-open-dkms": gpu_facts.Installed("580.65.06-1.el9", "NVIDIA Corporation")}
+    assert found == {"kmod-nvidia-open-dkms": gpu_facts.InstalledPackage("580.65.06-1.el9", "NVIDIA Corporation")}

@@ -9,10 +9,10 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
 from gpunodes.ansible.module_utils.gpunodes import facts
-from gpunodes.model import GpuLevel, GpuProof, Machine, Phase, Role, TaskStarted
+from gpunodes.model import GpuLevel, GpuVerification, Machine, Phase, Role, TaskStarted
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker
-from gpunodes.views import gpu_proof
+from gpunodes.views import gpu_verification
 from test_preflight import facts as preflight_facts
 
 WISHES: dict[str, Any] = {
@@ -33,8 +33,8 @@ def machine(*functions: dict[str, Any]) -> dict[str, Any]:
     return preflight_facts(os=system, kernel="6.12.1", time=0, gpu=gpu, packages={}, hostname="gpu-1")
 
 
-def installed(found: dict[str, Any], **wishes: Any) -> dict[str, Any]:
-    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **wishes}, "1.36.3"))
+def installed(found: dict[str, Any], **requested: Any) -> dict[str, Any]:
+    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **requested}, "1.36.3"))
 
 
 def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:
@@ -65,7 +65,7 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
     packages = installed(without)["driver"]["packages"]
     assert next(package["name"] for package in packages if package["first"]) == "linux-headers-6.12.1"
     assert made["driver"]["sources"] == ["nvidia"]
-    assert made["rival"] == "nouveau"
+    assert made["conflicting_module"] == "nouveau"
     toolkit = made["toolkit"]["packages"]
     assert len(toolkit) == 4
     assert {package["same_as"] for package in toolkit} == {"", toolkit[0]["name"]}
@@ -75,7 +75,7 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
 def test_cuda_versions_lie_side_by_side_and_are_proven() -> None:
     made = installed(machine(GPU), gpunodes_cuda_versions=["13.0", "13.1"], gpunodes_cudnn_version="9")
     assert made["cuda"]["homes"] == {"13.0": "/usr/local/cuda-13.0", "13.1": "/usr/local/cuda-13.1"}
-    proofs = filters.cuda_proofs(made["cuda"]["homes"], made["cuda"]["libraries"])
+    proofs = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
     assert proofs[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "says": "release 13.0"}
     assert [proof["command"][2] for proof in proofs[2:]] == [
         "import ctypes; ctypes.CDLL('libcudart.so.13')",
@@ -130,20 +130,23 @@ def test_proofs_are_put_together_from_machine_and_cluster() -> None:
     served = {"gpu-1": [{"level": "kubelet", "state": "ok", "fact": "1", "wanted": "", "remedy": ""}]}
     proof = gpu_verify.assemble("gpu-1", machine(GPU), LEVELS[:1], served, "")
     assert [level.level for level in proof.levels] == ["host", "kubelet"]
-    assert (proof.gpus, proof.well) == (1, True)
-    assert gpu_verify.assemble("cpu-1", machine(), [], {}, "").well
+    assert (proof.gpus, proof.healthy) == (1, True)
+    assert gpu_verify.assemble("cpu-1", machine(), [], {}, "").healthy
     assert gpu_verify.assemble("gone", None, [], {}, "no route").cause == "no route"
-    assert not gpu_verify.assemble("gpu-1", machine(GPU), LEVELS, {}, "container: ...").well
+    assert not gpu_verify.assemble("gpu-1", machine(GPU), LEVELS, {}, "container: ...").healthy
 
 
 def test_the_table_has_a_column_for_each_level() -> None:
-    proofs = [GpuProof("gpu-1", 1, tuple(GpuLevel(**level) for level in LEVELS)), GpuProof("cpu-1", 0, ())]
-    lines = gpu_proof.table(proofs).splitlines()
+    proofs = [
+        GpuVerification("gpu-1", 1, tuple(GpuLevel(**level) for level in LEVELS)),
+        GpuVerification("cpu-1", 0, ()),
+    ]
+    lines = gpu_verification.table(proofs).splitlines()
     assert lines[0].split() == ["machine", "GPUs", "host", "container", "kubelet", "pod"]
     assert lines[1].split() == ["gpu-1", "1", "ok", "failed", "-", "-"]
     assert lines[3] == "gpu-1: container: none; wanted: all. write it anew."
-    document = json.loads(gpu_proof.proof_document(proofs, 3))
-    assert (document["schema"], document["machines"][0]["well"]) == ("gpunodes.gpu-verify/1", False)
+    document = json.loads(gpu_verification.verification_document(proofs, 3))
+    assert (document["schema"], document["machines"][0]["healthy"]) == ("gpunodes.gpu-verify/1", False)
 
 
 def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu import Flavour, Group, Plan, Wishes, plan
+from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, plan
 
 # One card of each generation, and those with a trait of their own.
 CARDS = {
@@ -154,23 +154,23 @@ def serves(offer: Row, branch: str, version: str, system: str, gens: list[Row]) 
     )
 
 
-def cudnn_fits(source: str, system: str, branch: str, wishes: Wishes, gens: list[Row]) -> bool:
+def cudnn_fits(source: str, system: str, branch: str, requested: RequestedSoftware, gens: list[Row]) -> bool:
     """Whether the source has the wished cuDNN for the newest wished CUDA, or for one that driver and GPUs take."""
-    wish = wishes.cudnn
+    request = requested.cudnn
     for gen in gens:
-        if gen["last_cudnn"] == "none" and number(wish) >= (9,):
+        if gen["last_cudnn"] == "none" and number(request) >= (9,):
             return False
-        if gen["last_cudnn"] not in {"", "none"} and "." in wish and number(wish) > number(gen["last_cudnn"]):
+        if gen["last_cudnn"] not in {"", "none"} and "." in request and number(request) > number(gen["last_cudnn"]):
             return False
     majors = {
         row["cuda"]
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or system in row["systems"])
-        and all(mine == theirs for mine, theirs in zip(number(wish), number(row["version"]), strict=False))
+        and all(mine == theirs for mine, theirs in zip(number(request), number(row["version"]), strict=False))
     }
-    if wishes.cuda:
-        return max((version.split(".")[0] for version in wishes.cuda), key=int) in majors
+    if requested.cuda:
+        return max((version.split(".")[0] for version in requested.cuda), key=int) in majors
     return any(
         int(branch) >= int(row["least_driver"])
         and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
@@ -179,31 +179,31 @@ def cudnn_fits(source: str, system: str, branch: str, wishes: Wishes, gens: list
     )
 
 
-def possible(system: str, facts: Row, wishes: Wishes, gens: list[Row]) -> Iterator[tuple[Row, str, str]]:
+def possible(system: str, facts: Row, requested: RequestedSoftware, gens: list[Row]) -> Iterator[tuple[Row, str, str]]:
     """All that would do, by the tables alone; cuDNN apart."""
     for offer in tables.read("drivers")["offer"]:
         if system in offer["systems"] and facts["arch"] in offer["architectures"]:
             for branch, flavour in itertools.product(offer["branches"], Flavour):
                 if (
-                    wishes.source in {"", offer["source_of"]}
-                    and wishes.driver in {"", branch}
+                    requested.source in {"", offer["source_of"]}
+                    and requested.driver in {"", branch}
                     and drives(offer, branch, flavour, facts, gens)
-                    and all(serves(offer, branch, version, system, gens) for version in wishes.cuda)
+                    and all(serves(offer, branch, version, system, gens) for version in requested.cuda)
                 ):
                     yield offer, branch, flavour
 
 
-def hold_against_the_rows(made: Plan, system: str, facts: Row, wishes: Wishes, gens: list[Row]) -> None:
+def hold_against_the_rows(made: Plan, system: str, facts: Row, requested: RequestedSoftware, gens: list[Row]) -> None:
     """Every row again, and every wish."""
     assert made.source is not None
     assert made.flavour is not None
-    assert wishes.driver in {"", made.branch}
-    assert wishes.source in {"", made.source}
-    assert made.runtime == wishes.runtime
-    assert wishes.gates.items() <= made.gates.items()
+    assert requested.driver in {"", made.branch}
+    assert requested.source in {"", made.source}
+    assert made.runtime == requested.runtime
+    assert requested.gates.items() <= made.gates.items()
     choices = [
         offer
-        for offer, branch, flavour in possible(system, facts, wishes, gens)
+        for offer, branch, flavour in possible(system, facts, requested, gens)
         if (offer["source_of"], branch, flavour) == (made.source, made.branch, made.flavour)
     ]
     assert choices
@@ -218,12 +218,12 @@ def hold_against_the_rows(made: Plan, system: str, facts: Row, wishes: Wishes, g
         driver = made.group(Group.DRIVER)[-1]
         assert driver.name.endswith(f"-{made.branch}") == (int(made.branch) < 590)  # renamed at 590
         assert driver.version == f"{made.branch}.*"
-    for version in wishes.cuda:
+    for version in requested.cuda:
         assert any(version.replace(".", "-") in p.name or p.version == f"{version}.*" for p in made.group(Group.CUDA))
-    assert len(made.group(Group.CUDA)) == len(wishes.cuda)
-    assert len(made.group(Group.CUDNN)) == bool(wishes.cudnn)
+    assert len(made.group(Group.CUDA)) == len(requested.cuda)
+    assert len(made.group(Group.CUDNN)) == bool(requested.cudnn)
     for package in made.group(Group.CUDNN):
-        assert package.version.startswith(wishes.cudnn)
+        assert package.version.startswith(requested.cudnn)
         for gen in gens:
             if gen["last_cudnn"] not in {"", "none"}:
                 assert number(package.version.removesuffix(".*")) <= number(gen["last_cudnn"])
@@ -243,26 +243,26 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
     dice = random.Random(f"{cards} {system}")  # noqa: S311 - no secret
     for source, branch, cuda, cudnn_axis in axes:
         # What depends on little else takes turns instead of multiplying the grid; the same turns in each run.
-        runtime, wished, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
+        runtime, gates, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
         boot = dice.choice(BOOTS)
         cudnn = dice.choice(CUDNNS_IN_TURN) if cudnn_axis == "9.12" else cudnn_axis
         kernel = dice.choice(KERNELS.get(system, ["6.8.0-45-generic"]))
         facts = machine(cards, system, arch, switches, boot, kernel)
-        wishes = Wishes("1.36", branch, cuda, cudnn, runtime, source, wished)
-        result = plan("gpu-1", facts, wishes)
+        requested = RequestedSoftware("1.36", branch, cuda, cudnn, runtime, source, gates)
+        result = plan("gpu-1", facts, requested)
         fits = [
             choice
-            for choice in possible(system, facts, wishes, gens)
-            if not cudnn or cudnn_fits(choice[0]["source_of"], system, choice[1], wishes, gens)
+            for choice in possible(system, facts, requested, gens)
+            if not cudnn or cudnn_fits(choice[0]["source_of"], system, choice[1], requested, gens)
         ]
         if isinstance(result, Plan):
             made += 1
             assert fits
-            assert "Accelerators" not in wished
-            hold_against_the_rows(result, system, facts, wishes, gens)
+            assert "Accelerators" not in gates
+            hold_against_the_rows(result, system, facts, requested, gens)
         else:
             refused += 1
-            assert not fits or "Accelerators" in wished, (result, wishes)
+            assert not fits or "Accelerators" in gates, (result, requested)
             assert all(isinstance(c, Conflict) and c.fact and c.limit and c.remedy for c in result)
             assert len(set(result)) == len(result)
     return made, refused

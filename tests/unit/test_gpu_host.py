@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import gpu_host, host, ledger, packages
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import Done
+from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
 DRIVER = host.Driver(("nvidia", "nvidia-uvm"), "nouveau")
 GCC = """\
@@ -44,25 +44,29 @@ class Machine:
         if version:
             (folder / "version").write_text(version + "\n")
 
-    def run(self, argv: Sequence[str], *_: object) -> Done:
+    def run(self, argv: Sequence[str], *_: object) -> CommandResult:
         self.calls.append(list(argv))
         words = list(argv)
         if words[0] == "modinfo":
-            return Done(argv, 0, self.installed + "\n", "") if self.installed else Done(argv, 1, "", "not found")
+            return (
+                CommandResult(argv, 0, self.installed + "\n", "")
+                if self.installed
+                else CommandResult(argv, 1, "", "not found")
+            )
         if words[:2] == ["modprobe", "--remove"]:
             if not self.stuck:
                 (self.root / "sys/module" / words[2]).rmdir()
-                return Done(argv, 0, "", "")
-            return Done(argv, 1, "", f"modprobe: FATAL: Module {words[2]} is in use.")
+                return CommandResult(argv, 0, "", "")
+            return CommandResult(argv, 1, "", f"modprobe: FATAL: Module {words[2]} is in use.")
         if words[0] == "modprobe":
             if self.refusal:
-                return Done(argv, 1, "", self.refusal)
+                return CommandResult(argv, 1, "", self.refusal)
             self.load(words[1], self.installed)
         if words[0] == "dkms":
             self.installed = "580.65.06" if self.installed != "never" else ""
         if words[0] == "lsinitramfs" or words[0] == "lsinitrd":
-            return Done(argv, 0, self.initramfs, "")
-        return Done(argv, 0, "", "")
+            return CommandResult(argv, 0, self.initramfs, "")
+        return CommandResult(argv, 0, "", "")
 
 
 @pytest.fixture
@@ -236,8 +240,8 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
     run = host.Converger(host.Spec(), check=False)
     run._manager = Sources()  # type: ignore[assignment]  # a stand-in
     wanted = [
-        packages.Wanted("nvidia-open", "580.*"),
-        packages.Wanted("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
+        packages.RequestedPackage("nvidia-open", "580.*"),
+        packages.RequestedPackage("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
     ]
     assert run._choose(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
     assert run._choose(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}
@@ -261,5 +265,7 @@ def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
 def test_debian_calls_its_module_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/lib/modules/6.12/updates/dkms/nvidia-current.ko.xz"
     monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.gpu_facts.module_file", lambda _: path)
-    monkeypatch.setattr(gpu_host, "run", lambda argv, *_: Done(argv, 0, "550.163.01\n" if argv[-1] == path else "", ""))
+    monkeypatch.setattr(
+        gpu_host, "run", lambda argv, *_: CommandResult(argv, 0, "550.163.01\n" if argv[-1] == path else "", "")
+    )
     assert gpu_host._version("nvidia", "6.12") == "550.163.01"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu import Flavour, Group, Plan, Source, Wishes, gpus_of, plan
+from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, Source, gpus_of, plan
 
 NOVEMBER_2026 = 1_795_000_000.0
 KERNELS = {
@@ -73,14 +73,14 @@ def machine(*cards: str, system: str = "debian 13", arch: str = "x86_64", **gpu:
     }
 
 
-def planned(facts: dict[str, Any], **wishes: Any) -> Plan:
-    result = plan("gpu-1", facts, Wishes(**{"kubernetes_version": "1.36", **wishes}))
+def planned(facts: dict[str, Any], **requested: Any) -> Plan:
+    result = plan("gpu-1", facts, RequestedSoftware(**{"kubernetes_version": "1.36", **requested}))
     assert isinstance(result, Plan), result
     return result
 
 
-def refused(facts: dict[str, Any], **wishes: Any) -> tuple[Conflict, ...]:
-    result = plan("gpu-1", facts, Wishes(**{"kubernetes_version": "1.36", **wishes}))
+def refused(facts: dict[str, Any], **requested: Any) -> tuple[Conflict, ...]:
+    result = plan("gpu-1", facts, RequestedSoftware(**{"kubernetes_version": "1.36", **requested}))
     assert not isinstance(result, Plan), result
     assert all(conflict.fact and conflict.limit and conflict.remedy for conflict in result)
     return result
@@ -183,8 +183,8 @@ def test_two_generations_that_share_nothing_are_refused() -> None:
 def test_a_driver_too_old_for_cuda_is_refused_with_all_else_that_is_wrong() -> None:
     found = refused(machine("P100"), driver="570", cuda=("13.0",), cudnn="9.11", gates={"Accelerators": True})
     facts = " | ".join(conflict.fact for conflict in found)
-    for said in ("570 is wished, and CUDA 13.0", "CUDA 13.0 is wished, for Pascal", "cuDNN 9.11", "Accelerators"):
-        assert said in facts
+    for message in ("570 is wished, and CUDA 13.0", "CUDA 13.0 is wished, for Pascal", "cuDNN 9.11", "Accelerators"):
+        assert message in facts
 
 
 def test_cudnn_for_old_cards_is_the_last_that_has_them() -> None:
@@ -225,18 +225,18 @@ def test_no_headers_for_the_running_kernel_are_refused() -> None:
 def test_modules_that_do_not_build_for_the_kernel_are_not_chosen(system: str, kernel: str, flavour: Flavour) -> None:
     made = planned({**machine("H100", system=system), "kernel": kernel}, source="distribution")
     assert made.flavour is flavour
-    said = [reason for reason in made.reasons if reason.choice == "no open kernel modules"]
-    assert bool(said) == (flavour is Flavour.PROPRIETARY)
-    assert all(kernel in reason.why and reason.source for reason in said)
+    message = [reason for reason in made.reasons if reason.choice == "no open kernel modules"]
+    assert bool(message) == (flavour is Flavour.PROPRIETARY)
+    assert all(kernel in reason.why and reason.source for reason in message)
     assert planned({**machine("H100", system=system), "kernel": kernel}).source is Source.NVIDIA
 
 
 def test_where_nothing_builds_for_the_kernel_that_is_said() -> None:
     facts = {**machine("H100"), "kernel": "7.3.4+deb13-amd64"}
-    (said,) = refused(facts, source="distribution")
-    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in said.fact
-    assert "before 6.19" in said.limit
-    assert "boot an older kernel" in said.remedy
+    (message,) = refused(facts, source="distribution")
+    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in message.fact
+    assert "before 6.19" in message.limit
+    assert "boot an older kernel" in message.remedy
     facts["gpu"]["driver"] = installed("550.163.01", "distribution")
     assert planned(facts, source="distribution").branch == "550"  # it was built, by whatever patch
 

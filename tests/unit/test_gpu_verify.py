@@ -46,7 +46,7 @@ def test_what_nvidia_smi_says_becomes_labels() -> None:
 
 
 def test_the_first_level_that_fails_ends_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> gpu_verify.Seen:
+    def broken(*_: object) -> gpu_verify.SmiReport:
         raise MachineProblem("the module nvidia is not loaded", "the driver", "load it")
 
     monkeypatch.setattr(gpu_verify, "expected", lambda: ["0000:3b:00.0"])

@@ -128,7 +128,9 @@ class Api:
         self.tokens = tokens
 
     def get(self, path: str, **_: str) -> Any:
-        data = {name: {"description": base64.b64encode(said.encode()).decode()} for name, said in self.tokens.items()}
+        data = {
+            name: {"description": base64.b64encode(message.encode()).decode()} for name, message in self.tokens.items()
+        }
         items = [{"metadata": {"name": name}, "data": each} for name, each in data.items()]
         return {"items": items} if path.endswith("/secrets") else {}
 

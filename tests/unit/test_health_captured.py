@@ -32,7 +32,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
 def test_the_machine(case: Path) -> None:
     wanted = json.loads((case / "verdict.json").read_text())["live"]
     facts = json.loads(gzip.decompress((case / "probe.json.gz").read_bytes()))
-    assert shape.complaint(facts) == ""
+    assert shape.violation(facts) == ""
     assert told(document(judge.judge_facts(wanted["name"], facts, SiteRules()))) == told(wanted)
 
 

@@ -31,7 +31,7 @@ GPU = {
     "aer": {"correctable": 3, "nonfatal": 0, "fatal": 0},
 }
 SWITCH = {**GPU, "address": "0000:c1:00.0", "device": "22a3", "class": "068000", "driver": "nvidia-nvswitch"}
-WELL: Mapping[str, Any] = {
+HEALTHY: Mapping[str, Any] = {
     "schema": "gpunodes.probe/1",
     "time": 1772343555.0,
     "boot_id": "01234567-89ab-cdef-0123-456789abcdef",
@@ -49,7 +49,7 @@ WELL: Mapping[str, Any] = {
         "took_s": 1.0,
         "task_state": None,
         "xml": XML.format(""),
-        "said": "",
+        "message": "",
     },
     "pci": [GPU],
     "driver": {
@@ -70,7 +70,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         name: {**value, **parts[name]}
         if name in parts and isinstance(value, dict) and isinstance(parts[name], dict)
         else parts.get(name, value)
-        for name, value in WELL.items()
+        for name, value in HEALTHY.items()
     }
 
 
@@ -79,9 +79,9 @@ def judged(facts: Mapping[str, Any]) -> Verdict:
 
 
 def test_a_machine_that_is_well() -> None:
-    verdict = judged(WELL)
-    assert (verdict.state, verdict.action, verdict.findings) == (State.WELL, Action.NONE, ())
-    assert (verdict.gpus_expected, verdict.gpus_seen, verdict.boot_id) == (1, 1, WELL["boot_id"])
+    verdict = judged(HEALTHY)
+    assert (verdict.state, verdict.action, verdict.findings) == (State.HEALTHY, Action.NONE, ())
+    assert (verdict.gpus_expected, verdict.gpus_seen, verdict.boot_id) == (1, 1, HEALTHY["boot_id"])
 
 
 def task(name: str, *stack: str, state: str = "D") -> dict[str, Any]:
@@ -116,14 +116,18 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
     ),
     "smi failed": (
         with_(
-            smi={"status": "failed", "xml": None, "said": "Failed to initialize NVML: Driver/library version mismatch"}
+            smi={
+                "status": "failed",
+                "xml": None,
+                "message": "Failed to initialize NVML: Driver/library version mismatch",
+            }
         ),
         "smi-message",
         Action.REBOOT,
         State.SICK,
     ),
     "smi odd": (
-        with_(smi={"status": "failed", "xml": None, "said": "Segmentation fault"}),
+        with_(smi={"status": "failed", "xml": None, "message": "Segmentation fault"}),
         "smi-message",
         Action.NONE,
         State.DEGRADED,
@@ -205,8 +209,8 @@ def test_nothing_could_be_read() -> None:
 
 def test_storms_are_counted() -> None:
     lines = [f"[{second}.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=a, Ch 1\n" for second in range(25)]
-    storm = {"line": lines[0].partition("] ")[2], "count": 190_000, "first": 0.0, "last": 24.0}
-    (finding,) = judged(with_(log={"text": "".join(lines), "repeats": [storm]})).findings
+    flood = {"line": lines[0].partition("] ")[2], "count": 190_000, "first": 0.0, "last": 24.0}
+    (finding,) = judged(with_(log={"text": "".join(lines), "repeats": [flood]})).findings
     assert finding.count == 190_000
 
 
@@ -220,11 +224,11 @@ def test_what_is_older_than_a_reset_of_the_gpus_does_not_count() -> None:
 
 @pytest.mark.parametrize("junk", [None, [], "x", -1, 1e400, {"a": {}}, [[[]]], True])
 def test_facts_of_any_type_are_judged(junk: object) -> None:
-    for name in WELL:
-        judged({**WELL, name: junk})
-        judged({**WELL, name: [junk]})
-        if isinstance(WELL[name], dict):
-            for inner in WELL[name]:
+    for name in HEALTHY:
+        judged({**HEALTHY, name: junk})
+        judged({**HEALTHY, name: [junk]})
+        if isinstance(HEALTHY[name], dict):
+            for inner in HEALTHY[name]:
                 judged(with_(**{name: {inner: junk}}))
 
 
@@ -236,7 +240,7 @@ def test_the_document_has_its_schema(form: str) -> None:
         if part.get("type") == "object":
             part["additionalProperties"] = False
     verdicts = {
-        "live": [judged(WELL), *(judged(facts) for facts, *_ in TROUBLES.values())],
+        "live": [judged(HEALTHY), *(judged(facts) for facts, *_ in TROUBLES.values())],
         "file": [health.of_files([str(path)]) for path in FILES.iterdir() if path.suffix != ".toml"],
         "unreachable": [judge.unreachable("gpu-2", "no_route", "ssh: \x1b[2Jno route")],
     }[form]
@@ -256,8 +260,8 @@ def test_what_a_machine_says_steers_no_terminal() -> None:
 
 
 def test_a_person_reads_the_worst_first() -> None:
-    said = view.listing([judged(WELL), judged(TROUBLES["aer"][0]), judged(TROUBLES["stack"][0])])
-    assert [line for line in said.splitlines() if not line.startswith(" ")] == [
+    message = view.listing([judged(HEALTHY), judged(TROUBLES["aer"][0]), judged(TROUBLES["stack"][0])])
+    assert [line for line in message.splitlines() if not line.startswith(" ")] == [
         "gpu-1: hung, reboot",
         "gpu-1: degraded",
         "1 of 3 well.",

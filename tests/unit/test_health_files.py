@@ -105,12 +105,12 @@ def test_a_rotated_log_of_an_older_boot_does_not_count(tmp_path: Path) -> None:
     old, new = tmp_path / "kern.log.1", tmp_path / "kern.log"
     old.write_bytes(b"Mar  1 05:39:15 n kernel: " + XID79)
     new.write_bytes(b"Mar  1 06:00:00 n kernel: Linux version 6.12.0\nMar  1 06:00:01 n kernel: NVRM: loading\n")
-    assert health.of_files([str(new), str(old)]).state is State.WELL
+    assert health.of_files([str(new), str(old)]).state is State.HEALTHY
 
 
 def test_the_site_marks_codes() -> None:
     site = SiteRules({31: Action.NONE, 79: Action.REPAIR}, {24007: Action.REBOOT})
-    assert health.of_files([str(CASES / "xid-mig.log")], site).state is State.WELL
+    assert health.of_files([str(CASES / "xid-mig.log")], site).state is State.HEALTHY
     assert health.of_files([str(CASES / "off-bus-line.log")], site).action is Action.REBOOT
     assert health.of_files([str(CASES / "xid-79-154.log")], site).action is Action.REPAIR
     assert health.of_files([str(CASES / "sxid-fatal.log")], site).action is Action.REBOOT
@@ -151,7 +151,7 @@ def nested() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (tar_of("../../etc/cron.d/x"), "reaches outside"),
         (tar_of("/etc/cron.d/x"), "reaches outside"),
@@ -164,8 +164,8 @@ def nested() -> bytes:
     ],
     ids=("climbs", "absolute", "nested", "gzip", "xz", "zstd", "entities", "deep"),
 )
-def test_hostile_files_are_refused_in_a_sentence(content: bytes, said: str, tmp_path: Path) -> None:
-    with pytest.raises(WrongInput, match=said):
+def test_hostile_files_are_refused_in_a_sentence(content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongInput, match=message):
         of(tmp_path, content)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 

@@ -8,13 +8,13 @@ import re
 
 import pytest
 from gpunodes.health.model import Action, Finding, State, Verdict
-from gpunodes.views.health_map import Lines, Map, progress
+from gpunodes.views.health_map import HealthLines, Map, progress
 
 SIZE = os.terminal_size((80, 24))
 
 
-def verdict(name: str, state: State = State.WELL, said: str = "") -> Verdict:
-    found = (Finding("rule", "", Action.NONE, state, said=said),) if said else ()
+def verdict(name: str, state: State = State.HEALTHY, message: str = "") -> Verdict:
+    found = (Finding("rule", "", Action.NONE, state, message=message),) if message else ()
     return Verdict(name, "live", state, Action.REBOOT if state is State.HUNG else Action.NONE, findings=found)
 
 
@@ -38,7 +38,7 @@ def test_a_cell_for_each_machine_readable_without_colour() -> None:
     lines = drawn(view)
     assert lines[0] == "gpu-1..8  .d?SHx··"
     legend = " ".join(lines[1:]).split("  ")
-    assert legend[:5] == [". well 1", "d degraded 1", "? unknown 1", "S sick 1", "H hung 1"]
+    assert legend[:5] == [". healthy 1", "d degraded 1", "? unknown 1", "S sick 1", "H hung 1"]
     assert len(set(lines[0].split()[1])) == len(State) + 1
 
 
@@ -80,13 +80,13 @@ def test_it_is_redrawn_in_place_and_not_for_every_answer(monkeypatch: pytest.Mon
         view.came(verdict(name))
     view.close()
     assert 2 <= stream.getvalue().count("gpu-0001") < 20
-    assert ". well 1000" in plain([stream.getvalue()])[0]
+    assert ". healthy 1000" in plain([stream.getvalue()])[0]
 
 
 def test_elsewhere_plain_lines_that_steer_no_terminal() -> None:
     stream = io.StringIO()
     view = progress(stream)
-    assert isinstance(view, Lines)
+    assert isinstance(view, HealthLines)
     view.begin(names(1000))
     for name in names(998):
         view.came(verdict(name))

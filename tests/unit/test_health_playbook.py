@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = {
     "schema": "gpunodes.repair/1",
     "machines": [
-        {"name": "gpu-1", "ruling": "repair", "outcome": "repaired", "why": "{{ lookup('pipe', 'id') }} it hung"},
-        {"name": "gpu-2", "ruling": "nothing", "outcome": None, "why": "it is well"},
+        {"name": "gpu-1", "decision": "repair", "outcome": "repaired", "why": "{{ lookup('pipe', 'id') }} it hung"},
+        {"name": "gpu-2", "decision": "nothing", "outcome": None, "why": "it is well"},
     ],
 }
 
@@ -90,19 +90,19 @@ def stops(done: subprocess.CompletedProcess[str]) -> Any:
     assert done.returncode != 0
     assert "from_json" not in done.stdout + done.stderr
     assert "Judge what was found" not in done.stdout
-    (said,) = re.findall(r'fatal: \[c1\]: FAILED! => \{.*?"msg": "(.*?)"', done.stdout, re.DOTALL)
-    return said
+    (message,) = re.findall(r'fatal: \[c1\]: FAILED! => \{.*?"msg": "(.*?)"', done.stdout, re.DOTALL)
+    return message
 
 
 def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> None:
     """The real command, and no control plane: its sentence is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
-    said = stops(play(inventory, program))
-    assert said.startswith("gpunodes: the control plane does not answer: "), said
-    assert said.endswith("bring it back first, or leave the cluster out with --without-cluster"), said
+    message = stops(play(inventory, program))
+    assert message.startswith("gpunodes: the control plane does not answer: "), message
+    assert message.endswith("bring it back first, or leave the cluster out with --without-cluster"), message
 
 
 def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:
     """Without gpunodes on PATH the play says so."""
-    said = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
-    assert said == "/nowhere/gpunodes cannot be run; install gpunodes there, or name it in health_command"
+    message = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
+    assert message == "/nowhere/gpunodes cannot be run; install gpunodes there, or name it in health_command"

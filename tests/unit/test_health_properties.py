@@ -73,7 +73,7 @@ def of(content: bytes) -> Verdict:
 def test_any_bytes_have_a_verdict(content: bytes) -> None:
     with contextlib.suppress(WrongInput):
         for finding in of(content).findings:
-            assert all(line.isprintable() and len(line) <= 400 for line in (*finding.evidence, finding.said))
+            assert all(line.isprintable() and len(line) <= 400 for line in (*finding.evidence, finding.message))
 
 
 @settings(deadline=None, max_examples=100)

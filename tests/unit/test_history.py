@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpunodes.engine import history
-from gpunodes.engine.history import Entry, Kind, Past
+from gpunodes.engine.history import EntryKind, HistoryEntry, MachineHistory
 from gpunodes.errors import GpunodesError
 
 
@@ -19,27 +19,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def entry(kind: Kind, what: str = "reboot", outcome: str = "", at: float = 1.0, **more: str) -> Entry:
-    return Entry(at, more.pop("machine", "gpu-1"), kind, what, outcome, cluster="c", **more)  # type: ignore[arg-type]  # texts all
+def entry(kind: EntryKind, what: str = "reboot", outcome: str = "", at: float = 1.0, **more: str) -> HistoryEntry:
+    return HistoryEntry(at, more.pop("machine", "gpu-1"), kind, what, outcome, cluster="c", **more)  # type: ignore[arg-type]  # texts all
 
 
 def test_what_is_appended_is_read_back() -> None:
-    first = Entry(1.5, "gpu-1", Kind.VERDICT, "reboot", "hung", "Xid 79 ÄÖ\n", 2.5, "r1", "c", "ann@desk", ("line",))
+    first = HistoryEntry(
+        1.5, "gpu-1", EntryKind.VERDICT, "reboot", "hung", "Xid 79 ÄÖ\n", 2.5, "r1", "c", "ann@desk", ("line",)
+    )
     history.append(first)
-    history.append(entry(Kind.END, machine="gpu-2"))
-    assert history.read() == [first, entry(Kind.END, machine="gpu-2")]
+    history.append(entry(EntryKind.END, machine="gpu-2"))
+    assert history.read() == [first, entry(EntryKind.END, machine="gpu-2")]
     assert history.read("gpu-1") == [first]
     assert history.read(cluster="other") == []
     assert history.path().stat().st_mode & 0o777 == 0o600
 
 
 def test_a_torn_last_line_loses_nothing_else() -> None:
-    history.append(entry(Kind.RUNG))
+    history.append(entry(EntryKind.STEP))
     with history.path().open("a") as file:
         file.write('{"time": 3, "machine": "gpu-1", "ki')
-    assert history.read() == [entry(Kind.RUNG)]
-    history.append(entry(Kind.END))
-    assert history.read() == [entry(Kind.RUNG), entry(Kind.END)]
+    assert history.read() == [entry(EntryKind.STEP)]
+    history.append(entry(EntryKind.END))
+    assert history.read() == [entry(EntryKind.STEP), entry(EntryKind.END)]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_a_torn_last_line_loses_nothing_else() -> None:
 def test_lines_that_are_none_are_passed_over(line: str) -> None:
     with history.path().open("a") as file:
         file.write(line + "\n")
-    history.append(entry(Kind.END))
-    assert history.read() == [entry(Kind.END)]
+    history.append(entry(EntryKind.END))
+    assert history.read() == [entry(EntryKind.END)]
 
 
 LINE = {"time": 1.0, "machine": "gpu-1", "kind": "end", "what": "repair", "cluster": "c"}
@@ -89,32 +91,32 @@ def test_lines_whose_values_have_other_types_are_passed_over(wrong: dict[str, ob
     """Nothing that reads the history stumbles over a line that somebody, or another program, wrote there."""
     with history.path().open("a") as file:
         file.write(json.dumps({**LINE, **wrong}) + "\n" + "[" * 100_000 + "\n")
-    history.append(entry(Kind.END))
-    assert history.read() == [entry(Kind.END)]
-    assert set(history.pasts("c")) == {"gpu-1"}
+    history.append(entry(EntryKind.END))
+    assert history.read() == [entry(EntryKind.END)]
+    assert set(history.summaries("c")) == {"gpu-1"}
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_no_half_line() -> None:
     """What cannot be written is said once, and what was written before is as it was."""
-    history.append(entry(Kind.RUNG))
+    history.append(entry(EntryKind.STEP))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The kernel writes as much as there is room for, as on a full disk.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (history.path().stat().st_size + 20, limit[1]))
     try:
         with pytest.raises(GpunodesError, match="the history of gpu-1 cannot be written"):
-            history.append(entry(Kind.END))
+            history.append(entry(EntryKind.END))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert history.path().read_bytes().endswith(b"}\n")
-    history.append(entry(Kind.END))
-    assert history.read() == [entry(Kind.RUNG), entry(Kind.END)]
+    history.append(entry(EntryKind.END))
+    assert history.read() == [entry(EntryKind.STEP), entry(EntryKind.END)]
 
 
 def test_a_machine_s_words_stand_in_the_file_as_plain_ascii() -> None:
     """They may be anything; people look at the file itself, too."""
     words = "no \udcff\x1b[2J\x9b1m\u202e\n"
-    history.append(entry(Kind.RUNG, detail=words))
+    history.append(entry(EntryKind.STEP, detail=words))
     assert all(32 <= byte < 127 for byte in history.path().read_bytes().rstrip(b"\n"))
     assert history.read()[0].detail == words
 
@@ -122,7 +124,7 @@ def test_a_machine_s_words_stand_in_the_file_as_plain_ascii() -> None:
 def test_many_writers() -> None:
     def write(number: int) -> None:
         for _ in range(20):
-            history.append(entry(Kind.STEP, machine=f"gpu-{number}"))
+            history.append(entry(EntryKind.STAGE, machine=f"gpu-{number}"))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(5)]
     for thread in threads:
@@ -133,18 +135,18 @@ def test_many_writers() -> None:
 
 
 def test_what_counts_for_the_next_repair() -> None:
-    history.append(entry(Kind.VERDICT, at=10.0, repair="r1"))
-    history.append(entry(Kind.RUNG, "gpu-reset", "skipped", 11.0, repair="r1"))
-    history.append(entry(Kind.RUNG, "reboot", "failed", 12.0, repair="r1"))
-    history.append(entry(Kind.RUNG, "bmc", "took", 13.0, repair="r1"))
-    history.append(entry(Kind.END, "repair", "repaired", 14.0, repair="r1"))
-    assert history.pasts("c") == {"gpu-1": Past((10.0,), "")}
-    history.append(entry(Kind.END, "repair", "needs-repair", 20.0, repair="r2", detail="GPU lost"))
-    assert history.pasts("c")["gpu-1"] == Past((10.0,), "GPU lost")
-    history.append(entry(Kind.CLEARED, "cleared", at=30.0))
-    assert history.pasts("c")["gpu-1"] == Past()
+    history.append(entry(EntryKind.VERDICT, at=10.0, repair="r1"))
+    history.append(entry(EntryKind.STEP, "gpu-reset", "skipped", 11.0, repair="r1"))
+    history.append(entry(EntryKind.STEP, "reboot", "failed", 12.0, repair="r1"))
+    history.append(entry(EntryKind.STEP, "bmc", "succeeded", 13.0, repair="r1"))
+    history.append(entry(EntryKind.END, "repair", "repaired", 14.0, repair="r1"))
+    assert history.summaries("c") == {"gpu-1": MachineHistory((10.0,), "")}
+    history.append(entry(EntryKind.END, "repair", "needs-repair", 20.0, repair="r2", detail="GPU lost"))
+    assert history.summaries("c")["gpu-1"] == MachineHistory((10.0,), "GPU lost")
+    history.append(entry(EntryKind.CLEARED, "cleared", at=30.0))
+    assert history.summaries("c")["gpu-1"] == MachineHistory()
 
 
 def test_what_was_only_skipped_was_no_repair() -> None:
-    history.append(entry(Kind.RUNG, "reboot", "skipped", repair="r1"))
-    assert history.pasts("c")["gpu-1"].repairs == ()
+    history.append(entry(EntryKind.STEP, "reboot", "skipped", repair="r1"))
+    assert history.summaries("c")["gpu-1"].repairs == ()

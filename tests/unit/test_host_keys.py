@@ -19,9 +19,9 @@ import pytest
 import yaml
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import openssh, runner, shell, sweep
+from gpunodes.engine import openssh, probing, runner, shell
 from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.sweep import Reach
+from gpunodes.engine.probing import Reach
 from gpunodes.engine.targets import ARGUMENTS, target
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
@@ -75,20 +75,20 @@ CERTIFICATES = {
 def ports(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[int, sshd.Servers]]]:
     """One server for each kind of certificate."""
 
-    def prepare(said: tuple[str, ...]) -> Callable[[sshd.Servers], str]:
+    def prepare(message: tuple[str, ...]) -> Callable[[sshd.Servers], str]:
         def lines(servers: sshd.Servers) -> str:
-            if not said:
+            if not message:
                 return ""
-            certify(authority, servers.host_key, *said)
+            certify(authority, servers.host_key, *message)
             return f"HostCertificate {servers.host_key}-cert.pub\n"
 
         return lines
 
     with contextlib.ExitStack() as stack:
         found = {}
-        for (name, said), port in zip(CERTIFICATES.items(), sshd.free_ports(len(CERTIFICATES)), strict=True):
+        for (name, message), port in zip(CERTIFICATES.items(), sshd.free_ports(len(CERTIFICATES)), strict=True):
             folder = tmp_path_factory.mktemp("server")
-            served = sshd.serving(folder, [{("127.0.0.1", port): ""}], prepare(said))
+            served = sshd.serving(folder, [{("127.0.0.1", port): ""}], prepare(message))
             found[name] = (port, stack.enter_context(served))
         yield found
 
@@ -117,9 +117,9 @@ class Site:
             **more,
         }
 
-    def swept(self, variables: dict[str, Any]) -> sweep.Answer:
-        found = target("gpu-1", variables, sweep.ssh_config())
-        (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
+    def swept(self, variables: dict[str, Any]) -> probing.ProbeResult:
+        found = target("gpu-1", variables, probing.ssh_config())
+        (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
         return answer
 
     def refuses(self, variables: dict[str, Any]) -> bool:
@@ -159,7 +159,7 @@ def test_a_key_that_nobody_knows_is_not_learned_where_the_user_forbids_it(
     site.config.write_text(f"Host 127.0.0.*\n  StrictHostKeyChecking {word}\n  UserKnownHostsFile {site.known_hosts}\n")
     answer = site.swept(variables)
     assert answer.reach is Reach.KEY_UNKNOWN
-    assert "is not known" in answer.said
+    assert "is not known" in answer.message
     assert not site.connected(variables)
     assert site.learned() == ""
     site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
@@ -198,9 +198,9 @@ def test_whom_the_users_own_ssh_refuses_we_refuse(
 ) -> None:
     """The sweep read less than ssh, answered, and learned the key; then our ssh took it too."""
     port, servers = ports["none"]
-    said = {"folder": tmp_path, "port": port, "key": public(servers.host_key)}
-    said["other"] = public(sshd.new_key(tmp_path / "other"))
-    text, more = (each.format(**said) for each in FORBIDDEN[name])
+    message = {"folder": tmp_path, "port": port, "key": public(servers.host_key)}
+    message["other"] = public(sshd.new_key(tmp_path / "other"))
+    text, more = (each.format(**message) for each in FORBIDDEN[name])
     site.config.write_text(f"{text}UserKnownHostsFile {site.known_hosts}\n")
     for file in ("more", "a b"):
         (tmp_path / file).write_text(more)
@@ -208,7 +208,7 @@ def test_whom_the_users_own_ssh_refuses_we_refuse(
     assert not site.connects_by_itself(variables)
     assert site.refuses(variables)
     # Nor is it enough that the key was learned before.
-    settings.known_hosts().write_text("".join(f"{each} {said['key']}\n" for each in (f"[127.0.0.1]:{port}", "gpu")))
+    settings.known_hosts().write_text("".join(f"{each} {message['key']}\n" for each in (f"[127.0.0.1]:{port}", "gpu")))
     assert site.refuses(variables)
 
 
@@ -243,7 +243,11 @@ def test_a_command_says_host_keys(
         command.chmod(0o700)
         variables = site.variables(port, servers)
         asked = []
-        for connect in (site.connects_by_itself, lambda said: site.swept(said).reach is Reach.ANSWERED, site.connected):
+        for connect in (
+            site.connects_by_itself,
+            lambda message: site.swept(message).reach is Reach.ANSWERED,
+            site.connected,
+        ):
             (tmp_path / "asked").write_text("")
             assert connect(variables)
             asked.append((tmp_path / "asked").read_text().splitlines())
@@ -290,10 +294,10 @@ def test_the_keys_of_all_users_count(
     variables = site.variables(port, servers, ansible_ssh_common_args="")
     everywhere.write_text(f"[127.0.0.1]:{port} {public(sshd.new_key(tmp_path / 'other'))}\n")
     answer = site.swept(variables)
-    assert (answer.reach, "correct it there" in answer.said) == (Reach.KEY_CHANGED, True)
+    assert (answer.reach, "correct it there" in answer.message) == (Reach.KEY_CHANGED, True)
     everywhere.write_text(f"@revoked * {public(servers.host_key)}\n")
     answer = site.swept(variables)
-    assert (answer.reach, "is revoked" in answer.said) == (Reach.KEY_CHANGED, True)
+    assert (answer.reach, "is revoked" in answer.message) == (Reach.KEY_CHANGED, True)
     # And the files that ssh_config names.
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
     variables = site.variables(port, servers)
@@ -315,7 +319,7 @@ def test_the_keys_of_all_users_count(
 
 @needs_sshd
 @pytest.mark.parametrize(
-    ("name", "reach", "said"),
+    ("name", "reach", "message"),
     [
         ("good", Reach.ANSWERED, ""),
         ("pattern", Reach.ANSWERED, ""),
@@ -331,7 +335,7 @@ def test_a_certificate_authority_vouches_for_machines(
     ports: dict[str, tuple[int, sshd.Servers]],
     name: str,
     reach: Reach,
-    said: str,
+    message: str,
     strict: str,
 ) -> None:
     """The sweep left their lines out, and learned whatever key it was shown."""
@@ -339,7 +343,7 @@ def test_a_certificate_authority_vouches_for_machines(
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\n{strict}")
     variables = site.variables(*ports[name])
     answer = site.swept(variables)
-    assert (answer.reach, said in answer.said) == (reach, True), answer.said
+    assert (answer.reach, message in answer.message) == (reach, True), answer.message
     if name != "pattern":
         assert site.connected(variables) is (reach is Reach.ANSWERED)
     assert site.learned() == ""
@@ -372,7 +376,7 @@ def test_a_revoked_certificate_is_refused(
     """RevokedHostKeys was held against the key alone."""
     port, servers = ports["good"]
     site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
-    revoked, wish = tmp_path / "revoked", tmp_path / "wish"
+    revoked, request = tmp_path / "revoked", tmp_path / "wish"
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\nRevokedHostKeys {revoked}\n")
     variables = site.variables(port, servers)
     revoked.write_text(public(sshd.new_key(tmp_path / "other")))
@@ -380,19 +384,19 @@ def test_a_revoked_certificate_is_refused(
     key = servers.host_key.with_suffix(".pub")
     certificate = key.with_name(f"{servers.host_key.name}-cert.pub")
     texts = {"authority": public(authority), "key": public(servers.host_key), "certificate": certificate.read_text()}
-    wishes = {"KRL serial": "serial: 7\n", "KRL id": "id: host\n"}
+    requested = {"KRL serial": "serial: 7\n", "KRL id": "id: host\n"}
     if how in texts:
         revoked.write_text(f"# the site's own\n{texts[how]}\n")
     elif how == "missing":
         revoked.unlink()
     else:
-        wish.write_text(wishes.get(how, ""))
+        request.write_text(requested.get(how, ""))
         ca = authority.with_suffix(".pub")
-        words = ["-s", ca, wish] if how in wishes else [ca]
+        words = ["-s", ca, request] if how in requested else [ca]
         subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, *words], check=True)
     assert not site.connects_by_itself(variables)
     assert site.refuses(variables)
-    assert "is revoked" in site.swept(variables).said
+    assert "is revoked" in site.swept(variables).message
 
 
 @needs_sshd
@@ -480,10 +484,10 @@ def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found = {}
     for machine, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
-        said = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
+        message = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-            said.append(variables.get(name, os.environ.get(name.upper(), "")))
-        found[machine] = as_ssh_reads(["ssh", *shlex.split(" ".join(said)), variables["ansible_host"]])
+            message.append(variables.get(name, os.environ.get(name.upper(), "")))
+        found[machine] = as_ssh_reads(["ssh", *shlex.split(" ".join(message)), variables["ansible_host"]])
     return found
 
 
@@ -502,10 +506,10 @@ def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> N
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")
     found = ansible_connects(path, tmp_path)
-    assert {name for name, said in found.items() if said["stricthostkeychecking"] == "accept-new"} == {"gpu-2"}
+    assert {name for name, message in found.items() if message["stricthostkeychecking"] == "accept-new"} == {"gpu-2"}
     assert str(settings.known_hosts()) in found["gpu-2"]["userknownhostsfile"]
     assert str(settings.known_hosts()) not in found["gpu-1"]["userknownhostsfile"]
-    assert {name: forwards(said) for name, said in found.items() if forwards(said)} == {}
+    assert {name: forwards(message) for name, message in found.items() if forwards(message)} == {}
     assert (found["gpu-3"]["user"], found["gpu-3"]["controlmaster"]) == ("x", "false")
     assert found["gpu-1"]["controlmaster"] == "auto"
 
@@ -545,7 +549,7 @@ def test_what_the_environment_says_counts_too(
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
     variables = Inventory(path).connection("gpu-1")
-    assert target("gpu-1", variables, sweep.ssh_config()).rules.strict
+    assert target("gpu-1", variables, probing.ssh_config()).rules.strict
     ours, ansibles = as_ssh_reads(shell.command("10.0.0.1", variables)), ansible_connects(path, tmp_path)["gpu-1"]
     assert [(found["stricthostkeychecking"], forwards(found)) for found in (ours, ansibles)] == 2 * [("true", set())]
 
@@ -628,7 +632,7 @@ def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:
     words = ["-F", str(site.config)]
     assert "StrictHostKeyChecking=yes" in openssh.options("10.0.0.1", words)
     with pytest.raises(WrongInput, match="unsupported option"):
-        sweep.ssh_config()("10.0.0.1", words)
+        probing.ssh_config()("10.0.0.1", words)
 
 
 def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
@@ -637,13 +641,13 @@ def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
         f'UserKnownHostsFile "{tmp_path}/a b" %d/x ${{HOME}}/%h-%p-%r ~/z\nGlobalKnownHostsFile none\n'
         "RevokedHostKeys ~/revoked/%k\nIdentityFile %d/key\nHostKeyAlias gpu\nUser ops\nPort 23\n"
     )
-    said = openssh.resolved("10.0.0.1", ["-F", str(site.config)])
+    message = openssh.resolved("10.0.0.1", ["-F", str(site.config)])
     home = pwd.getpwuid(os.getuid()).pw_dir
-    assert openssh.rules(said) == openssh.Rules(
+    assert openssh.rules(message) == openssh.Rules(
         files=(f"{tmp_path}/a b", f"{home}/x", f"{tmp_path}/10.0.0.1-23-ops", f"{home}/z"),
         revoked=(f"{home}/revoked/gpu",),
     )
-    assert said["identityfile"] == [f"{home}/key"]
+    assert message["identityfile"] == [f"{home}/key"]
 
 
 def test_where_nobody_says_anything_of_host_keys_ssh_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_good_addresses_pass(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("- a\n", r"hosts.yml:1: the inventory is a list"),
         ("workers\n", r"hosts.yml:1: the inventory is a single value"),
@@ -98,10 +98,10 @@ def test_good_addresses_pass(address: str) -> None:
         ("workers:\n\thosts:\n", r"hosts.yml:2: "),
     ],
 )
-def test_a_malformed_inventory_names_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_inventory_names_its_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hosts.yml"
     file.write_text(text)
-    with pytest.raises(WrongInput, match=said):
+    with pytest.raises(WrongInput, match=message):
         Inventory(file)
 
 
@@ -169,7 +169,7 @@ def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("gpunodes_containerd_sorce", "docker", "is not a setting.*the nearest: gpunodes_containerd_source"),
         ("gpunodes_runtime", "nope", "'nope'; wanted: one of containerd, docker"),
@@ -179,8 +179,8 @@ def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],
 )
-def test_settings_that_cannot_be_used(key: str, value: object, said: str) -> None:
-    with pytest.raises(WrongInput, match=said):
+def test_settings_that_cannot_be_used(key: str, value: object, message: str) -> None:
+    with pytest.raises(WrongInput, match=message):
         settings.check("worker-1", {key: value})
 
 

@@ -71,9 +71,9 @@ def test_what_kubeadm_writes_comes_as_it_is() -> None:
 )
 def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
     """Who has a control-plane machine would have what kubectl runs, and reads, on the user's."""
-    with pytest.raises(GpunodesError, match="what kubeadm writes") as said:
+    with pytest.raises(GpunodesError, match="what kubeadm writes") as message:
         renamed(document, "control-1")
-    assert str(said.value).isprintable()
+    assert str(message.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, s
 
 @needs_sshd
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [(None, "there is no .*admin.conf: it runs no cluster"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
 )
-def test_without_one_the_reason_is_said(inventory: Inventory, tmp_path: Path, text: str | None, said: str) -> None:
+def test_without_one_the_reason_is_said(inventory: Inventory, tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "admin.conf").write_text(text)
-    with pytest.raises(GpunodesError, match=said):
+    with pytest.raises(GpunodesError, match=message):
         kubeconfig.fetch(inventory)
 
 

@@ -12,15 +12,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from gpunodes.errors import GpunodesError
 from gpunodes.lab import bmc
-from gpunodes.lab.layout import Machine, Record, Role, System
+from gpunodes.lab.layout import LabMachine, LabRecord, LabRole, System
 
 Requests = list[tuple[str, str, object]]
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Record, Machine, Requests]]:
+def server() -> Iterator[tuple[LabRecord, LabMachine, Requests]]:
     seen: Requests = []
-    machine = Machine("control-1", Role.CONTROL_PLANE, "127.0.0.11", "52:54:00:00:00:01", "1-2-3", 4096, 2, 0, "secret")
+    machine = LabMachine(
+        "control-1", LabRole.CONTROL_PLANE, "127.0.0.11", "52:54:00:00:00:01", "1-2-3", 4096, 2, 0, "secret"
+    )
     wanted = "Basic " + base64.b64encode(f"admin:{machine.bmc_password}".encode()).decode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,20 +48,20 @@ def server() -> Iterator[tuple[Record, Machine, Requests]]:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         # The gateway, where BMCs listen, is the first address of the subnet.
-        lab = Record("lab", System.DEBIAN13, "127.0.0.0/24", "tcg", (machine,), "/somewhere/inventory", None)
+        lab = LabRecord("lab", System.DEBIAN13, "127.0.0.0/24", "tcg", (machine,), "/somewhere/inventory", None)
         yield lab, replace(machine, bmc_port=listening.server_port), seen
         listening.shutdown()
         thread.join()
 
 
-def test_a_cycle_takes_the_power_and_gives_it_back(server: tuple[Record, Machine, Requests]) -> None:
+def test_a_cycle_takes_the_power_and_gives_it_back(server: tuple[LabRecord, LabMachine, Requests]) -> None:
     lab, machine, seen = server
-    bmc.power(lab, machine, bmc.Power.CYCLE)
+    bmc.power(lab, machine, bmc.LabPowerAction.CYCLE)
     path = f"/redfish/v1/Systems/{machine.uuid}/Actions/ComputerSystem.Reset"
     assert seen == [("POST", path, {"ResetType": "ForceOff"}), ("POST", path, {"ResetType": "On"})]
 
 
-def test_a_wrong_password_is_an_error(server: tuple[Record, Machine, Requests]) -> None:
+def test_a_wrong_password_is_an_error(server: tuple[LabRecord, LabMachine, Requests]) -> None:
     lab, machine, _ = server
     with pytest.raises(GpunodesError, match="refused \\(401\\)"):
-        bmc.power(lab, replace(machine, bmc_password="guessed"), bmc.Power.ON)
+        bmc.power(lab, replace(machine, bmc_password="guessed"), bmc.LabPowerAction.ON)

@@ -20,10 +20,10 @@ from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import (
     SUBNETS,
     Boards,
+    LabMachine,
+    LabRecord,
+    LabRole,
     Layout,
-    Machine,
-    Record,
-    Role,
     Size,
     System,
     cache_dir,
@@ -32,13 +32,13 @@ from gpunodes.lab.layout import (
 )
 from gpunodes.lab.mirror import REQUIRED_FILES, REQUIRED_PACKAGES
 
-SIZES = {Role.CONTROL_PLANE: Size(4096, 2), Role.WORKER: Size(2048, 1)}
+SIZES = {LabRole.CONTROL_PLANE: Size(4096, 2), LabRole.WORKER: Size(2048, 1)}
 
 
-def record(workers: int = 2, accelerator: str = "tcg", mirror: str | None = None) -> Record:
+def record(workers: int = 2, accelerator: str = "tcg", mirror: str | None = None) -> LabRecord:
     identities = [(f"00000000-0000-4000-8000-{number:012d}", f"secret-{number}") for number in range(workers + 1)]
     machines = plan_machines(SUBNETS[0], workers, SIZES, identities)
-    return Record("lab", System.DEBIAN13, str(SUBNETS[0]), accelerator, machines, "/somewhere/inventory", mirror)
+    return LabRecord("lab", System.DEBIAN13, str(SUBNETS[0]), accelerator, machines, "/somewhere/inventory", mirror)
 
 
 @pytest.mark.parametrize("name", ["", "Two", "a-b", "../x", "1lab", "elevenchars"])
@@ -58,7 +58,7 @@ def test_machines_differ_in_all_that_must_differ() -> None:
     machines = record(workers=9).machines
     for part in ("name", "address", "mac", "uuid", "bmc_port", "bmc_password"):
         assert len({getattr(machine, part) for machine in machines}) == 10
-    assert [machine.role for machine in machines] == [Role.CONTROL_PLANE] + [Role.WORKER] * 9
+    assert [machine.role for machine in machines] == [LabRole.CONTROL_PLANE] + [LabRole.WORKER] * 9
 
 
 def test_machines_of_two_subnets_have_different_hardware_addresses() -> None:
@@ -69,7 +69,7 @@ def test_machines_of_two_subnets_have_different_hardware_addresses() -> None:
 
 def test_a_record_survives_its_file() -> None:
     there = record(mirror="/cache/tree")
-    assert Record.from_json(json.loads(json.dumps(there.to_json()))) == there
+    assert LabRecord.from_json(json.loads(json.dumps(there.to_json()))) == there
 
 
 def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
@@ -95,7 +95,7 @@ def test_the_cache_follows_the_base_directory_specification(monkeypatch: pytest.
 LAYOUT = Layout("lab", Path("/cache"))
 
 
-def domain(accelerator: str, machine: Machine | None = None) -> ElementTree.Element:
+def domain(accelerator: str, machine: LabMachine | None = None) -> ElementTree.Element:
     xml = hypervisor.domain_xml(LAYOUT, machine or record().machines[1], accelerator)
     return ElementTree.fromstring(xml)  # noqa: S314 - our own
 
@@ -216,10 +216,10 @@ def test_every_tool_that_is_looked_for_is_installed_by_make() -> None:
 
 def test_all_that_is_missing_is_said_at_once() -> None:
     found = [
-        doctor.Check("qemu", False, "missing", "apt-get install qemu-system-x86"),
-        doctor.Check("ip", False, "missing", "apt-get install iproute2"),
-        doctor.Check("root", False, "user id 7", "run it as root"),
-        doctor.Check("ssh", True, "/usr/bin/ssh", "apt-get install openssh-client"),
+        doctor.HostCheck("qemu", False, "missing", "apt-get install qemu-system-x86"),
+        doctor.HostCheck("ip", False, "missing", "apt-get install iproute2"),
+        doctor.HostCheck("root", False, "user id 7", "run it as root"),
+        doctor.HostCheck("ssh", True, "/usr/bin/ssh", "apt-get install openssh-client"),
     ]
     with pytest.raises(WrongInput) as error:
         doctor.require(found)

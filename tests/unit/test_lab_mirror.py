@@ -16,11 +16,11 @@ from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import mirror
 from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, oci, packages, pin, pins, programs, store
 from gpunodes.lab.mirror.construct import ABOUT
-from gpunodes.lab.mirror.tree import MTIME, Entry, write_tar
+from gpunodes.lab.mirror.tree import MTIME, TreeEntry, write_tar
 
 needs = pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
 
-PACKAGE = deb.Package(
+PACKAGE = deb.DebPackage(
     "example",
     "1.0-1",
     "amd64",
@@ -30,7 +30,7 @@ PACKAGE = deb.Package(
     conffiles=("/etc/example",),
     scripts=(("postinst", "#!/bin/sh\n"),),
 )
-ENTRIES = [Entry("/usr/bin/example", b"#!/bin/sh\n", 0o755), Entry("/etc/example", b"odd")]
+ENTRIES = [TreeEntry("/usr/bin/example", b"#!/bin/sh\n", 0o755), TreeEntry("/etc/example", b"odd")]
 
 
 def names(archive: bytes) -> list[str]:
@@ -40,7 +40,7 @@ def names(archive: bytes) -> list[str]:
 
 def test_tar_has_parents_once_and_nothing_of_this_machine() -> None:
     out = io.BytesIO()
-    write_tar(out, [Entry("/a/b/file", b"x"), Entry("/a/b/link", link="file"), Entry("/a/dir", mode=0o700)])
+    write_tar(out, [TreeEntry("/a/b/file", b"x"), TreeEntry("/a/b/link", link="file"), TreeEntry("/a/dir", mode=0o700)])
     assert names(out.getvalue()) == ["a", "a/b", "a/b/file", "a/b/link", "a/dir"]
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
         assert {(member.uid, member.gid, member.mtime) for member in tar} == {(0, 0, MTIME)}
@@ -112,8 +112,8 @@ def test_image_is_what_a_registry_serves(tmp_path: Path) -> None:
     registry = oci.Registry(tmp_path, "amd64")
     layer = registry.layer(ENTRIES)
     assert layer == registry.layer(ENTRIES)
-    registry.add(oci.Image("some/image", ("v1", "v2"), (layer,), ("/run",)))
-    registry.add(oci.Image("other", ("v1",), (layer,)))
+    registry.add(oci.OciImage("some/image", ("v1", "v2"), (layer,), ("/run",)))
+    registry.add(oci.OciImage("other", ("v1",), (layer,)))
     folder = tmp_path / "v2" / "some" / "image"
     data = (folder / "manifests" / "v1").read_bytes()
     assert (folder / "manifests" / "v2").read_bytes() == data
@@ -141,7 +141,7 @@ def test_packages_are_laid_out_as_published(tmp_path: Path) -> None:
     package, files = packages.containerd_io("2.2.9", ("trixie", 13), "amd64", tmp_path, tmp_path)
     assert package.version == "2.2.9-1~debian.13~trixie"
     assert "containerd" in package.conflicts
-    assert Entry("/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n') in files
+    assert TreeEntry("/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n') in files
 
 
 def test_new_pin_carries_the_replacements_of_its_module() -> None:

@@ -12,20 +12,22 @@ import pytest
 import yaml
 from gpunodes.errors import WrongInput
 from gpunodes.lab import hypervisor, inventory
-from gpunodes.lab.images import Image
-from gpunodes.lab.layout import SUBNETS, Boards, Layout, Record, Role, Size, System, plan_machines
+from gpunodes.lab.images import DiskImage
+from gpunodes.lab.layout import SUBNETS, Boards, LabRecord, LabRole, Layout, Size, System, plan_machines
 from gpunodes.lab.mirror import deb, programs
 from gpunodes.lab.standin import board, construct, faults, objects, packages, pins
 from gpunodes.lab.standin.objects import SOURCES, Objects
 
 BOARDS = Boards(gpus=2, switches=1, devices=("2330", "20b0"))
-SIZES = {Role.CONTROL_PLANE: Size(4096, 2), Role.WORKER: Size(2048, 1)}
+SIZES = {LabRole.CONTROL_PLANE: Size(4096, 2), LabRole.WORKER: Size(2048, 1)}
 
 
-def record(workers: int = 1, gpu_workers: int = 2) -> Record:
+def record(workers: int = 1, gpu_workers: int = 2) -> LabRecord:
     identities = [(f"uuid-{number}", f"secret-{number}") for number in range(workers + gpu_workers + 1)]
     machines = plan_machines(SUBNETS[0], workers, SIZES, identities, gpu_workers, BOARDS)
-    return Record("lab", System.DEBIAN13, str(SUBNETS[0]), "tcg", machines, "/somewhere/inventory", "/tree", "/standin")
+    return LabRecord(
+        "lab", System.DEBIAN13, str(SUBNETS[0]), "tcg", machines, "/somewhere/inventory", "/tree", "/standin"
+    )
 
 
 @pytest.fixture
@@ -42,18 +44,18 @@ def test_gpu_machines_are_workers_and_differ_from_the_others() -> None:
     machines = record().machines
     assert [each.name for each in machines] == ["control-1", "worker-1", "gpu-1", "gpu-2"]
     assert [each.boards for each in machines] == [None, None, BOARDS, BOARDS]
-    assert {each.role for each in machines[1:]} == {Role.WORKER}
+    assert {each.role for each in machines[1:]} == {LabRole.WORKER}
     assert len({each.address for each in machines}) == len({each.mac for each in machines}) == len(machines)
 
 
 def test_a_record_with_boards_survives_its_file_and_an_older_one_has_none() -> None:
     there = record()
     data = json.loads(json.dumps(there.to_json()))
-    assert Record.from_json(data) == there
+    assert LabRecord.from_json(data) == there
     del data["standin"]
     for machine in data["machines"]:
         del machine["boards"]
-    older = Record.from_json(data)
+    older = LabRecord.from_json(data)
     assert older.standin is None
     assert not any(each.boards for each in older.machines)
 
@@ -73,7 +75,7 @@ def test_only_gpu_machines_keep_a_page_of_memory_apart() -> None:
     assert "memmap=4K$0x30000000" in hypervisor.domain_xml(layout, machine, "tcg", (board.KERNEL_OPTION,))
     assert "memmap" not in hypervisor.domain_xml(layout, machine, "tcg")
     # Below what the smallest machine has, where neither the kernel nor the firmware is loaded.
-    assert SIZES[Role.WORKER].memory_mib << 20 > board.LATCH
+    assert SIZES[LabRole.WORKER].memory_mib << 20 > board.LATCH
 
 
 def test_the_boards_are_loaded_with_what_was_asked_for(compiled: Objects) -> None:
@@ -98,14 +100,14 @@ def test_the_kernels_release_is_read_from_its_header(tmp_path: Path) -> None:
     text = b"6.12.1-cloud-amd64 (someone@example.org) #1 SMP\0"
     header[0x240 : 0x240 + len(text)] = text
     (tmp_path / "vmlinuz").write_bytes(header)
-    assert Image(tmp_path).kernel_release == "6.12.1-cloud-amd64"
+    assert DiskImage(tmp_path).kernel_release == "6.12.1-cloud-amd64"
 
 
 # --- faults ---
 
 
 def script(name: str, code: int | None = None, **more: object) -> str:
-    return faults.script(faults.Wish(faults.known()[name], code, **more))  # type: ignore[arg-type]  # the fields of a wish
+    return faults.script(faults.FaultRequest(faults.known()[name], code, **more))  # type: ignore[arg-type]  # the fields of a wish
 
 
 @pytest.mark.parametrize("name", faults.known())
@@ -151,11 +153,11 @@ def test_cures_remove_what_waits_for_the_next_start() -> None:
 
 
 def test_a_machine_without_gpus_gets_no_fault() -> None:
-    layout, wish = Layout("lab", Path("/cache")), faults.Wish(faults.known()["hang"])
+    layout, request = Layout("lab", Path("/cache")), faults.FaultRequest(faults.known()["hang"])
     with pytest.raises(WrongInput, match="has no GPUs"):
-        faults.make(layout, record().machines[0], wish)
+        faults.make(layout, record().machines[0], request)
     with pytest.raises(WrongInput, match="GPUs 0 to 1"):
-        faults.make(layout, record().machines[2], faults.Wish(faults.known()["lost"], gpu=2))
+        faults.make(layout, record().machines[2], faults.FaultRequest(faults.known()["lost"], gpu=2))
 
 
 # --- packages ---

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Answer, Cluster, NoAnswer
+from gpunodes.engine.cluster import Cluster, NoResponse, Response
 from gpunodes.engine.leases import Held, Leases, Lost, Unsure
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair
-from gpunodes.repair.policy import Budget, Limits, Ruling
-from gpunodes.repair.record import Outcome
+from gpunodes.repair.policy import Budget, Decision, RepairLimits
+from gpunodes.repair.record import RepairOutcome
 
-from tests import repair_world
-from tests.repair_world import LEASES, Api, World, hurry, world
+from tests import repair_fleet
+from tests.repair_fleet import LEASES, Api, Fleet, fleet, hurry
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 
@@ -41,8 +41,8 @@ class Line:
 
     def ask(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
-    ) -> Answer:
-        return Answer(0, None, "cut", 0.0) if self.cut else self._api.ask(method, path, body, kind, keep)
+    ) -> Response:
+        return Response(0, None, "cut", 0.0) if self.cut else self._api.ask(method, path, body, kind, keep)
 
     def close(self) -> None:
         pass
@@ -64,33 +64,33 @@ def taken_by_ann(api: Api, name: str) -> None:
     lease["spec"] |= {"holderIdentity": ANN, "renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
 
 
-def run(place: World, said: list[str] | None = None, **wish: Any) -> repair.RepairResult:
-    made = repair.Wish("health", wish.pop("limits", Limits()), **wish)
-    told = said if said is not None else []
+def run(place: Fleet, message: list[str] | None = None, **request: Any) -> repair.RepairResult:
+    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+    told = message if message is not None else []
     return repair.run(place, place.entries, made, lambda name, text: told.append(f"{name}: {text}"))
 
 
 def before_the_reboot(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
     """Let something happen once, after a machine was emptied and before it is rebooted."""
-    boot, done = repair_world.Hands.boot, threading.Event()
+    boot, done = repair_fleet.Hands.boot, threading.Event()
 
-    def boot_of(hands: repair_world.Hands) -> Any:
-        if hands._machine.name == name and not done.is_set():
+    def boot_of(machine_control: repair_fleet.Hands) -> Any:
+        if machine_control._machine.name == name and not done.is_set():
             done.set()
             act()
-        return boot(hands)
+        return boot(machine_control)
 
-    monkeypatch.setattr(repair_world.Hands, "boot", boot_of)
+    monkeypatch.setattr(repair_fleet.Hands, "boot", boot_of)
 
 
-def on_a_line(place: World, monkeypatch: pytest.MonkeyPatch) -> Line:
+def on_a_line(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> Line:
     line = Line(place.api)
     monkeypatch.setattr(place, "session", lambda: line)
     return line
 
 
 def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     line = on_a_line(place, monkeypatch)
 
     def cut() -> None:
@@ -100,7 +100,7 @@ def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(mo
     before_the_reboot(monkeypatch, "w1", cut)
     (found,) = [each for each in run(place).machines if each.machine == "w1"]
     assert place.machines["w1"].done == []
-    assert found.outcome is Outcome.NOT_REPAIRED
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
     assert "could not be renewed" in found.why
     assert "--resume" in found.why
     assert set(records.read("test")) == {"w1"}, "it can be gone on with"
@@ -109,7 +109,7 @@ def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(mo
 def test_a_repair_whose_lock_was_taken_stops_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the control plane itself is repaired, and well within the time of a renewal."""
     for control_planes in ((), ("w1",)):
-        place = world(5, ["w1"])
+        place = fleet(5, ["w1"])
         place._control_planes = control_planes
         before_the_reboot(monkeypatch, "w1", lambda: taken_by_ann(place.api, next(iter(place.api.leases))))  # noqa: B023 - run below
         (found,) = [each for each in run(place, named=frozenset({"w1"})).machines if each.machine == "w1"]
@@ -118,18 +118,18 @@ def test_a_repair_whose_lock_was_taken_stops_before_the_next_step(monkeypatch: p
 
 
 def test_the_control_planes_own_repair_goes_on_without_its_lock_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     place._control_planes = ("w1",)
-    line, said = on_a_line(place, monkeypatch), list[str]()
+    line, message = on_a_line(place, monkeypatch), list[str]()
 
     def cut() -> None:
         line.cut = True
         threading.Timer(1.5, lambda: setattr(line, "cut", False)).start()
 
     before_the_reboot(monkeypatch, "w1", cut)
-    (found,) = [each for each in run(place, said, named=frozenset({"w1"})).machines if each.machine == "w1"]
-    assert found.outcome is Outcome.REPAIRED
-    assert [line for line in said if "without its lock" in line]
+    (found,) = [each for each in run(place, message, named=frozenset({"w1"})).machines if each.machine == "w1"]
+    assert found.outcome is RepairOutcome.REPAIRED
+    assert [line for line in message if "without its lock" in line]
     assert place.api.leases == {}
 
 
@@ -143,7 +143,7 @@ def test_the_lock_of_the_decision_lives_as_long_as_it_is_held() -> None:
 
 
 def test_nothing_is_begun_by_a_decision_that_another_one_has_overtaken() -> None:
-    place = world(10, ["w1"])
+    place = fleet(10, ["w1"])
     with operator(Line(place.api), ANN) as anns:
         # While we read the nodes, our lock is lost, and ann spends the budget on w0.
         def overtake(_: str, path: str) -> None:
@@ -155,12 +155,12 @@ def test_nothing_is_begun_by_a_decision_that_another_one_has_overtaken() -> None
         place.api.before = overtake
         (found,) = [each for each in run(place).machines if each.machine == "w1"]
     assert place.machines["w1"].done == []
-    assert (found.ruling, "w0" in found.why) == (Ruling.WAIT, True)
+    assert (found.decision, "w0" in found.why) == (Decision.WAIT, True)
 
 
 def test_a_control_plane_that_is_away_for_a_moment_ends_no_repair_that_goes_on() -> None:
     """What is decided next waits; nothing is interrupted for it."""
-    place = world(20, ["w1", "w2"])
+    place = fleet(20, ["w1", "w2"])
     place.machines["w2"].deaf = frozenset({"reboot", "force"})
     asked = 0
 
@@ -175,10 +175,10 @@ def test_a_control_plane_that_is_away_for_a_moment_ends_no_repair_that_goes_on()
             threading.Timer(0.3, lambda: setattr(place.api, "down", False)).start()
 
     place.api.before = away
-    result = run(place, limits=Limits(max_unavailable=Budget(2)))
+    result = run(place, limits=RepairLimits(max_unavailable=Budget(2)))
     assert {each.machine: each.outcome for each in result.machines if each.outcome} == {
-        "w1": Outcome.REPAIRED,
-        "w2": Outcome.REPAIRED,
+        "w1": RepairOutcome.REPAIRED,
+        "w2": RepairOutcome.REPAIRED,
     }
     assert not result.interrupted
 
@@ -302,11 +302,14 @@ def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -
 
 @pytest.mark.parametrize("body", [None, [], "x", {}, {"items": 5}, {"items": [{}]}, {"items": [{"metadata": 5}]}])
 def test_what_is_no_answer_of_an_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
-    place = world(2, ["w1"])
-    monkeypatch.setattr(place.api, "ask", lambda *_, **__: Answer(200, body, "", 1.0))
-    with pytest.raises(NoAnswer, match=r"answers GET .* with something else"):
+    place = fleet(2, ["w1"])
+    monkeypatch.setattr(place.api, "ask", lambda *_, **__: Response(200, body, "", 1.0))
+    with pytest.raises(NoResponse, match=r"answers GET .* with something else"):
         Cluster(place.session()).nodes()
-    with pytest.raises(NoAnswer, match=r"answers (GET|POST) .* with something else"), operator(Line(place.api)) as ours:
+    with (
+        pytest.raises(NoResponse, match=r"answers (GET|POST) .* with something else"),
+        operator(Line(place.api)) as ours,
+    ):
         ours.take("w1")
 
 

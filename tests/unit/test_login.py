@@ -73,8 +73,8 @@ def port(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("name", ["ansible_password", "ansible_ssh_pass"])
 def test_the_password_of_the_inventory_lets_in(port: int, name: str, tmp_path: Path) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", name: PASSWORD}
-    said = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
-    assert (said.ok, said.out) == (True, b"here\n"), said.err
+    result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    assert (result.ok, result.out) == (True, b"here\n"), result.err
     assert not [word for word in shell.command("127.0.0.1", variables) if PASSWORD in word]
     kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
     assert [path.name for path in kept if PASSWORD in path.read_text()] == []
@@ -83,9 +83,9 @@ def test_the_password_of_the_inventory_lets_in(port: int, name: str, tmp_path: P
 @pytest.mark.parametrize("password", [{"ansible_password": "wrong"}, {}])
 def test_who_does_not_know_it_is_not_let_in(port: int, password: dict[str, str]) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", **password}
-    said = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
-    assert not said.ok
-    assert "Permission denied" in said.err
+    result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    assert not result.ok
+    assert "Permission denied" in result.err
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_jump_host_is_not_told_the_password(port: int, tried: list[str], tmp_p
     config = f"-F {tmp_path}/config"
     variables = {"ansible_user": "root", "ansible_password": PASSWORD}
     variables["ansible_ssh_common_args"] = f"{config} {way.format(port=port, config=config)}"
-    said = shell.run("10.9.9.9", variables, "echo here", deadline_s=20)
+    result = shell.run("10.9.9.9", variables, "echo here", deadline_s=20)
     # Where nobody has one ssh tries the empty one.
-    assert (said.ok, set(tried)) == (False, {""})
-    assert "Permission denied" in said.err
+    assert (result.ok, set(tried)) == (False, {""})
+    assert "Permission denied" in result.err
 
 
 def test_a_machine_of_another_name_is_told_the_password(port: int, tmp_path: Path) -> None:

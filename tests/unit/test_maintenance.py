@@ -7,19 +7,19 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.engine.cluster import Answer, Cluster, Refused
+from gpunodes.engine.cluster import Cluster, Refused, Response
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations import maintenance, repair, repair_one, status
 from gpunodes.repair import maintenance as kept
-from gpunodes.repair.ladder import Rung
+from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.maintenance import Maintenance
-from gpunodes.repair.policy import Limits, Ruling
-from gpunodes.repair.record import Outcome
+from gpunodes.repair.policy import Decision, RepairLimits
+from gpunodes.repair.record import RepairOutcome
 from gpunodes.views import maintenance as views
 
-from tests.repair_world import World, world
+from tests.repair_fleet import Fleet, fleet
 
 NOW = 1_800_000_000.0
 MARK = "gpunodes.dev/maintenance"
@@ -29,68 +29,72 @@ MARK = "gpunodes.dev/maintenance"
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, and escalation steps that wait for a moment only."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
-    quick_limits = repair_one.Limits
-    monkeypatch.setattr(repair_one, "Limits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
+    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
+    quick_limits = repair_one.TimeLimits
+    monkeypatch.setattr(repair_one, "TimeLimits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
 
 
-def run(place: World, **wish: Any) -> repair.RepairResult:
-    made = repair.Wish("health", wish.pop("limits", Limits()), **wish)
+def run(place: Fleet, **request: Any) -> repair.RepairResult:
+    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
     return repair.run(place, place.entries, made, lambda *_: None)
 
 
-def resume(place: World) -> repair.RepairResult:
-    return repair.resume(place, repair.Wish("repair", Limits()), lambda *_: None)
+def resume(place: Fleet) -> repair.RepairResult:
+    return repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None)
 
 
-def node(place: World, name: str = "w1") -> dict[str, Any]:
+def node(place: Fleet, name: str = "w1") -> dict[str, Any]:
     return place.api.nodes[name]
 
 
-def entry(place: World, name: str = "w1") -> Any:
+def entry(place: Fleet, name: str = "w1") -> Any:
     return next(each for each in place.entries if each.name == name)
 
 
-def on(place: World, until: float | None = None, *, cordon: bool = True) -> None:
+def on(place: Fleet, until: float | None = None, *, cordon: bool = True) -> None:
     maintenance.begin(place, [entry(place)], "disk swap", until, cordon=cordon)
 
 
-def off(place: World) -> list[maintenance.Kept]:
+def off(place: Fleet) -> list[maintenance.MaintainedNode]:
     return maintenance.end(place, [entry(place)])
 
 
-def ruling(place: World, **wish: Any) -> tuple[Ruling, str]:
-    (found,) = [each for each in run(place, **wish).machines if each.machine == "w1"]
-    return found.ruling, found.why
+def decision(place: Fleet, **request: Any) -> tuple[Decision, str]:
+    (found,) = [each for each in run(place, **request).machines if each.machine == "w1"]
+    return found.decision, found.why
 
 
 def test_a_machine_in_maintenance_is_left_alone_also_when_it_is_named() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     on(place)
     assert node(place)["spec"]["unschedulable"]
-    for wish in ({}, {"named": frozenset({"w1"})}, {"named": frozenset({"w1"}), "limits": Limits(by_hand=True)}):
-        found, why = ruling(place, **wish)
-        assert found is Ruling.REFUSE
+    for request in (
+        {},
+        {"named": frozenset({"w1"})},
+        {"named": frozenset({"w1"}), "limits": RepairLimits(by_hand=True)},
+    ):
+        found, why = decision(place, **request)
+        assert found is Decision.REFUSE
         assert "it is in maintenance: disk swap, by " in why
         assert "`gpunodes maintenance off w1`" in why
     assert place.machines["w1"].done == []
     assert [each.cordoned for each in off(place)] == [False]
-    assert ruling(place)[0] is Ruling.REPAIR
+    assert decision(place)[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
     assert MARK not in node(place)["metadata"]["annotations"]
 
 
 def test_a_healthy_machine_in_maintenance_is_no_matter() -> None:
-    place = world(5)
+    place = fleet(5)
     on(place)
-    assert ruling(place)[0] is Ruling.NOTHING
+    assert decision(place)[0] is Decision.NOTHING
 
 
 def test_a_maintenance_that_is_over_keeps_nobody_away_although_its_cordon_stays() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     on(place, until=time.time() + 0.05)
     time.sleep(0.1)
-    assert ruling(place)[0] is Ruling.REPAIR
+    assert decision(place)[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
     assert node(place)["spec"]["unschedulable"], "whoever said so gives it back"
     (found,) = maintenance.listed(place)
@@ -101,18 +105,18 @@ def test_a_maintenance_that_is_over_keeps_nobody_away_although_its_cordon_stays(
 
 def test_a_machine_that_somebody_cordoned_is_rebooted_only_when_it_is_named() -> None:
     """A person who cordons a node to work on it is not overtaken by a timer."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     node(place)["spec"]["unschedulable"] = True
-    found, why = ruling(place)
-    assert (found, place.machines["w1"].done) == (Ruling.REFUSE, [])
+    found, why = decision(place)
+    assert (found, place.machines["w1"].done) == (Decision.REFUSE, [])
     assert "somebody cordoned it" in why
-    assert ruling(place, named=frozenset({"w1"}))[0] is Ruling.REPAIR
+    assert decision(place, named=frozenset({"w1"}))[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
     assert node(place)["spec"]["unschedulable"]
 
 
 def test_a_cordon_that_was_there_before_stays_after_it() -> None:
-    place = world(3)
+    place = fleet(3)
     node(place)["spec"]["unschedulable"] = True
     on(place)
     on(place, until=time.time() + 3600)
@@ -125,14 +129,14 @@ def test_a_cordon_that_was_there_before_stays_after_it() -> None:
 
 
 def test_without_a_cordon_pods_come_and_repairs_do_not() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     on(place, cordon=False)
     assert not node(place)["spec"].get("unschedulable")
-    assert ruling(place)[0] is Ruling.REFUSE
+    assert decision(place)[0] is Decision.REFUSE
 
 
 def test_it_does_not_begin_while_somebody_works_on_the_machine() -> None:
-    place = world(5)
+    place = fleet(5)
     other = Leases(Cluster(place.session()), "join")
     other._me = "ann@desk/join/x/1/1/1"
     other.take_all(["w1"])
@@ -146,22 +150,22 @@ def test_it_does_not_begin_while_somebody_works_on_the_machine() -> None:
 
 
 def test_a_repair_that_was_left_behind_is_not_gone_on_with_in_maintenance() -> None:
-    place = world(5)
+    place = fleet(5)
     node(place)["spec"]["unschedulable"] = True
     node(place)["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = "some-repair"
     on(place)
     (found,) = resume(place).machines
-    assert (found.ruling, found.outcome) == (Ruling.REFUSE, None)
+    assert (found.decision, found.outcome) == (Decision.REFUSE, None)
     assert "maintenance" in found.why
     off(place)
     (found,) = resume(place).machines
-    assert found.outcome is Outcome.REPAIRED
+    assert found.outcome is RepairOutcome.REPAIRED
 
 
 def test_what_a_person_wrote_by_hand_counts() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     node(place)["metadata"]["annotations"][MARK] = "ann swaps the disk"
-    assert "in maintenance: ann swaps the disk" in ruling(place)[1]
+    assert "in maintenance: ann swaps the disk" in decision(place)[1]
     (found,) = maintenance.listed(place)
     assert found.maintenance == Maintenance("ann swaps the disk")
 
@@ -184,13 +188,13 @@ def test_an_annotation_that_cannot_be_read_stops_nobody_else(text: str) -> None:
     found = kept.parse(text)
     assert found is not None
     assert len(found.described()) <= 2000
-    place = world(5)
+    place = fleet(5)
     node(place, "w2")["metadata"]["annotations"][MARK] = text
     assert [each.maintenance for each in Cluster(place.session()).nodes() if each.maintenance] == [found]
 
 
 def test_a_node_that_cannot_be_read_is_left_alone_and_stops_nobody_else() -> None:
-    place = world(5)
+    place = fleet(5)
     node(place, "w2")["status"]["conditions"] = [{}]
     nodes = {each.name: each for each in Cluster(place.session()).nodes()}
     assert "cannot be read" in getattr(nodes["w2"].maintenance, "reason", "")
@@ -215,7 +219,7 @@ def test_an_end_that_utc_cannot_show_is_refused(text: str) -> None:
 
 def test_a_node_that_is_written_all_the_time_is_given_up_after_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet that writes its node all the time makes every change of ours a conflict: it ends, in a sentence."""
-    place = world(2)
+    place = fleet(2)
     session = place.session()
     asked: list[Any] = []
 
@@ -223,12 +227,12 @@ def test_a_node_that_is_written_all_the_time_is_given_up_after_the_patience(monk
         if method != "PATCH":
             return original(method, *words, **more)
         asked.append(words)
-        return Answer(409, None, "the API server says: conflict", 0.0)
+        return Response(409, None, "the API server says: conflict", 0.0)
 
     original = session.ask
     monkeypatch.setattr(session, "ask", ask)
     with pytest.raises(Refused, match="w1 was changed by somebody else at every try for 0 s"):
-        Cluster(session, patience_s=0.2).set_aside("w1", "repair-1")
+        Cluster(session, patience_s=0.2).taint_temporarily("w1", "repair-1")
     assert 1 < len(asked) < 10
 
 
@@ -262,11 +266,11 @@ def test_times_that_are_none_or_over(text: str) -> None:
 
 def test_status_shows_it() -> None:
     entry_ = {"name": "w1", "address": "10.0.0.1", "role": "worker", "ready": True, "reason": "", "version": "v1.36.3"}
-    said = {**entry_, "schedulable": False, "maintenance": Maintenance("disk swap", "ann@desk").text()}
-    over = {**said, "maintenance": Maintenance("disk swap", "ann@desk", until=NOW - 1e9).text()}
+    message = {**entry_, "schedulable": False, "maintenance": Maintenance("disk swap", "ann@desk").text()}
+    over = {**message, "maintenance": Maintenance("disk swap", "ann@desk", until=NOW - 1e9).text()}
     reasons = [
         node.reason
-        for found in (said, over, {**entry_, "schedulable": False})
+        for found in (message, over, {**entry_, "schedulable": False})
         for node in status.assemble([], {"endpoint": "", "version": "", "nodes": [found]}).nodes
     ]
     assert reasons[0] == "in maintenance: disk swap, by ann@desk"
@@ -275,7 +279,9 @@ def test_status_shows_it() -> None:
 
 
 def test_the_plan_of_a_repair_says_it() -> None:
-    place = world(5, ["w1"], action=Action.REBOOT)
+    place = fleet(5, ["w1"], action=Action.REBOOT)
     on(place)
-    plan = repair.run(place, place.entries, repair.Wish("health", Limits(), dry_run=True), lambda *_: None)
+    plan = repair.run(
+        place, place.entries, repair.RepairRequest("health", RepairLimits(), dry_run=True), lambda *_: None
+    )
     assert next(each.why for each in plan.machines if each.machine == "w1").startswith("it is in maintenance")

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import climb, host, ledger, lock, packages, probe, undo
+from gpunodes.ansible.module_utils.gpunodes import escalate, host, ledger, lock, packages, probe, undo
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import Done
+from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
 
 class Packages:
     """A package manager that only notes; installing may be made to fail."""
 
     def __init__(self) -> None:
-        self.there: dict[str, packages.Installed] = {}
+        self.there: dict[str, packages.PackageState] = {}
         self.calls: list[str] = []
         self.removes: list[str] = []
         self.broken = False
 
-    def installed(self, names: Sequence[str]) -> Mapping[str, packages.Installed]:
+    def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {name: self.there[name] for name in names if name in self.there}
 
     def mend(self) -> bool:
@@ -45,11 +45,11 @@ class Packages:
         if self.broken:
             raise MachineProblem("power cut")
         for name, version in {**packages_, "runc": "1.1"}.items():
-            self.there[name] = packages.Installed(version, held=False)
+            self.there[name] = packages.PackageState(version, held=False)
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         for name in names:
-            self.there[name] = packages.Installed(self.there[name].version, held=held)
+            self.there[name] = packages.PackageState(self.there[name].version, held=held)
 
     def purge(self, names: Sequence[str]) -> None:
         for name in names:
@@ -63,14 +63,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
     monkeypatch.setattr(undo, "NOTES", ())
     monkeypatch.setattr(packages, "detect", lambda: manager)
-    monkeypatch.setattr(undo, "run", lambda argv, *_: Done(argv, 0, "", ""))
+    monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     return manager
 
 
 def spec(root: Path, content: str = "ours") -> host.Spec:
     me = pwd.getpwuid(os.getuid()).pw_name
     return host.Spec(
-        packages=(packages.Wanted("containerd", "1.7.*", hold=True),),
+        packages=(packages.RequestedPackage("containerd", "1.7.*", hold=True),),
         files=(
             host.File(str(root / "new" / "deep" / "file"), content, owner=me),
             host.File(str(root / "old"), content, owner=me),
@@ -112,9 +112,9 @@ def test_users_that_came_with_packages_go(tmp_path: Path, monkeypatch: pytest.Mo
     there = {"daemon"}
     commands: list[Sequence[str]] = []
 
-    def note(argv: Sequence[str], *_: object) -> Done:
+    def note(argv: Sequence[str], *_: object) -> CommandResult:
         commands.append(argv)
-        return Done(argv, 0, "", "")
+        return CommandResult(argv, 0, "", "")
 
     monkeypatch.setattr(host, "has_user", lambda name: name in there)
     monkeypatch.setattr(undo, "run", note)
@@ -245,16 +245,16 @@ def test_nothing_that_is_there_is_removed(machine: Packages, tmp_path: Path) -> 
 
 
 def test_nothing_is_upgraded(machine: Packages, tmp_path: Path) -> None:
-    machine.there["containerd"] = packages.Installed("2.0.0", held=False)
+    machine.there["containerd"] = packages.PackageState("2.0.0", held=False)
     with pytest.raises(MachineProblem, match=r"containerd 2\.0\.0 is installed"):
         host.Converger(spec(tmp_path / "root")).run()
 
 
 def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
-    machine.there["containerd"] = packages.Installed("1.7.1-1", held=True)
+    machine.there["containerd"] = packages.PackageState("1.7.1-1", held=True)
     host.Converger(spec(tmp_path / "root")).run()
     undo.Undoer().run()
-    assert machine.there == {"containerd": packages.Installed("1.7.1-1", held=True)}
+    assert machine.there == {"containerd": packages.PackageState("1.7.1-1", held=True)}
 
 
 @pytest.mark.usefixtures("machine")
@@ -263,7 +263,7 @@ def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
         "one": {"files": [{"path": str(tmp_path / "a"), "content": "x"}]},
         "two": {"directories": ["/tmp"]},
     }
-    assert host.survey(wanted) == (["one"], {})
+    assert host.diff(wanted) == (["one"], {})
     assert not (tmp_path / "a").exists()
 
 
@@ -292,4 +292,4 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", climb.RESET}
+    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}

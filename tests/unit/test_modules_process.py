@@ -30,7 +30,9 @@ def test_a_missing_program_is_a_result() -> None:
 
 
 @pytest.mark.parametrize("run", [process.run, process.run_while_heard])
-def test_a_slow_program_is_a_result_with_what_it_said(run: Callable[[Sequence[str], float], process.Done]) -> None:
+def test_a_slow_program_is_a_result_with_what_it_said(
+    run: Callable[[Sequence[str], float], process.CommandResult],
+) -> None:
     began = time.monotonic()
     done = run(["sh", "-c", "echo so far; exec sleep 60"], 1.5)
     assert (done.code, done.out) == (124, "so far\n")

@@ -24,7 +24,7 @@ from gpunodes.ansible.module_utils.gpunodes import (
     process,
 )
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import Done
+from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 from gpunodes.planner import reports
 
 MODULES = sorted(
@@ -37,8 +37,8 @@ class TestPackages:
         listing = "kubelet\thi \t1.36.3-1.1\ncontainerd\tiF \t1.7.24\nrunc\tii \t1.1.15\nsocat\trc \t1.8\n"
         found = packages.parse_dpkg(listing)
         assert found == {
-            "kubelet": packages.Installed("1.36.3-1.1", held=True),
-            "runc": packages.Installed("1.1.15", held=False),
+            "kubelet": packages.PackageState("1.36.3-1.1", held=True),
+            "runc": packages.PackageState("1.1.15", held=False),
         }
 
     def test_madison_gives_versions_best_first(self) -> None:
@@ -69,13 +69,16 @@ class TestPackages:
         ],
     )
     def test_fits(self, pattern: str, version: str, good: bool) -> None:
-        assert packages.fits(packages.Wanted("kubelet", pattern), version) is good
+        assert packages.fits(packages.RequestedPackage("kubelet", pattern), version) is good
 
     def test_choosing_says_what_there_is(self) -> None:
-        wanted = packages.Wanted("kubelet", "1.36.9-*")
+        wanted = packages.RequestedPackage("kubelet", "1.36.9-*")
         with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*: they have 1.36.3-1.1"):
             packages.choose(wanted, ["1.36.3-1.1"])
-        assert packages.choose(packages.Wanted("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"]) == "1.36.3-1.1"
+        assert (
+            packages.choose(packages.RequestedPackage("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"])
+            == "1.36.3-1.1"
+        )
 
     def test_apt_error_is_its_first_with_what_is_unmet(self) -> None:
         text = (
@@ -326,10 +329,10 @@ class TestKubeadm:
             "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap\n"
             "To see the stack trace of this error execute with --v=5 or higher\n"
         )
-        said = kubeadm.kubeadm_error(text)
-        assert said == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
-        done = Done(["kubeadm"], 1, "", text)
-        assert kubeadm.failure(done, "no such host") == f"{said}; the kubelet says: no such host"
+        message = kubeadm.kubeadm_error(text)
+        assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
+        done = CommandResult(["kubeadm"], 1, "", text)
+        assert kubeadm.failure(done, "no such host") == f"{message}; the kubelet says: no such host"
 
     def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -340,7 +343,7 @@ class TestKubeadm:
         monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
         monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
         monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
-        monkeypatch.setattr(kubeadm, "run_while_heard", lambda argv, _: Done(argv, 1, "", next(calls)))
+        monkeypatch.setattr(kubeadm, "run_while_heard", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
         with pytest.raises(MachineProblem, match="Port 10250 is in use"):
             kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]
@@ -351,9 +354,9 @@ class TestKubeadm:
         private = tmp_path / "private"
         seen: dict[str, str] = {}
 
-        def run(argv: list[str], _: float) -> Done:
+        def run(argv: list[str], _: float) -> CommandResult:
             seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
-            return Done(argv, 0, "", "")
+            return CommandResult(argv, 0, "", "")
 
         monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
         monkeypatch.setattr(kubeadm, "run_while_heard", run)
@@ -363,7 +366,7 @@ class TestKubeadm:
         assert kubeadm._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
 
     def test_the_kubelet_is_quoted_only_where_it_matters(self) -> None:
-        done = Done(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
+        done = CommandResult(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
         assert kubeadm.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
 
     def test_why_the_kubelet_ended(self) -> None:

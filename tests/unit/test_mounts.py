@@ -26,7 +26,7 @@ SETUP = """
 import json, os, pathlib, subprocess, sys
 from gpunodes.ansible.module_utils.gpunodes import firewall, kubeadm, ledger, packages, undo
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import Done, run
+from gpunodes.ansible.module_utils.gpunodes.process import CommandResult, run
 
 for folder in ("/etc", "/run", "/var/lib"):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
@@ -34,7 +34,7 @@ for folder in ("/etc", "/run", "/var/lib"):
 calls = []
 def only_mounts(argv, *rest, **more):
     calls.append(" ".join(argv))
-    return run(argv, *rest, **more) if argv[0] == "umount" else Done(argv, 0, "", "")
+    return run(argv, *rest, **more) if argv[0] == "umount" else CommandResult(argv, 0, "", "")
 kubeadm.run = undo.run = only_mounts
 states = {}
 kubeadm.host.service_states = lambda names: states
@@ -274,7 +274,7 @@ def test_docker_data_that_was_there_before_us_is_not_purged(ours: bool, how: str
     found = inside(f"""
 class Apt:
     def mend(self): pass
-    def installed(self, names): return {{name: packages.Installed("1", held=False) for name in names}}
+    def installed(self, names): return {{name: packages.PackageState("1", held=False) for name in names}}
     def purge(self, names): calls.append("purge " + " ".join(names))
     def remove(self, names): calls.append("remove " + " ".join(names))
 packages.detect = Apt
@@ -400,17 +400,17 @@ def test_the_remedy_for_a_mount_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tree, "below", lambda _: [mount])
     monkeypatch.setattr(tree, "_mounts", list)
     monkeypatch.setattr(tree, "users", lambda _: [])
-    with pytest.raises(MachineProblem) as said:
+    with pytest.raises(MachineProblem) as message:
         tree.see_bare(["/var/lib/x"])
-    command = re.search(r"`(umount .*)`", str(said.value))
+    command = re.search(r"`(umount .*)`", str(message.value))
     assert command
     assert shlex.split(command.group(1)) == ["umount", mount.point]
     odd = "/var/lib/x/a\x1b[31m'\u2028"
     monkeypatch.setattr(tree, "below", lambda _: [tree.Mount(odd, "tmpfs")])
-    with pytest.raises(MachineProblem) as said:
+    with pytest.raises(MachineProblem) as message:
         tree.see_bare(["/var/lib/x"])
-    command = re.search(r"`umount (.*)`", str(said.value))
+    command = re.search(r"`umount (.*)`", str(message.value))
     assert command
-    assert str(said.value).isprintable()
+    assert str(message.value).isprintable()
     echoed = subprocess.run(["bash", "-c", f"printf %s {command.group(1)}"], capture_output=True, check=True, text=True)
     assert echoed.stdout == odd

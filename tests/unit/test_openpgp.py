@@ -58,9 +58,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "key.asc"
 
 
-def converge(**said: str) -> list[str]:
+def converge(**message: str) -> list[str]:
     """What a run changes on this machine."""
-    return host.Converger(host.Spec(repositories=(repository(**said),))).run().actions
+    return host.Converger(host.Spec(repositories=(repository(**message),))).run().actions
 
 
 @pytest.mark.parametrize("file", TOGETHER.values(), ids=TOGETHER.keys())
@@ -123,7 +123,7 @@ class Source(packages.Apt):
     def _trusted(self) -> bool:
         return good(self.place.parent, self.place.read_text(), "by-subkey")
 
-    def installed(self, names: Sequence[str]) -> Mapping[str, packages.Installed]:
+    def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {}
 
     def mend(self) -> bool:
@@ -159,7 +159,7 @@ def test_a_key_that_does_not_fit_its_source_is_fetched_again(
     source = Source(place, known=known, late=late)
     monkeypatch.setattr(packages, "detect", lambda: source)
     place.write_text(openpgp.only(armoured([KEY, NAME, NAMED]), PINNED))
-    wanted = host.Spec(repositories=(repository(),), packages=(packages.Wanted("kubelet", "1.36.3*"),))
+    wanted = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
 
     def fetch(_: str) -> str:
         source.calls.append("fetch")
@@ -183,7 +183,7 @@ def test_a_source_that_nobody_signs_is_asked_for_its_key_once(
     before = openpgp.only(armoured([KEY, NAME, NAMED]), PINNED)
     place.write_text(before)
     monkeypatch.setattr(host, "fetch", lambda _: answer)
-    wanted = host.Spec(repositories=(repository(),), packages=(packages.Wanted("kubelet", "1.36.3*"),))
+    wanted = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
     with pytest.raises(MachineProblem, match="is not signed"):
         host.Converger(wanted).run()
     assert place.read_text() == before

@@ -8,12 +8,12 @@ import pytest
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.model import (
-    Finding,
     Machine,
     MachineResult,
     Only,
     Outcome,
     Phase,
+    PreflightFinding,
     Role,
     RunResult,
     Severity,
@@ -126,9 +126,9 @@ def test_phases_are_left_out(skip: list[str], start: str | None, left_out: list[
 
 def test_machines_that_have_nothing_to_do_in_a_phase_are_spared_it() -> None:
     machines = {"cpu", "gpu"}
-    concerned = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}}
+    applicable = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}}
     work = [phase for phase in gpu_install.OPERATION.phases if phase != phases.PREFLIGHT]
-    assert phases.spared(work, machines, concerned) == {
+    assert phases.not_applicable(work, machines, applicable) == {
         "gpu_driver": {"cpu"},
         "container_toolkit": {"cpu"},
         "cuda": machines,
@@ -159,7 +159,7 @@ def test_exit_codes(outcomes: list[Outcome], code: ExitCode) -> None:
 
 def test_findings_fail_a_run_and_warnings_do_not() -> None:
     def result(severity: Severity) -> RunResult:
-        return RunResult("join", [], [Finding("a", "swap", "", "", "", severity)])
+        return RunResult("join", [], [PreflightFinding("a", "swap", "", "", "", severity)])
 
     assert result(Severity.ERROR).exit_code is ExitCode.FAILED
     assert result(Severity.WARNING).exit_code is ExitCode.DONE
@@ -189,4 +189,4 @@ def test_status_matches_nodes_with_machines() -> None:
     found = status.assemble([MachineIdentity(each.name, (each.address,)) for each in TWO], cluster)
     assert [(entry.name, entry.machine) for entry in found.nodes] == [("a", "a"), ("other", "")]
     assert found.missing == ["b"]
-    assert not found.well
+    assert not found.healthy

@@ -42,13 +42,13 @@ def hosts(folder: Path, text: str = "workers: {hosts: {gpu-1: {}, gpu-2: {ansibl
 def show(inventory_path: Path) -> None:
     """Print sudo's password for each machine, and what others find in the files that the environment names."""
     found = Inventory(inventory_path)
-    said = {name: found.connection(name) for name in ("gpu-1", "gpu-2")}
+    message = {name: found.connection(name) for name in ("gpu-1", "gpu-2")}
     words = [str(BIN / "ansible"), "-i", str(inventory_path), "gpu-1", "-m", "debug", "-a", "var=ansible_become_pass"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     file = os.environ.get("ANSIBLE_BECOME_PASSWORD_FILE", "")
     child = subprocess.run([file or "true"], capture_output=True, text=True, check=True)
     environment = Path("/proc/self/environ").read_text() + json.dumps(dict(os.environ))
-    click.echo(json.dumps({"said": said, "ansible": done.stdout, "child": child.stdout, "environment": environment}))
+    click.echo(json.dumps({"said": message, "ansible": done.stdout, "child": child.stdout, "environment": environment}))
 
 
 def test_sudo_s_password_is_asked_for_and_lies_nowhere(tmp_path: Path, state: Path) -> None:

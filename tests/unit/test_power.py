@@ -86,10 +86,10 @@ def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
 
 
 def test_a_wrong_password_is_said_and_not_shown(emulator: str) -> None:
-    with pytest.raises(PowerProblem) as said:
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=emulator, password="wrong secret")).state()
-    assert said.value.trouble is Trouble.LOGIN
-    assert "wrong secret" not in str(said.value)
+    assert message.value.trouble is Trouble.LOGIN
+    assert "wrong secret" not in str(message.value)
 
 
 def test_a_system_that_is_not_there_is_named(emulator: str) -> None:
@@ -99,18 +99,18 @@ def test_a_system_that_is_not_there_is_named(emulator: str) -> None:
 
 
 def test_a_bmc_that_is_down() -> None:
-    with pytest.raises(PowerProblem) as said:
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=f"http://127.0.0.1:{free_port()}")).state()
-    assert said.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.DOWN
 
 
 @pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.LIED), ("refuses", Trouble.REFUSED)])
 def test_a_bmc_that_lies_and_one_that_refuses_are_told_apart(manner: str, trouble: Trouble) -> None:
     server = redfish.fake(manner)
     bmc = power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
-    with pytest.raises(PowerProblem) as said:
+    with pytest.raises(PowerProblem) as message:
         power.change(bmc, Order.ON, 0.5, 0.1)
-    assert said.value.trouble is trouble
+    assert message.value.trouble is trouble
     server.shutdown()
 
 
@@ -150,9 +150,9 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
     began = time.monotonic()
     for _ in range(2):
-        with pytest.raises(PowerProblem, match="in time") as said:
+        with pytest.raises(PowerProblem, match="in time") as message:
             power.connect("gpu-1", access(address=address, verify=False)).state()
-        assert said.value.trouble is Trouble.DOWN
+        assert message.value.trouble is Trouble.DOWN
     assert time.monotonic() - began < 8
     done.set()
     if manner == "handshake":
@@ -166,7 +166,7 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
         time.sleep(0.1)
 
 
-def complaint(ask: Callable[[], object]) -> PowerProblem | None:
+def problem_of(ask: Callable[[], object]) -> PowerProblem | None:
     """What went wrong, if anything did; any other exception is the test's failure."""
     try:
         ask()
@@ -219,10 +219,10 @@ def test_whatever_a_bmc_answers_is_a_state_or_a_sentence(
     server = redfish.fake("lies", odd={path: odd})
     bmc = at(server)
     for ask in (bmc.state, lambda: bmc.order(Order.RESET)):
-        said = complaint(ask)
-        assert said is None or str(said).isprintable()
-        assert len(str(said)) < 600
-        assert said is None or said.trouble is Trouble.REFUSED or "401" in str(odd[0]), said
+        message = problem_of(ask)
+        assert message is None or str(message).isprintable()
+        assert len(str(message)) < 600
+        assert message is None or message.trouble is Trouble.REFUSED or "401" in str(odd[0]), message
     server.shutdown()
 
 
@@ -232,9 +232,11 @@ def test_a_bmcs_own_certificate_authority_that_is_not_there_is_named() -> None:
         power.connect("gpu-1", access(address="127.0.0.1:1", verify="/nowhere/ca.pem")).state()
 
 
-def bmc(**said: Any) -> Access:
+def bmc(**message: Any) -> Access:
     """How a BMC with these settings is reached."""
-    found = power.access("gpu-1", settings.of({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **said}))
+    found = power.access(
+        "gpu-1", settings.resolve({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **message})
+    )
     assert found is not None
     return found
 
@@ -274,9 +276,9 @@ def test_tls_is_verified_unless_the_inventory_says_otherwise(certificate: Path) 
     context.load_cert_chain(certificate)
     server = redfish.fake("lies", context)
     address = f"127.0.0.1:{server.server_port}"
-    with pytest.raises(PowerProblem) as said:
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=address, user="", password="")).state()
-    assert said.value.trouble is Trouble.TLS
+    assert message.value.trouble is Trouble.TLS
     for verify in (False, str(certificate)):
         assert power.connect("gpu-1", access(address=address, user="", password="", verify=verify)).state() is (
             PowerState.OFF
@@ -333,12 +335,12 @@ def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
     log = (ipmitool / "log").read_text()
     assert "-H 10.0.0.8 -p 6230" in log
     assert PASSWORD not in log
-    with pytest.raises(PowerProblem) as said:
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("ipmi", "10.0.0.8", password="x")).state()
-    assert said.value.trouble is Trouble.LOGIN
-    with pytest.raises(PowerProblem) as said:
+    assert message.value.trouble is Trouble.LOGIN
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
-    assert said.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.DOWN
 
 
 def test_a_command_of_the_users_own(tmp_path: Path) -> None:
@@ -353,16 +355,16 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
     bmc = power.connect("gpu-1", own)
     power.change(bmc, Order.ON, 5, 0.1)
     assert bmc.state() is PowerState.ON
-    with pytest.raises(PowerProblem, match=r"who is gpu-2\?") as said:
+    with pytest.raises(PowerProblem, match=r"who is gpu-2\?") as message:
         power.connect("gpu-2", own).order(Order.OFF)
-    assert said.value.trouble is Trouble.REFUSED
-    with pytest.raises(PowerProblem) as said:
+    assert message.value.trouble is Trouble.REFUSED
+    with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
-    assert said.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.DOWN
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("printf '\\377\\033[2J'; exit 1", "refuses"),
         ("printf 'on\\377'", ""),
@@ -373,7 +375,7 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_misbehaves_is_a_sentence(
-    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No UTF-8, a flood, no end, children that hold its output: for commands of a user and for ipmitool."""
     for module in (power_command, power_ipmi):
@@ -387,9 +389,9 @@ def test_a_program_that_misbehaves_is_a_sentence(
         power.connect("gpu-1", access("command", command=str(program))),
         power.connect("gpu-1", access("ipmi", "10.0.0.8")),
     ):
-        found = complaint(bmc.state)
-        assert (found is None) is (not said)
-        assert found is None or said in str(found)
+        found = problem_of(bmc.state)
+        assert (found is None) is (not message)
+        assert found is None or message in str(found)
         assert found is None or str(found).isprintable()
     assert time.monotonic() - began < 8
 
@@ -413,7 +415,7 @@ def test_a_command_that_is_none_is_wrong_input(command: str) -> None:
 
 
 def of(**given: object) -> dict[str, Any]:
-    return settings.of({f"gpunodes_bmc_{name}": value for name, value in given.items()})
+    return settings.resolve({f"gpunodes_bmc_{name}": value for name, value in given.items()})
 
 
 def test_where_a_password_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +468,7 @@ def test_passwords_in_vaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"type": "telepathy"}, "telepathy"),
         ({"type": "redfish"}, "gpunodes_bmc_address"),
@@ -474,13 +476,13 @@ def test_passwords_in_vaults(tmp_path: Path) -> None:
         ({"type": "ipmi", "address": "x", "password_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
     ],
 )
-def test_settings_that_cannot_be_used_are_wrong_input(given: dict[str, str], said: str) -> None:
-    with pytest.raises(WrongInput, match=said):
+def test_settings_that_cannot_be_used_are_wrong_input(given: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongInput, match=message):
         power.access("gpu-1", of(**given))
 
 
 def test_a_password_command_that_fails_shows_nothing_of_what_it_printed() -> None:
-    with pytest.raises(GpunodesError) as said:
+    with pytest.raises(GpunodesError) as message:
         power.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))
-    assert "half-a-secret" not in str(said.value)
-    assert "exit status 3" in str(said.value)
+    assert "half-a-secret" not in str(message.value)
+    assert "exit status 3" in str(message.value)

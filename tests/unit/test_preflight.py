@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gpunodes.model import Finding, Role, Severity
-from gpunodes.planner.gpu import Wishes
-from gpunodes.planner.preflight import CHECKS, Candidate, Wants, judge
+from gpunodes.model import PreflightFinding, Role, Severity
+from gpunodes.planner.gpu import RequestedSoftware
+from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts, judge
 
-WANTS = Wants(kubernetes="1.36")
+WANTS = ClusterRequirements(kubernetes="1.36")
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -42,8 +42,10 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {**good, **changes}
 
 
-def check(changes: Mapping[str, Any], role: Role = Role.WORKER, wants: Wants = WANTS) -> list[Finding]:
-    return judge([Candidate("worker-1", role, facts(**changes), read_at=1000.0)], wants)
+def check(
+    changes: Mapping[str, Any], role: Role = Role.WORKER, requirements: ClusterRequirements = WANTS
+) -> list[PreflightFinding]:
+    return judge([MachineFacts("worker-1", role, facts(**changes), read_at=1000.0)], requirements)
 
 
 def test_a_good_machine_passes() -> None:
@@ -51,7 +53,7 @@ def test_a_good_machine_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("os", {"os": {"id": "debian", "version": "11", "codename": "bullseye", "name": "Debian 11"}}, "Debian 11"),
         ("os", {"os": {"id": "arch", "version": None, "codename": None, "name": "Arch Linux"}}, "Arch Linux"),
@@ -85,10 +87,10 @@ def test_a_good_machine_passes() -> None:
         ),
     ],
 )
-def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], said: str) -> None:
+def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], message: str) -> None:
     found = check(changes)
     assert [finding.check for finding in found] == [name]
-    assert said in found[0].fact
+    assert message in found[0].fact
     assert found[0].limit
     assert found[0].remedy
 
@@ -103,8 +105,8 @@ def test_swap_is_a_warning() -> None:
 
 
 def test_a_feature_gate_that_the_kubelet_does_not_know_is_refused() -> None:
-    wishes = Wishes("", gates={"Accelerators": True, "ResourceHealthStatus": True})
-    found = judge([Candidate("worker-1", Role.WORKER, facts(), wishes=wishes)], WANTS)
+    requested = RequestedSoftware("", gates={"Accelerators": True, "ResourceHealthStatus": True})
+    found = judge([MachineFacts("worker-1", Role.WORKER, facts(), requested=requested)], WANTS)
     assert [finding.check for finding in found] == ["gates"]
     assert "1.11" in found[0].fact
 
@@ -115,20 +117,20 @@ def test_nvidia_s_sources_matter_where_packages_come_from_them() -> None:
     gpu = {"functions": functions, "headers": {"running": True, "package": None}}
     assert [found.check for found in check({"gpu": gpu, "sources": away})] == ["sources"]
     assert check({"sources": away}) == []
-    elsewhere = Candidate(
-        "worker-1", Role.WORKER, facts(gpu=gpu, sources=away), wishes=Wishes("", source="distribution")
+    elsewhere = MachineFacts(
+        "worker-1", Role.WORKER, facts(gpu=gpu, sources=away), requested=RequestedSoftware("", source="distribution")
     )
     assert judge([elsewhere], WANTS) == []
 
 
 def test_a_node_keeps_the_runtime_that_it_has_joined_with() -> None:
     mine = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
-    wants = Wants(kubernetes="1.36", nodes=[mine])
-    wishing = Candidate("worker-1", Role.WORKER, facts(), wishes=Wishes("", runtime="docker"))
-    assert [(one.check, one.remedy) for one in judge([wishing], wants)] == [
+    requirements = ClusterRequirements(kubernetes="1.36", nodes=[mine])
+    requesting = MachineFacts("worker-1", Role.WORKER, facts(), requested=RequestedSoftware("", runtime="docker"))
+    assert [(one.check, one.remedy) for one in judge([requesting], requirements)] == [
         ("runtime", "gpunodes remove worker-1, then join it again")
     ]
-    assert judge([wishing], Wants(kubernetes="1.36", nodes=[{**mine, "runtime": "docker"}])) == []
+    assert judge([requesting], ClusterRequirements(kubernetes="1.36", nodes=[{**mine, "runtime": "docker"}])) == []
 
 
 def test_what_a_plan_warns_of_is_a_warning() -> None:
@@ -139,7 +141,7 @@ def test_what_a_plan_warns_of_is_a_warning() -> None:
 
 
 def test_an_old_kubernetes_takes_cgroup_v1() -> None:
-    assert check({"cgroup": 1}, wants=Wants(kubernetes="1.34")) == []
+    assert check({"cgroup": 1}, requirements=ClusterRequirements(kubernetes="1.34")) == []
 
 
 def test_a_control_plane_needs_more() -> None:
@@ -150,9 +152,9 @@ def test_a_control_plane_needs_more() -> None:
 def test_all_faults_of_all_machines_come_at_once() -> None:
     found = judge(
         [
-            Candidate("a", Role.WORKER, facts(cpus=0, arch="i686", hostname="a", machine_id="1", product_uuid="1")),
-            Candidate("b", Role.WORKER, None, unreachable="SSH does not answer (timed out)"),
-            Candidate("c", Role.WORKER, facts(cgroup=1, hostname="c", machine_id="3", product_uuid="3")),
+            MachineFacts("a", Role.WORKER, facts(cpus=0, arch="i686", hostname="a", machine_id="1", product_uuid="1")),
+            MachineFacts("b", Role.WORKER, None, unreachable="SSH does not answer (timed out)"),
+            MachineFacts("c", Role.WORKER, facts(cgroup=1, hostname="c", machine_id="3", product_uuid="3")),
         ],
         WANTS,
     )
@@ -165,30 +167,30 @@ def test_all_faults_of_all_machines_come_at_once() -> None:
 
 
 JOINED = {"role": "worker", "ca_hash": "sha256:aa", "server": "https://10.0.0.1:6443"}
-CLUSTER = Wants("1.36.3", "sha256:aa", [{"name": "worker-1", "machine_id": "0a", "product_uuid": "1a"}])
+CLUSTER = ClusterRequirements("1.36.3", "sha256:aa", [{"name": "worker-1", "machine_id": "0a", "product_uuid": "1a"}])
 
 
 def test_a_node_of_this_cluster_passes_with_its_ports_and_its_name_taken() -> None:
-    assert check({"kubernetes": JOINED, "listening": [10250], "disk_free_mib": 10}, wants=CLUSTER) == []
+    assert check({"kubernetes": JOINED, "listening": [10250], "disk_free_mib": 10}, requirements=CLUSTER) == []
 
 
 def test_a_node_of_another_cluster_is_refused() -> None:
     other = {**JOINED, "ca_hash": "sha256:bb", "server": "https://10.9.9.9:6443"}
-    assert "another cluster (https://10.9.9.9:6443)" in check({"kubernetes": other}, wants=CLUSTER)[0].fact
+    assert "another cluster (https://10.9.9.9:6443)" in check({"kubernetes": other}, requirements=CLUSTER)[0].fact
 
 
 def test_a_control_plane_is_no_worker() -> None:
-    assert [finding.check for finding in check({"kubernetes": {**JOINED, "role": "control_plane"}}, wants=CLUSTER)] == [
-        "cluster"
-    ]
+    assert [
+        finding.check for finding in check({"kubernetes": {**JOINED, "role": "control_plane"}}, requirements=CLUSTER)
+    ] == ["cluster"]
 
 
 def test_an_interrupted_join_is_the_same_machine() -> None:
-    assert check({}, wants=CLUSTER) == []
+    assert check({}, requirements=CLUSTER) == []
 
 
 def test_a_stranger_with_a_nodes_name_is_refused() -> None:
-    found = check({"machine_id": "9", "product_uuid": "9"}, wants=CLUSTER)
+    found = check({"machine_id": "9", "product_uuid": "9"}, requirements=CLUSTER)
     assert [finding.check for finding in found] == ["hostname"]
     assert "node worker-1" in found[0].fact
 
@@ -198,7 +200,7 @@ def test_boards_without_a_uuid_of_their_own_share_none() -> None:
 
     def judged(uuid: str) -> list[str]:
         pair = [
-            Candidate(name, Role.WORKER, facts(hostname=name, product_uuid=uuid, machine_id=name))
+            MachineFacts(name, Role.WORKER, facts(hostname=name, product_uuid=uuid, machine_id=name))
             for name in ("a", "b")
         ]
         return [finding.check for finding in judge(pair, WANTS)]
@@ -210,7 +212,8 @@ def test_boards_without_a_uuid_of_their_own_share_none() -> None:
 
 def test_copied_disks_are_found() -> None:
     twins = [
-        Candidate(name, Role.WORKER, facts(hostname=name, product_uuid=name, machine_id="same")) for name in ("a", "b")
+        MachineFacts(name, Role.WORKER, facts(hostname=name, product_uuid=name, machine_id="same"))
+        for name in ("a", "b")
     ]
     assert [(finding.machine, finding.check) for finding in judge(twins, WANTS)] == [
         ("a", "machine_id"),

@@ -65,8 +65,8 @@ class Root:
         self.write(f"{folder}/stack", stack)
 
     def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
-        facts = probe.read(probe.Options(root=str(self.folder), deadline_s=deadline_s, smi_s=smi_s))
-        assert shape.complaint(json.loads(json.dumps(facts))) == ""
+        facts = probe.read(probe.ProbeOptions(root=str(self.folder), deadline_s=deadline_s, smi_s=smi_s))
+        assert shape.violation(json.loads(json.dumps(facts))) == ""
         return facts
 
 
@@ -133,7 +133,7 @@ def run_sent(arguments: dict[str, Any], name: str = "probe", **keywords: Any) ->
 def test_this_machine_answers_and_nothing_is_left_behind() -> None:
     name = f"probe-{uuid.uuid4()}"  # other tests run probes beside this one
     facts = json.loads(run_sent({"deadline_s": 15}, name))
-    assert shape.complaint(facts) == ""
+    assert shape.violation(facts) == ""
     assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts["took_s"] < 10
     assert [path for path in Path("/proc").glob("[0-9]*") if name.encode() in read_bytes(path / "cmdline")] == []
@@ -151,13 +151,13 @@ def test_framed_it_speaks_before_it_looks() -> None:
     ready, length, packed = answer.split(b"\n", 2)
     assert ready == probe.MARK + b"ready"
     assert length == probe.MARK + str(len(packed)).encode()
-    assert shape.complaint(json.loads(zlib.decompress(packed))) == ""
+    assert shape.violation(json.loads(zlib.decompress(packed))) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_it_says_what_it_lacks() -> None:
     facts = probe_as_nobody()
-    assert shape.complaint(facts) == ""
+    assert shape.violation(facts) == ""
     assert any(error["what"] == "privilege" for error in facts["errors"])
 
 
@@ -248,8 +248,8 @@ def test_gpus_are_expected_as_the_boot_log_lists_them(root: Root) -> None:
     assert root.read()["expected"] == {"gpus": 2, "from": "boot log"}
 
 
-def fold(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], bool]:
-    found = probe._Fold()
+def deduplicator(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], bool]:
+    found = probe._Deduplicator()
     for at, text in lines:
         found.add(at, text)
     text, cut = found.text()
@@ -257,11 +257,11 @@ def fold(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], boo
 
 
 def test_a_storm_is_counted_and_what_it_would_bury_stays() -> None:
-    storm = [(float(n), f"NVRM: Xid (PCI:0000:3b:00): 31, pid={n}, name=python, Ch {n:08x}") for n in range(190_000)]
-    storm.insert(100_000, (100_000.0, "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus."))
-    storm.insert(120_000, (120_000.0, "NVRM: Xid (PCI:0000:3b:00): 119, Timeout after 45s of waiting for RPC"))
+    flood = [(float(n), f"NVRM: Xid (PCI:0000:3b:00): 31, pid={n}, name=python, Ch {n:08x}") for n in range(190_000)]
+    flood.insert(100_000, (100_000.0, "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus."))
+    flood.insert(120_000, (120_000.0, "NVRM: Xid (PCI:0000:3b:00): 119, Timeout after 45s of waiting for RPC"))
     began = time.process_time()
-    text, repeats, cut = fold(storm)
+    text, repeats, cut = deduplicator(flood)
     assert time.process_time() - began < 15
     assert not cut
     assert len(text) < 50_000
@@ -284,7 +284,7 @@ def test_reports_of_hung_tasks_stay_whole() -> None:
             (n * 120.0, " __schedule+0x2e4/0x8c0"),
             (n * 120.0, " os_acquire_mutex+0x37/0x40 [nvidia]" if n == 40 else " gpfs_wait+0x1/0x2 [mmfs]"),
         ]
-    text, _, cut = fold(lines)
+    text, _, cut = deduplicator(lines)
     assert not cut
     assert text.count("\n") == len(lines)
     block = text[text.index("INFO: task nvidia-smi:140") :]
@@ -295,7 +295,7 @@ def test_a_log_of_all_different_lines_is_bounded_and_keeps_the_drivers() -> None
     words = ["".join(chr(103 + (n >> shift) % 16) for shift in range(0, 20, 4)) for n in range(60_000)]
     lines = [(float(n), f"{word} " * 12) for n, word in enumerate(words)]
     lines.insert(10, (10.0, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."))
-    text, _, cut = fold(lines)
+    text, _, cut = deduplicator(lines)
     assert cut
     assert len(text) <= probe.TEXT_BYTES
     assert "fallen off the bus" in text
@@ -342,7 +342,7 @@ def test_without_its_module_nvidia_smi_is_not_run(root: Root) -> None:
     root.program("nvidia-smi", f"touch {root.folder}/ran")
     smi = root.read()["smi"]
     assert smi["status"] == "absent"
-    assert smi["said"] == "the module nvidia is not loaded"
+    assert smi["message"] == "the module nvidia is not loaded"
     assert not (root.folder / "ran").exists()
 
 
@@ -356,7 +356,7 @@ def test_nvidia_smi_fails(root: Root) -> None:
     root.smi("echo 'NVIDIA-SMI has failed'; exit 9")
     smi = root.read()["smi"]
     assert (smi["status"], smi["rc"], smi["xml"]) == ("failed", 9, None)
-    assert smi["said"] == "NVIDIA-SMI has failed\n"
+    assert smi["message"] == "NVIDIA-SMI has failed\n"
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_nvidia_smi_that_does_not_end_is_ended(root: Root, script: str) -> None:
     assert time.monotonic() - began < 6
     assert facts["smi"]["status"] == "timeout"
     assert facts["smi"]["pid"] is None
-    assert facts["smi"]["said"] == "begins\n"
+    assert facts["smi"]["message"] == "begins\n"
     assert 1.9 < facts["smi"]["took_s"] < 3.5  # the wait may end a millisecond before its time
     assert not Path("/proc", (root.folder / "pid").read_text().strip()).exists()
 
@@ -400,7 +400,7 @@ def test_nvidia_smi_without_end_is_bounded(root: Root) -> None:
     root.smi("exec yes '<nvidia_smi_log>'")
     facts = root.read(deadline_s=8, smi_s=3)
     assert facts["smi"]["status"] == "timeout"
-    assert len(facts["smi"]["said"]) <= probe.SAID_BYTES
+    assert len(facts["smi"]["message"]) <= probe.MESSAGE_BYTES
 
 
 def test_nvidia_smi_that_cannot_be_killed_is_left_behind_and_told(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:

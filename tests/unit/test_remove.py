@@ -12,8 +12,8 @@ from gpunodes.cli import common, root
 from gpunodes.engine import identities
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import nodes, preflight
-from gpunodes.operations.run import Operation, Options
-from gpunodes.planner.preflight import Candidate
+from gpunodes.operations.run import Operation, RunOptions
+from gpunodes.planner.preflight import MachineFacts
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
@@ -34,21 +34,21 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     workers = ", ".join(f"{name}: {{}}" for name in [*REPORTED, "dead"])
     path.write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\nworkers: {{hosts: {{{workers}}}}}\n")
 
-    def look(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Look:
+    def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Inspection:
         assert not sources, "package sources are not asked to remove anything"
-        candidates = [Candidate(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
-        return preflight.Look(candidates, {"nodes": [NODE]}, None, False, folder)
+        candidates = [MachineFacts(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
+        return preflight.Inspection(candidates, {"nodes": [NODE]}, None, False, folder)
 
-    monkeypatch.setattr(preflight, "look", look)
+    monkeypatch.setattr(preflight, "inspect", scan)
     return path
 
 
 @pytest.fixture
-def carried(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     """What was carried out."""
-    done: list[Options] = []
+    done: list[RunOptions] = []
 
-    def carry_out(operation: Operation, _: Any, __: Any, ___: Any, options: Options) -> RunResult:
+    def carry_out(operation: Operation, _: Any, __: Any, ___: Any, options: RunOptions) -> RunResult:
         done.append(options)
         return RunResult(operation.name, ())
 
@@ -61,7 +61,7 @@ def run(inventory: Path, *words: str) -> Result:
 
 
 @pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
-def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Options], command: list[str]) -> None:
+def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[RunOptions], command: list[str]) -> None:
     """Without a terminal it needs --yes; what was read of machines and cluster is not read again."""
     refused = run(inventory, *command, "worker-1")
     assert "is not confirmed" in str(refused.exception)
@@ -77,7 +77,7 @@ def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Op
 
 @pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
 def test_a_clone_stops_the_command_before_anything_is_touched(
-    inventory: Path, carried: list[Options], command: list[str]
+    inventory: Path, carried: list[RunOptions], command: list[str]
 ) -> None:
     """`remove worker-5`, whose cloned disk calls itself worker-1, drained and deleted worker-1."""
     done = run(inventory, *command, "worker-6", "worker-5", "--yes")
@@ -87,16 +87,16 @@ def test_a_clone_stops_the_command_before_anything_is_touched(
 
 
 def test_a_node_whose_cluster_does_not_answer_is_left_alone(
-    inventory: Path, carried: list[Options], monkeypatch: pytest.MonkeyPatch
+    inventory: Path, carried: list[RunOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was taken for a machine of no cluster, and its pods were not looked at."""
     monkeypatch.setitem(REPORTED, "worker-1", {**REPORTED["worker-1"], "kubernetes": {"role": "worker"}})
 
-    def look(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Look:
-        candidates = [Candidate(each.name, Role.WORKER, REPORTED[each.name]) for each in machines]
-        return preflight.Look(candidates, None, None, False, folder)
+    def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
+        candidates = [MachineFacts(each.name, Role.WORKER, REPORTED[each.name]) for each in machines]
+        return preflight.Inspection(candidates, None, None, False, folder)
 
-    monkeypatch.setattr(preflight, "look", look)
+    monkeypatch.setattr(preflight, "inspect", scan)
     done = run(inventory, "gpu", "remove", "worker-1", "--yes")
     assert "worker-1 run as nodes, and control-1 cannot tell of which" in str(done.exception)
     assert carried == []
@@ -107,13 +107,13 @@ def test_a_node_whose_cluster_does_not_answer_is_left_alone(
 
 
 @pytest.mark.parametrize("force", [True, False])
-def test_pods_are_forced_where_that_is_asked_for(inventory: Path, carried: list[Options], force: bool) -> None:
+def test_pods_are_forced_where_that_is_asked_for(inventory: Path, carried: list[RunOptions], force: bool) -> None:
     """--force-drain of a removal is a setting of its run, which the role drain is told."""
     run(inventory, "remove", "worker-1", "--yes", *(["--force-drain"] if force else []))
     assert carried[0].variables.get("gpunodes_drain_force", False) is force
 
 
-def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: list[Options]) -> None:
+def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: list[RunOptions]) -> None:
     """Its node may be removed; it is the one that it was, whatever it is called."""
     identities.remember("control-1", {"dead": {"boot_id": "b1"}})
     done = run(inventory, "remove", "dead", "--yes")
@@ -122,7 +122,7 @@ def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: 
     assert carried == []
     identities.remember("control-1", {"dead": {"boot_id": "b1", "product_uuid": UUID}})
     elsewhere: Any = _Inventory()
-    found = nodes.match(elsewhere, [_Inventory.dead], preflight.Look([], {"nodes": [NODE]}, None, False, Path()))
+    found = nodes.match(elsewhere, [_Inventory.dead], preflight.Inspection([], {"nodes": [NODE]}, None, False, Path()))
     assert found["dead"].by == "recorded boot id"
 
 

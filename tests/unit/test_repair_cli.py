@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gpunodes.cli import health
-from gpunodes.engine import sweep
+from gpunodes.engine import probing
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import repair
-from gpunodes.operations.repair import Repaired, RepairResult
-from gpunodes.repair.policy import Ruling
-from gpunodes.repair.record import Outcome
+from gpunodes.operations.repair import MachineRepair, RepairResult
+from gpunodes.repair.policy import Decision
+from gpunodes.repair.record import RepairOutcome
 from gpunodes.views import repair as views
 
 
@@ -41,7 +41,7 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("repair",), "no machine is named"),
         (("repair", "gpu-1", "--resume"), "exclude each other"),
@@ -60,10 +60,10 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("uncordon", "gpu-*"), "means 2 machines"),
     ],
 )
-def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = gpunodes(tmp_path, *words)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert "a fault of gpunodes" not in done.stderr
 
@@ -76,8 +76,8 @@ def test_a_control_plane_that_does_not_answer_stops_it_before_anything(tmp_path:
 
 
 def test_clearing_without_a_cluster_is_remembered(tmp_path: Path) -> None:
-    said = json.loads(gpunodes(tmp_path, "uncordon", "gpu-1", "--without-cluster", "--json").stdout)
-    assert said == {"schema": "gpunodes.uncordon/1", "machine": "gpu-1", "node": "", "schedulable": None}
+    output = json.loads(gpunodes(tmp_path, "uncordon", "gpu-1", "--without-cluster", "--json").stdout)
+    assert output == {"schema": "gpunodes.uncordon/1", "machine": "gpu-1", "node": "", "schedulable": None}
     found = json.loads(gpunodes(tmp_path, "history", "gpu-1", "--json").stdout)
     assert [entry["kind"] for entry in found["entries"]] == ["cleared"]
     assert "cleared" in gpunodes(tmp_path, "history").stdout
@@ -94,9 +94,9 @@ VERDICT = Verdict("gpu-1", "live", State.HUNG, Action.REBOOT, True, (79,), (), "
 RESULT = RepairResult(
     "health",
     [
-        Repaired("gpu-1", Ruling.REPAIR, "hung", Outcome.REPAIRED, VERDICT, "sysrq", (), "r1", 65.2),
-        Repaired("gpu-2", Ruling.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
-        Repaired("gpu-3", Ruling.NOTHING, "its verdict asks for nothing"),
+        MachineRepair("gpu-1", Decision.REPAIR, "hung", RepairOutcome.REPAIRED, VERDICT, "sysrq", (), "r1", 65.2),
+        MachineRepair("gpu-2", Decision.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
+        MachineRepair("gpu-3", Decision.NOTHING, "its verdict asks for nothing"),
     ],
 )
 
@@ -111,20 +111,20 @@ def test_a_summary_says_how_each_came_out() -> None:
 
 def test_a_plan_shows_rungs_and_evidence_and_no_escapes() -> None:
     plan = RepairResult(
-        "health", [Repaired("gpu-1", Ruling.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], True
+        "health", [MachineRepair("gpu-1", Decision.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], True
     )
-    said = views.summary(plan)
-    assert "it would start with: reboot" in said
-    assert "left out: GPU reset: no" in said
-    assert "INFO: task" in said
-    assert "\x1b" not in said
+    message = views.summary(plan)
+    assert "it would start with: reboot" in message
+    assert "left out: GPU reset: no" in message
+    assert "INFO: task" in message
+    assert "\x1b" not in message
 
 
 def test_the_document() -> None:
     document = json.loads(json.dumps(views.document(RESULT)))
     assert document["schema"] == "gpunodes.repair/1"
     assert document["exit_code"] == 3
-    assert [(each["ruling"], each["outcome"]) for each in document["machines"]] == [
+    assert [(each["decision"], each["outcome"]) for each in document["machines"]] == [
         ("repair", "repaired"),
         ("wait", None),
         ("nothing", None),
@@ -139,11 +139,11 @@ def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None
         "h100: {hosts: {gpu-1: {}, gpu-2: {gpunodes_pool: spare}, gpu-3: {gpunodes_node_labels: {rack: r7}}}}\n"
         "workers: {children: {h100: {}}, hosts: {worker-1: {}}}\n"
     )
-    world = repair.World(Inventory(tmp_path / "hosts.yml"))
+    fleet = repair.Fleet(Inventory(tmp_path / "hosts.yml"))
     names = ("gpu-1", "gpu-2", "gpu-3", "worker-1")
-    assert [world.pool_label(name) for name in names] == ["h100", "spare", "h100", ""]
-    world.settings = lambda: {"gpunodes_repair_pool_label": "rack"}  # type: ignore[method-assign]  # another label
-    assert [world.pool_label(name) for name in names] == ["", "", "r7", ""]
+    assert [fleet.pool_label(name) for name in names] == ["h100", "spare", "h100", ""]
+    fleet.settings = lambda: {"gpunodes_repair_pool_label": "rack"}  # type: ignore[method-assign]  # another label
+    assert [fleet.pool_label(name) for name in names] == ["", "", "r7", ""]
 
 
 def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +154,17 @@ def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, mon
     def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:
         bounds.append((deadline_s, parallel))
         for target in targets:
-            on_answer(sweep.Answer(target.name, sweep.Reach.NO_ROUTE))
+            on_answer(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
 
-    monkeypatch.setattr(sweep, "sweep", sweep_them)
+    monkeypatch.setattr(probing, "probe", sweep_them)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     words = ["--reboot-hung", "--dry-run", "--without-cluster", "-i", str(tmp_path / "hosts.yml")]
     CliRunner().invoke(health.command, [*words, "--deadline", "7", "--parallel", "3"], standalone_mode=False)
     CliRunner().invoke(health.command, words, standalone_mode=False)
     assert bounds == [(7.0, 3), (60.5, 64)]
     # A machine that has just started may need longer: its verification is no scan.
-    place = repair.World(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
-    place.look(place.inventory.machines()[:1], scan=False)
+    place = repair.Fleet(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
+    place.scan(place.inventory.machines()[:1], full=False)
     assert bounds[2:] == [(60.25, 3)]
 
 
@@ -175,10 +175,10 @@ def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, mon
     def sweep_them(targets: Any, *_: Any, on_answer: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
-            on_answer(sweep.Answer(target.name, sweep.Reach.ANSWERED, "", odd))
+            on_answer(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
 
-    monkeypatch.setattr(sweep, "sweep", sweep_them)
+    monkeypatch.setattr(probing, "probe", sweep_them)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = repair.World(Inventory(tmp_path / "hosts.yml"))
-    (seen,) = place.look(place.inventory.machines()[:1]).values()
+    place = repair.Fleet(Inventory(tmp_path / "hosts.yml"))
+    (seen,) = place.scan(place.inventory.machines()[:1]).values()
     assert (seen.verdict.state, seen.facts) == (State.UNREACHABLE, None)

@@ -11,12 +11,12 @@ import pytest
 from gpunodes.engine import evidence, history, journal, records
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair
-from gpunodes.repair.policy import Limits
-from gpunodes.repair.record import Record, Step
+from gpunodes.repair.policy import RepairLimits
+from gpunodes.repair.record import RepairRecord, Stage
 from gpunodes.settings import state_home
 from gpunodes.views import repair as views
 
-from tests.repair_world import World, world
+from tests.repair_fleet import Fleet, fleet
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def run(place: World) -> repair.RepairResult:
-    return repair.run(place, place.entries, repair.Wish("health", Limits()), lambda *_: None)
+def run(place: Fleet) -> repair.RepairResult:
+    return repair.run(place, place.entries, repair.RepairRequest("health", RepairLimits()), lambda *_: None)
 
 
 def keep(repair_id: str, mib: float, age_days: float) -> Path:
@@ -39,7 +39,7 @@ def keep(repair_id: str, mib: float, age_days: float) -> Path:
 
 def test_sweeps_that_find_nothing_leave_nothing_and_evidence_outlives_them() -> None:
     """A timer that looks every ten minutes does not push out what a repair kept; it leaves no folder itself."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     (found,) = [each for each in run(place).machines if each.machine == "w1"]
     kept = Path(found.evidence)
     assert (kept / "w1.kernel.log").read_text() == "the line\n"
@@ -55,7 +55,7 @@ def test_sweeps_that_find_nothing_leave_nothing_and_evidence_outlives_them() -> 
 
 def test_the_place_is_named_at_the_end_and_in_the_history() -> None:
     """Whoever reads the result, its JSON or the history finds the folder."""
-    result = run(world(5, ["w1"]))
+    result = run(fleet(5, ["w1"]))
     (found,) = [each for each in result.machines if each.machine == "w1"]
     assert f"evidence: {found.evidence}" in views.summary(result)
     (document,) = [each for each in views.document(result)["machines"] if each["name"] == "w1"]
@@ -66,8 +66,8 @@ def test_the_place_is_named_at_the_end_and_in_the_history() -> None:
 
 def test_nothing_came_and_no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that gives nothing leaves no empty folder behind."""
-    monkeypatch.setattr("tests.repair_world.Hands.collect", lambda *_, **__: [])
-    (found,) = [each for each in run(world(5, ["w1"])).machines if each.machine == "w1"]
+    monkeypatch.setattr("tests.repair_fleet.Hands.collect", lambda *_, **__: [])
+    (found,) = [each for each in run(fleet(5, ["w1"])).machines if each.machine == "w1"]
     assert found.evidence == ""
     assert list((state_home() / "evidence").iterdir()) == []
 
@@ -85,13 +85,13 @@ def test_evidence_is_kept_for_days_and_within_a_size() -> None:
 
 def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days and MiB are settings; what was kept of a repair that is gone on with stays, however old."""
-    place = world(5)
+    place = fleet(5)
     old, large, going = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30)
     given = place.settings()
     changed = {"gpunodes_repair_evidence_days": 2, "gpunodes_repair_evidence_mib": 3}
     place.cordon("w1", "r1")
-    fields = {"started": time.time(), "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-0"}
-    records.write(Record("r1", "w1", "test", step=Step.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
+    fields = {"started": time.time(), "reason": "x", "action": "reboot", "step": "reboot", "boot_id": "w1-boot-0"}
+    records.write(RepairRecord("r1", "w1", "test", stage=Stage.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
     monkeypatch.setattr(place, "settings", lambda: {**given, **changed})
     run(place)
     assert [path.exists() for path in (old, large, going)] == [False, False, True]
@@ -105,6 +105,6 @@ def test_a_repairs_id_is_no_path(repair_id: str) -> None:
 
 
 def test_a_result_says_nothing_of_evidence_where_there_is_none() -> None:
-    result = run(world(3))
+    result = run(fleet(3))
     assert all(each.evidence == "" for each in result.machines)
     assert "evidence" not in views.summary(dataclasses.replace(result, dry_run=True))

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from gpunodes.ansible.filter_plugins import gpunodes as filters
 from gpunodes.engine import history, identities, records, runner
-from gpunodes.engine.cluster import Cluster, NoAnswer
+from gpunodes.engine.cluster import Cluster, NoResponse
 from gpunodes.engine.leases import Leases, lock_name
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import power, repair, repair_one
-from gpunodes.repair.ladder import Rung
-from gpunodes.repair.policy import Limits, Ruling
-from gpunodes.repair.record import Outcome, Record, Step
+from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.policy import Decision, RepairLimits
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
-from tests.repair_world import World, world
+from tests.repair_fleet import Fleet, fleet
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
@@ -32,22 +32,22 @@ OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of the test's own, and rungs that wait for a moment only."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 0.1)
-    limits = repair_one.Limits
-    monkeypatch.setattr(repair_one, "Limits", lambda **given: limits(**{**given, "poll": 0.01}))
+    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
+    limits = repair_one.TimeLimits
+    monkeypatch.setattr(repair_one, "TimeLimits", lambda **given: limits(**{**given, "poll": 0.01}))
 
 
-def run(place: World, name: str, *, by_hand: bool = False, **wish: Any) -> repair.Repaired:
+def run(place: Fleet, name: str, *, by_hand: bool = False, **request: Any) -> repair.MachineRepair:
     """The result of one machine; by hand it alone is repaired."""
     chosen = [entry for entry in place.entries if entry.name == name or not by_hand]
-    made = repair.Wish("repair", Limits(by_hand=by_hand), **wish)
+    made = repair.RepairRequest("repair", RepairLimits(by_hand=by_hand), **request)
     return next(each for each in repair.run(place, chosen, made, lambda *_: None).machines if each.machine == name)
 
 
-def refused(place: World, name: str, **wish: Any) -> str:
+def refused(place: Fleet, name: str, **request: Any) -> str:
     """Why nothing is done to a machine; nothing is."""
-    machine, found = place.machines[name], run(place, name, **wish)
-    assert found.ruling is Ruling.REFUSE, found
+    machine, found = place.machines[name], run(place, name, **request)
+    assert found.decision is Decision.REFUSE, found
     assert machine.done == []
     assert place.api.events == []
     assert place.api.leases == {}
@@ -55,76 +55,76 @@ def refused(place: World, name: str, **wish: Any) -> str:
     return found.why
 
 
-def renamed(place: World, name: str, new: str) -> None:
+def renamed(place: Fleet, name: str, new: str) -> None:
     """Give a machine another name in the inventory; its node keeps its own."""
     place.machines = {new if each == name else each: machine for each, machine in place.machines.items()}
 
 
 def test_an_inventory_name_with_a_domain_is_the_node_in_the_machine_s_boot() -> None:
     """It was rebooted without lock, cordon and drain, since no node had its name."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     place.api.add_pod("job", "w1")
     renamed(place, "w1", "w1.example.org")
-    assert run(place, "w1.example.org").outcome is Outcome.REPAIRED
+    assert run(place, "w1.example.org").outcome is RepairOutcome.REPAIRED
     assert place.api.pods == {}
-    steps = [entry.what for entry in history.read("w1.example.org") if entry.kind is history.Kind.STEP]
-    assert steps == ["collect", "cordon", "drain"]
+    stages = [entry.what for entry in history.read("w1.example.org") if entry.kind is history.EntryKind.STAGE]
+    assert stages == ["collect", "cordon", "drain"]
 
 
 @pytest.mark.parametrize("name", ["w1.example.org", "rack-7"])
 def test_a_machine_that_no_node_is_known_to_be_is_not_rebooted(name: str) -> None:
     """Both sides are named where a node comes near; --without-cluster is the way around it."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     renamed(place, "w1", name)
     place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
     why = refused(place, name)
     assert "--without-cluster" in why
     assert ("node w1 (boot another)" in why) is (name != "rack-7")
-    assert run(place, name, without_cluster=True).outcome is Outcome.REPAIRED
+    assert run(place, name, without_cluster=True).outcome is RepairOutcome.REPAIRED
 
 
 def test_a_node_that_reports_the_address_of_another_is_not_drained_in_its_place() -> None:
     """The sick machine was rebooted under its pods, and the node that gave its address was drained."""
-    place = world(5, ["w4"])
+    place = fleet(5, ["w4"])
     place.api.nodes["w0"]["status"]["addresses"].append({"type": "ExternalIP", "address": "addr-w4"})
     place.api.add_pod("job", "w4")
     place.api.add_pod("other", "w0")
-    assert run(place, "w4").outcome is Outcome.REPAIRED
+    assert run(place, "w4").outcome is RepairOutcome.REPAIRED
     assert set(place.api.pods) == {"other"}
-    place = world(5, ["w4"])
+    place = fleet(5, ["w4"])
     del place.api.nodes["w4"]
     place.api.nodes["w0"]["status"]["addresses"].append({"type": "ExternalIP", "address": "addr-w4"})
     assert "--without-cluster" in refused(place, "w4")
 
 
 def test_two_nodes_in_one_boot_are_refused() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     place.api.nodes["w3"]["status"]["nodeInfo"]["bootID"] = "w1-boot-1"
     assert "the nodes w1 and w3 report one boot id" in refused(place, "w1")
 
 
 def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
     """Another machine that took over its node is not drained for it, and its power stays."""
-    place = world(5, ["w1"], off=True)
+    place = fleet(5, ["w1"], off=True)
     identities.remember("test", {"w1": {"boot_id": "older", "product_uuid": UUID}})
     place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = OTHER
     why = refused(place, "w1", by_hand=True, named=frozenset({"w1"}))
     assert UUID in why
     assert OTHER in why
     place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = UUID.upper()
-    assert run(place, "w1", by_hand=True, named=frozenset({"w1"})).outcome is Outcome.REPAIRED
+    assert run(place, "w1", by_hand=True, named=frozenset({"w1"})).outcome is RepairOutcome.REPAIRED
     # With a name that no node has, what was recorded finds the node.
-    place = world(5, ["w1"], off=True)
+    place = fleet(5, ["w1"], off=True)
     renamed(place, "w1", "rack-7")
     identities.remember("test", {"rack-7": {"boot_id": "w1-boot-1"}})
-    assert run(place, "rack-7", by_hand=True, named=frozenset({"rack-7"})).outcome is Outcome.REPAIRED
+    assert run(place, "rack-7", by_hand=True, named=frozenset({"rack-7"})).outcome is RepairOutcome.REPAIRED
 
 
-def left_behind(place: World, machine: str, node: str, lock: str = "") -> None:
+def left_behind(place: Fleet, machine: str, node: str, lock: str = "") -> None:
     """The Lease of an operator who is dead: it holds a repair of ``machine``, whose node it says is ``node``."""
-    record = Record(
+    record = RepairRecord(
         id="r1", machine=machine, cluster="theirs", started=time.time(), reason="sick", action="reboot",
-        step=Step.CLIMB, node=node, rung="reboot", named=True, boot_id=f"{machine}-boot-1",
+        stage=Stage.ESCALATE, node=node, step="reboot", named=True, boot_id=f"{machine}-boot-1",
     )  # fmt: skip
     place.cordon(node, "r1")
     dead = Leases(Cluster(place.session()), "repair")
@@ -135,34 +135,34 @@ def left_behind(place: World, machine: str, node: str, lock: str = "") -> None:
     lease["spec"]["holderIdentity"] = f"{head}/1/0/{tail}"
 
 
-def resumed(place: World) -> list[repair.Repaired]:
-    return list(repair.resume(place, repair.Wish("repair", Limits()), lambda *_: None).machines)
+def resumed(place: Fleet) -> list[repair.MachineRepair]:
+    return list(repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None).machines)
 
 
 def test_a_repair_in_a_lock_is_gone_on_with_on_its_own_machine_and_node() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     left_behind(place, "w1", "w1")
     (found,) = resumed(place)
-    assert (found.machine, found.outcome) == ("w1", Outcome.REPAIRED)
+    assert (found.machine, found.outcome) == ("w1", RepairOutcome.REPAIRED)
     assert records.read("theirs") == {}, "it is ours from then on"
 
 
 @pytest.mark.parametrize(("machine", "node"), [("w1", "w2"), ("rack-7", "w2")])
 def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str, node: str) -> None:
     """Another operator's inventory calls another machine so: it was rebooted under the pods of its own node."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     if machine != "w1":
         renamed(place, "w1", machine)
         place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
     left_behind(place, machine, node)
     (found,) = resumed(place)
-    assert (found.ruling, found.outcome) == (Ruling.REFUSE, None)
+    assert (found.decision, found.outcome) == (Decision.REFUSE, None)
     assert f"its repair is of the node {node}, and" in found.why
     assert place.machines[machine].done == []
 
 
 def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     left_behind(place, "w1", "w1", lock="w2")
     place.api.nodes["w1"]["metadata"]["annotations"].clear()
     assert resumed(place) == []
@@ -170,7 +170,7 @@ def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
 
 
 def test_a_control_plane_that_is_away_for_one_question_ends_no_other_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = world(5, ["w1", "w2"])
+    place = fleet(5, ["w1", "w2"])
     left_behind(place, "w1", "w1")
     left_behind(place, "w2", "w2")
     node, asked = Cluster.node, list[str]()
@@ -178,40 +178,40 @@ def test_a_control_plane_that_is_away_for_one_question_ends_no_other_repair(monk
     def away_once(cluster: Cluster, name: str) -> Any:
         asked.append(name)
         if len(asked) == 1:
-            raise NoAnswer("no answer", "an API that answers")
+            raise NoResponse("no answer", "an API that answers")
         return node(cluster, name)
 
     monkeypatch.setattr(Cluster, "node", away_once)
     found = {each.machine: each for each in resumed(place)}
-    assert found["w1"].ruling is Ruling.REFUSE
-    assert found["w2"].outcome is Outcome.REPAIRED
+    assert found["w1"].decision is Decision.REFUSE
+    assert found["w2"].outcome is RepairOutcome.REPAIRED
 
 
 def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BMC that nothing identifies gets orders for a machine that its user named, and by nobody else's word."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     named: list[bool] = []
-    hands = place.hands
+    machine_control = place.machine_control
 
     def noted(machine: Machine, **given: Any) -> Any:
         named.append(given["named"])
-        return hands(machine, **given)
+        return machine_control(machine, **given)
 
-    monkeypatch.setattr(place, "hands", noted)
+    monkeypatch.setattr(place, "machine_control", noted)
     left_behind(place, "w1", "w1")
-    assert [each.outcome for each in resumed(place)] == [Outcome.REPAIRED]
+    assert [each.outcome for each in resumed(place)] == [RepairOutcome.REPAIRED]
     place.machines["w1"].sick = True
     place.cordon("w1", "r2")
-    records.write(Record(
-        id="r2", machine="w1", cluster="test", started=time.time(), reason="sick", action="reboot", step=Step.CLIMB,
-        node="w1", rung="reboot", named=True, boot_id="w1-boot-2",
+    records.write(RepairRecord(
+        id="r2", machine="w1", cluster="test", started=time.time(), reason="sick", action="reboot",
+        stage=Stage.ESCALATE, node="w1", step="reboot", named=True, boot_id="w1-boot-2",
     ))  # fmt: skip
     resumed(place)
     assert named == [False, True]
 
 
 def test_marks_are_cleared_on_the_machine_s_own_node_only() -> None:
-    place = world(2)
+    place = fleet(2)
     place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
     with pytest.raises(WrongInput, match="node w1"):
         power.clear(place, place.entries[1], without_cluster=False)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, Finding, State, Verdict
-from gpunodes.repair import ladder, policy
-from gpunodes.repair.policy import Budget, Candidate, Decision, Limits, Node, Ruling
+from gpunodes.repair import escalation, policy
+from gpunodes.repair.policy import Budget, Decision, MachineDecision, Node, RepairCandidate, RepairLimits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +17,12 @@ HOUR = 3600.0
 
 
 def verdict(name: str, action: Action = Action.REBOOT, *, hung: bool = False, state: State | None = None) -> Verdict:
-    calm = State.WELL if action is Action.NONE else State.SICK
+    calm = State.HEALTHY if action is Action.NONE else State.SICK
     return Verdict(name, "live", state or (State.HUNG if hung else calm), action, hung_in_driver=hung)
 
 
-def candidate(name: str, action: Action = Action.REBOOT, **changes: object) -> Candidate:
-    made = Candidate(name, verdict(name, action), Node(name))
+def candidate(name: str, action: Action = Action.REBOOT, **changes: object) -> RepairCandidate:
+    made = RepairCandidate(name, verdict(name, action), Node(name))
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # the tests' own keywords
 
 
@@ -30,12 +30,14 @@ def workers(number: int, **special: Node) -> list[Node]:
     return [special.get(f"w{index}", Node(f"w{index}")) for index in range(number)]
 
 
-def rulings(decisions: list[Decision]) -> dict[str, Ruling]:
-    return {decision.machine: decision.ruling for decision in decisions}
+def decided(decisions: list[MachineDecision]) -> dict[str, Decision]:
+    return {decision.machine: decision.decision for decision in decisions}
 
 
-def decide(candidates: list[Candidate], nodes: list[Node], limits: Limits | None = None) -> list[Decision]:
-    return policy.decide(candidates, nodes, limits or Limits(), NOW)
+def decide(
+    candidates: list[RepairCandidate], nodes: list[Node], limits: RepairLimits | None = None
+) -> list[MachineDecision]:
+    return policy.decide(candidates, nodes, limits or RepairLimits(), NOW)
 
 
 def test_what_asks_for_a_reboot_is_repaired_and_nothing_else() -> None:
@@ -48,44 +50,44 @@ def test_what_asks_for_a_reboot_is_repaired_and_nothing_else() -> None:
         ],
         workers(20),
     )
-    assert rulings(decisions) == {
-        "w0": Ruling.REPAIR,
-        "w1": Ruling.NOTHING,
-        "w2": Ruling.NOTHING,
-        "w3": Ruling.NOTHING,
+    assert decided(decisions) == {
+        "w0": Decision.REPAIR,
+        "w1": Decision.NOTHING,
+        "w2": Decision.NOTHING,
+        "w3": Decision.NOTHING,
     }
 
 
 def test_wider_actions_take_a_reset_too() -> None:
-    limits = Limits(actions=frozenset({Action.RESET_GPU, Action.REBOOT}), max_unavailable=Budget(2))
+    limits = RepairLimits(actions=frozenset({Action.RESET_GPU, Action.REBOOT}), max_unavailable=Budget(2))
     decisions = decide([candidate("w0"), candidate("w1", Action.RESET_GPU)], workers(20), limits)
-    assert set(rulings(decisions).values()) == {Ruling.REPAIR}
+    assert set(decided(decisions).values()) == {Decision.REPAIR}
 
 
 def test_hands_and_the_unreachable_are_not_rebooted() -> None:
-    far = Candidate("w1", verdict("w1", Action.NONE, state=State.UNREACHABLE), Node("w1", ready=False))
+    far = RepairCandidate("w1", verdict("w1", Action.NONE, state=State.UNREACHABLE), Node("w1", ready=False))
     decisions = decide([candidate("w0", Action.REPAIR), far], workers(20))
-    assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR, "w1": Ruling.REFUSE}
-    by_hand = Limits(by_hand=True)
-    assert rulings(decide([far], workers(20), by_hand)) == {"w1": Ruling.REPAIR}
+    assert decided(decisions) == {"w0": Decision.NEEDS_REPAIR, "w1": Decision.REFUSE}
+    by_hand = RepairLimits(by_hand=True)
+    assert decided(decide([far], workers(20), by_hand)) == {"w1": Decision.REPAIR}
 
 
 def test_the_budget_counts_what_is_down_already() -> None:
     down = Node("w5", ready=False)
     cordoned = Node("w6", cordoned=True)
-    assert rulings(decide([candidate("w0")], workers(9, w5=down))) == {"w0": Ruling.WAIT}
-    assert rulings(decide([candidate("w0")], workers(9, w6=cordoned))) == {"w0": Ruling.WAIT}
-    two = Limits(max_unavailable=Budget(2))
-    assert rulings(decide([candidate("w0")], workers(9, w5=down), two)) == {"w0": Ruling.REPAIR}
-    assert rulings(decide([candidate("w0")], workers(9, w5=down, w6=cordoned), two)) == {"w0": Ruling.WAIT}
+    assert decided(decide([candidate("w0")], workers(9, w5=down))) == {"w0": Decision.WAIT}
+    assert decided(decide([candidate("w0")], workers(9, w6=cordoned))) == {"w0": Decision.WAIT}
+    two = RepairLimits(max_unavailable=Budget(2))
+    assert decided(decide([candidate("w0")], workers(9, w5=down), two)) == {"w0": Decision.REPAIR}
+    assert decided(decide([candidate("w0")], workers(9, w5=down, w6=cordoned), two)) == {"w0": Decision.WAIT}
 
 
 def test_one_at_a_time_and_the_lost_one_first() -> None:
     lost = candidate("w7", node=Node("w7", ready=False), verdict=verdict("w7", hung=True))
     decisions = decide([candidate("w0"), lost], workers(20, w7=Node("w7", ready=False)))
-    assert [(decision.machine, decision.ruling) for decision in decisions] == [
-        ("w7", Ruling.REPAIR),
-        ("w0", Ruling.WAIT),
+    assert [(decision.machine, decision.decision) for decision in decisions] == [
+        ("w7", Decision.REPAIR),
+        ("w0", Decision.WAIT),
     ]
 
 
@@ -93,29 +95,29 @@ def test_what_is_lost_counts_for_everybody_but_itself() -> None:
     """A node that is not ready, or that somebody cordoned, is unavailable, whichever of its pool is to be repaired."""
     nodes = workers(20, w1=Node("w1", ready=False), w2=Node("w2", ready=False))
     both = [candidate("w1", node=nodes[1]), candidate("w2", node=nodes[2])]
-    assert set(rulings(decide(both, nodes)).values()) == {Ruling.WAIT}
-    assert set(rulings(decide(both, nodes, Limits(max_unavailable=Budget(2)))).values()) == {Ruling.REPAIR}
-    assert rulings(decide(both[:1], workers(20, w1=nodes[1]))) == {"w1": Ruling.REPAIR}
+    assert set(decided(decide(both, nodes)).values()) == {Decision.WAIT}
+    assert set(decided(decide(both, nodes, RepairLimits(max_unavailable=Budget(2)))).values()) == {Decision.REPAIR}
+    assert decided(decide(both[:1], workers(20, w1=nodes[1]))) == {"w1": Decision.REPAIR}
     cordoned = workers(20, w1=nodes[1], w2=Node("w2", cordoned=True))
-    assert rulings(decide(both[:1], cordoned)) == {"w1": Ruling.WAIT}
+    assert decided(decide(both[:1], cordoned)) == {"w1": Decision.WAIT}
 
 
 def test_a_selection_does_not_shrink_what_is_sick() -> None:
     """One selected of three that are sick is no single case: the pool counts, by its nodes and by what was judged."""
     lost = workers(4, **{f"w{index}": Node(f"w{index}", ready=False) for index in range(3)})
-    (decision,) = decide([candidate("w0", node=lost[0])], lost, Limits(max_unavailable=Budget(4)))
-    assert (decision.ruling, decision.why[:6]) == (Ruling.REFUSE, "3 of 4")
+    (decision,) = decide([candidate("w0", node=lost[0])], lost, RepairLimits(max_unavailable=Budget(4)))
+    assert (decision.decision, decision.why[:6]) == (Decision.REFUSE, "3 of 4")
     ready = workers(4)
     beside = [candidate("w1"), candidate("w2"), candidate("w3", Action.NONE)]
-    (decision,) = policy.decide([candidate("w0")], ready, Limits(), NOW, beside)
-    assert (decision.ruling, decision.why[:6]) == (Ruling.REFUSE, "3 of 4")
+    (decision,) = policy.decide([candidate("w0")], ready, RepairLimits(), NOW, beside)
+    assert (decision.decision, decision.why[:6]) == (Decision.REFUSE, "3 of 4")
 
 
 def test_gpu_workers_are_a_pool_apart_from_the_others() -> None:
     """Sixteen CPU nodes do not make three sick GPU nodes of four look like few."""
     nodes = [*workers(4), *(Node(f"cpu{index}", pool=policy.pool_of("", gpus=False)) for index in range(16))]
     decisions = decide([candidate(f"w{index}") for index in range(3)], nodes)
-    assert set(rulings(decisions).values()) == {Ruling.REFUSE}
+    assert set(decided(decisions).values()) == {Decision.REFUSE}
     assert "3 of 4 machines of pool GPU workers" in decisions[0].why
     assert policy.pool_of("a100", gpus=True) == "a100"
 
@@ -123,7 +125,7 @@ def test_gpu_workers_are_a_pool_apart_from_the_others() -> None:
 def test_a_repair_stamped_by_a_fast_clock_counts() -> None:
     """A repair that another operator's clock dates to tomorrow was made by now."""
     ahead = candidate("w0", repairs=(NOW + HOUR, NOW + 40 * HOUR))
-    assert rulings(decide([ahead], workers(9))) == {"w0": Ruling.NEEDS_REPAIR}
+    assert decided(decide([ahead], workers(9))) == {"w0": Decision.NEEDS_REPAIR}
 
 
 NODES = st.builds(
@@ -145,12 +147,12 @@ VERDICTS = st.sampled_from(
     ]
 )
 LIMITS = st.builds(
-    Limits,
+    RepairLimits,
     actions=st.sampled_from([frozenset({Action.REBOOT}), frozenset({Action.REBOOT, Action.RESET_GPU})]),
     max_unavailable=st.one_of(
         st.builds(Budget, st.integers(1, 6)), st.builds(Budget, st.integers(1, 100), st.just(True))
     ),
-    sick_percent=st.integers(0, 100),
+    unhealthy_percent=st.integers(0, 100),
     by_hand=st.booleans(),
 )
 
@@ -161,10 +163,12 @@ LIMITS = st.builds(
     LIMITS,
 )
 @settings(max_examples=300, deadline=None)
-def test_no_selection_goes_past_budget_and_percentage(nodes: list[Node], data: st.DataObject, limits: Limits) -> None:
+def test_no_selection_goes_past_budget_and_percentage(
+    nodes: list[Node], data: st.DataObject, limits: RepairLimits
+) -> None:
     """Whatever is selected of whatever pools: in none are more unavailable, or more sick, than what is allowed."""
     machines = [
-        Candidate(node.name, dataclasses.replace(data.draw(VERDICTS), name=node.name), node, named=True)
+        RepairCandidate(node.name, dataclasses.replace(data.draw(VERDICTS), name=node.name), node, named=True)
         for node in nodes
     ]
     chosen = data.draw(st.sets(st.sampled_from(machines).map(lambda each: each.name))) if machines else set()
@@ -175,7 +179,7 @@ def test_no_selection_goes_past_budget_and_percentage(nodes: list[Node], data: s
         NOW,
         [each for each in machines if each.name not in chosen],
     )
-    begun = {decision.machine for decision in decisions if decision.ruling is Ruling.REPAIR}
+    begun = {decision.machine for decision in decisions if decision.decision is Decision.REPAIR}
     for pool in {policy.pool_name(node) for node in nodes}:
         members = [each for each in machines if policy.pool_name(each.node or Node("")) == pool]
         if not {each.name for each in members} & begun:
@@ -185,57 +189,59 @@ def test_no_selection_goes_past_budget_and_percentage(nodes: list[Node], data: s
         }
         assert len(down) <= limits.max_unavailable.of(len(members))
         assert pool != policy.CONTROL_PLANE_POOL or len(down) == 1
-        ill = sum(policy.sick(each.verdict) or not (each.node and each.node.ready) for each in members)
-        assert limits.by_hand or ill <= 1 or ill * 100 <= limits.sick_percent * len(members)
+        ill = sum(policy.is_unhealthy(each.verdict) or not (each.node and each.node.ready) for each in members)
+        assert limits.by_hand or ill <= 1 or ill * 100 <= limits.unhealthy_percent * len(members)
 
 
 def test_pools_have_budgets_of_their_own() -> None:
     nodes = [Node(f"{pool}{index}", pool=pool) for pool in "ab" for index in range(10)]
     sick = [candidate("a0", node=nodes[0]), candidate("a1", node=nodes[1]), candidate("b0", node=nodes[10])]
-    assert rulings(decide(sick, nodes)) == {"a0": Ruling.REPAIR, "a1": Ruling.WAIT, "b0": Ruling.REPAIR}
+    assert decided(decide(sick, nodes)) == {"a0": Decision.REPAIR, "a1": Decision.WAIT, "b0": Decision.REPAIR}
 
 
 def test_a_percentage_is_of_the_pool() -> None:
     nodes = workers(50)
-    ten = Limits(max_unavailable=policy.budget("10%"))
+    ten = RepairLimits(max_unavailable=policy.budget("10%"))
     sick = [candidate(f"w{index}", node=nodes[index]) for index in range(8)]
-    counted = list(rulings(decide(sick, nodes, ten)).values())
-    assert counted.count(Ruling.REPAIR) == 5
-    assert counted.count(Ruling.WAIT) == 3
+    counted = list(decided(decide(sick, nodes, ten)).values())
+    assert counted.count(Decision.REPAIR) == 5
+    assert counted.count(Decision.WAIT) == 3
 
 
 def test_control_planes_must_be_named_and_go_one_by_one() -> None:
     nodes = [*workers(3), Node("c0", control_plane=True), Node("c1", control_plane=True)]
     first, second = (candidate(name, node=Node(name, control_plane=True)) for name in ("c0", "c1"))
-    assert rulings(decide([first], nodes)) == {"c0": Ruling.REFUSE}
+    assert decided(decide([first], nodes)) == {"c0": Decision.REFUSE}
     both = [dataclasses.replace(each, named=True) for each in (first, second)]
-    generous = Limits(max_unavailable=Budget(5), sick_percent=100)
-    assert rulings(decide(both, nodes, generous)) == {"c0": Ruling.REPAIR, "c1": Ruling.WAIT}
+    generous = RepairLimits(max_unavailable=Budget(5), unhealthy_percent=100)
+    assert decided(decide(both, nodes, generous)) == {"c0": Decision.REPAIR, "c1": Decision.WAIT}
 
 
 def test_a_pool_that_is_sick_as_a_whole_is_left_alone() -> None:
     nodes = workers(4)
     decisions = decide([candidate(f"w{index}", node=nodes[index]) for index in range(3)], nodes)
-    assert set(rulings(decisions).values()) == {Ruling.REFUSE}
+    assert set(decided(decisions).values()) == {Decision.REFUSE}
     assert "3 of 4" in decisions[0].why
-    assert rulings(decide([candidate("w0")], workers(2))) == {"w0": Ruling.REPAIR}, "one is never too many"
+    assert decided(decide([candidate("w0")], workers(2))) == {"w0": Decision.REPAIR}, "one is never too many"
 
 
 def test_the_unreachable_count_as_sick() -> None:
     nodes = workers(10)
-    far = [Candidate(f"w{i}", verdict(f"w{i}", Action.NONE, state=State.UNREACHABLE), nodes[i]) for i in range(1, 5)]
-    assert rulings(decide([candidate("w0"), *far], nodes))["w0"] is Ruling.REFUSE
+    far = [
+        RepairCandidate(f"w{i}", verdict(f"w{i}", Action.NONE, state=State.UNREACHABLE), nodes[i]) for i in range(1, 5)
+    ]
+    assert decided(decide([candidate("w0"), *far], nodes))["w0"] is Decision.REFUSE
 
 
 def test_the_loop_guard_counts_history_and_node_once() -> None:
     once = candidate("w0", repairs=(NOW - HOUR,), node=Node("w0", repairs=(NOW - HOUR,)))
-    assert rulings(decide([once], workers(9))) == {"w0": Ruling.REPAIR}
+    assert decided(decide([once], workers(9))) == {"w0": Decision.REPAIR}
     twice = candidate("w0", repairs=(NOW - HOUR,), node=Node("w0", repairs=(NOW - 2 * HOUR,)))
     decisions = decide([twice], workers(9))
-    assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR}
+    assert decided(decisions) == {"w0": Decision.NEEDS_REPAIR}
     assert "2 times in 24 h" in decisions[0].why
     long_ago = candidate("w0", repairs=(NOW - 25 * HOUR, NOW - HOUR))
-    assert rulings(decide([long_ago], workers(9))) == {"w0": Ruling.REPAIR}
+    assert decided(decide([long_ago], workers(9))) == {"w0": Decision.REPAIR}
 
 
 @pytest.mark.parametrize("where", ["history", "node"])
@@ -245,20 +251,20 @@ def test_a_machine_that_was_given_up_is_not_rebooted_again(where: str) -> None:
         if where == "history"
         else candidate("w0", node=Node("w0", cordoned=True, needs_repair="GPU lost"))
     )
-    for limits in (Limits(), Limits(by_hand=True)):
+    for limits in (RepairLimits(), RepairLimits(by_hand=True)):
         decisions = decide([given_up], workers(9), limits)
-        assert rulings(decisions) == {"w0": Ruling.NEEDS_REPAIR}
+        assert decided(decisions) == {"w0": Decision.NEEDS_REPAIR}
         assert "gpunodes uncordon w0" in decisions[0].why
 
 
 def test_nobody_repairs_what_another_repairs() -> None:
-    assert rulings(decide([candidate("w0", busy="ann@desk")], workers(9))) == {"w0": Ruling.REFUSE}
+    assert decided(decide([candidate("w0", busy="ann@desk")], workers(9))) == {"w0": Decision.REFUSE}
 
 
 def test_without_a_cluster_the_candidates_are_the_pool() -> None:
-    alone = [Candidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
-    sick = Candidate("w9", verdict("w9"))
-    assert rulings(policy.decide([*alone, sick], [], Limits(), NOW))["w9"] is Ruling.REPAIR
+    alone = [RepairCandidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
+    sick = RepairCandidate("w9", verdict("w9"))
+    assert decided(policy.decide([*alone, sick], [], RepairLimits(), NOW))["w9"] is Decision.REPAIR
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "101%", "ten", "", "1.5", "%"])
@@ -268,20 +274,20 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 
 
 def test_where_the_ladder_starts() -> None:
-    assert ladder.start(verdict("w0")).rung.name == "reboot"
-    assert [rung.name for rung in ladder.start(verdict("w0")).skipped] == ["gpu-reset"]
-    assert ladder.start(verdict("w0", Action.RESET_GPU)).rung.name == "gpu-reset"
-    assert ladder.start(verdict("w0"), "sysrq").rung.name == "sysrq"
+    assert escalation.start(verdict("w0")).step.name == "reboot"
+    assert [step.name for step in escalation.start(verdict("w0")).skipped] == ["gpu-reset"]
+    assert escalation.start(verdict("w0", Action.RESET_GPU)).step.name == "gpu-reset"
+    assert escalation.start(verdict("w0"), "sysrq").step.name == "sysrq"
     lost = dataclasses.replace(verdict("w0"), findings=(Finding("gpus-missing", "", Action.REBOOT, State.SICK),))
-    assert ladder.start(lost).rung.name == "reboot"
-    assert ladder.start(lost, faults=["missing-since-boot"]).rung.name == "cold"
+    assert escalation.start(lost).step.name == "reboot"
+    assert escalation.start(lost, faults=["missing-since-boot"]).step.name == "cold"
     with pytest.raises(WrongInput):
-        ladder.start(verdict("w0"), "prayer")
+        escalation.start(verdict("w0"), "prayer")
 
 
 def test_what_a_machine_climbs_by_itself() -> None:
-    assert ladder.armed("reboot", hung=True) == [(10.0, "force"), (15.0, "sysrq")]
-    assert ladder.armed("force", hung=False) == [(20.0, "sysrq")]
-    assert ladder.armed("sysrq", hung=True) == []
-    assert ladder.above("sysrq", ()) == ladder.rung("bmc")
-    assert ladder.above("cold", ()) is None
+    assert escalation.armed("reboot", hung=True) == [(10.0, "force"), (15.0, "sysrq")]
+    assert escalation.armed("force", hung=False) == [(20.0, "sysrq")]
+    assert escalation.armed("sysrq", hung=True) == []
+    assert escalation.next_step("sysrq", ()) == escalation.step("bmc")
+    assert escalation.next_step("cold", ()) is None

@@ -17,12 +17,12 @@ from gpunodes.engine.leases import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power, repair
-from gpunodes.repair.ladder import Rung
-from gpunodes.repair.policy import Budget, Limits, Ruling
-from gpunodes.repair.record import Outcome, Record, Step
+from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.policy import Budget, Decision, RepairLimits
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
-from tests import repair_world
-from tests.repair_world import LEASES, World, hurry, world
+from tests import repair_fleet
+from tests.repair_fleet import LEASES, Fleet, fleet, hurry
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 
@@ -38,63 +38,63 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
 
 
-def run(place: World, said: list[str] | None = None, **wish: Any) -> dict[str, repair.Repaired]:
-    made = repair.Wish("health", wish.pop("limits", Limits()), **wish)
-    told = said if said is not None else []
+def run(place: Fleet, message: list[str] | None = None, **request: Any) -> dict[str, repair.MachineRepair]:
+    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+    told = message if message is not None else []
     result = repair.run(place, place.entries, made, lambda name, text: told.append(f"{name}: {text}"))
     return {each.machine: each for each in result.machines}
 
 
-def entry(place: World, name: str) -> Machine:
+def entry(place: Fleet, name: str) -> Machine:
     return next(each for each in place.entries if each.name == name)
 
 
-def kill(place: World, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Run a repair that dies in a method of Hands, and let its Lease expire."""
 
     def dies(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_world.Hands, method, dies)
+        patch.setattr(repair_fleet.Hands, method, dies)
         patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
         run(place)
     time.sleep(1.2)
 
 
 def test_a_person_who_cordons_while_evidence_is_collected_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     place.api.add_pod("job", "w1")
-    collect = repair_world.Hands.collect
+    collect = repair_fleet.Hands.collect
 
-    def slow(hands: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
+    def slow(machine_control: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         place.cordon("w1")
-        return collect(hands, folder, facts, bug_report=bug_report)
+        return collect(machine_control, folder, facts, bug_report=bug_report)
 
-    monkeypatch.setattr(repair_world.Hands, "collect", slow)
+    monkeypatch.setattr(repair_fleet.Hands, "collect", slow)
     found = run(place)["w1"]
-    assert found.outcome is Outcome.NOT_REPAIRED
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
     assert "somebody cordoned its node meanwhile" in found.why
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
     assert place.api.leases == {}
-    found = run(place, limits=Limits(by_hand=True), named=frozenset({"w1"}))["w1"]
-    assert found.outcome is Outcome.REPAIRED, "who names it means it"
+    found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w1"}))["w1"]
+    assert found.outcome is RepairOutcome.REPAIRED, "who names it means it"
 
 
 def test_a_person_who_cordons_after_a_kill_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     kill(place, monkeypatch, "collect")
     place.cordon("w1")
     found = run(place)["w1"]
-    assert found.ruling is Ruling.REFUSE
+    assert found.decision is Decision.REFUSE
     assert "somebody cordoned it" in found.why
     assert place.machines["w1"].done == []
 
 
 def test_maintenance_that_begins_before_the_lock_counts() -> None:
     """The decision has read the nodes already."""
-    place, armed = world(5, ["w1"]), [True]
+    place, armed = fleet(5, ["w1"]), [True]
 
     def before(method: str, path: str) -> None:
         if armed and method == "POST" and path == LEASES and "gpunodes-decision" in place.api.leases:
@@ -110,12 +110,12 @@ def test_maintenance_that_begins_before_the_lock_counts() -> None:
 
 def test_maintenance_goes_by_the_control_planes_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host of the timer is five hours ahead."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     maintenance.begin(place, [entry(place, "w1")], "until the evening", time.time() + 4 * 3600)
     real, ask = time.time, place.api.ask
     monkeypatch.setattr(time, "time", lambda: real() + 5 * 3600)
     monkeypatch.setattr(place.api, "ask", lambda *a, **k: dataclasses.replace(ask(*a, **k), time=real()))
-    assert run(place)["w1"].ruling is Ruling.REFUSE
+    assert run(place)["w1"].decision is Decision.REFUSE
     assert place.machines["w1"].done == []
     # And who begins one there says it in the control plane's time, too.
     maintenance.begin(place, [entry(place, "w1")], "an hour", time.time() + 3600)
@@ -125,7 +125,7 @@ def test_maintenance_goes_by_the_control_planes_clock(monkeypatch: pytest.Monkey
 
 
 def test_maintenance_of_a_node_that_goes_meanwhile_is_an_error() -> None:
-    place = world(3)
+    place = fleet(3)
 
     def before(method: str, path: str) -> None:
         if method == "POST" and path == LEASES:
@@ -138,14 +138,14 @@ def test_maintenance_of_a_node_that_goes_meanwhile_is_an_error() -> None:
 
 def test_a_node_that_was_cleared_by_hand_is_not_repaired_from_an_old_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair was killed, a person mended the machine and gave it back: the timer rebooted it under its pods."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     kill(place, monkeypatch, "boot")
     place.machines["w1"].sick = False
     power.clear(place, entry(place, "w1"), without_cluster=False)
     assert place.api.leases == {}
     assert records.read("test") == {}
     place.api.add_pod("job", "w1")
-    assert run(place)["w1"].ruling is Ruling.NOTHING
+    assert run(place)["w1"].decision is Decision.NOTHING
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
 
@@ -154,65 +154,65 @@ def test_a_record_of_a_repair_that_another_command_has_ended_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """We lost the lock, they repaired the machine and gave it back: its pods were evicted by our next run."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
 
     def lost(_: Leases, __: str) -> None:
         raise leases.Lost("taken by ann", "", "")
 
     with monkeypatch.context() as patch:
         patch.setattr(Leases, "check", lost)
-        assert run(place)["w1"].outcome is Outcome.NOT_REPAIRED
+        assert run(place)["w1"].outcome is RepairOutcome.NOT_REPAIRED
     time.sleep(1.2)
     (tmp_path / "other").mkdir()
     with monkeypatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-        assert run(place)["w1"].outcome is Outcome.REPAIRED
+        assert run(place)["w1"].outcome is RepairOutcome.REPAIRED
     place.api.add_pod("job", "w1")
-    said: list[str] = []
-    assert run(place, said)["w1"].ruling is Ruling.NOTHING
-    assert "its node was given back meanwhile" in "".join(said)
+    message: list[str] = []
+    assert run(place, message)["w1"].decision is Decision.NOTHING
+    assert "its node was given back meanwhile" in "".join(message)
     assert "job" in place.api.pods
     assert records.read("test") == {}
 
 
 def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
     """`gpunodes remove` took it; every later run ended with that machine."""
-    place = world(5, ["w1"])
+    place = fleet(5, ["w1"])
     held = Leases(Cluster(place.session()), "repair")
-    fields = {"started": 1.0, "reason": "x", "action": "reboot", "rung": "reboot", "boot_id": "w1-boot-1"}
-    record = Record("r1", "w1", "test", step=Step.CLIMB, node="w1", **fields)  # type: ignore[arg-type]  # of several types
+    fields = {"started": 1.0, "reason": "x", "action": "reboot", "step": "reboot", "boot_id": "w1-boot-1"}
+    record = RepairRecord("r1", "w1", "test", stage=Stage.ESCALATE, node="w1", **fields)  # type: ignore[arg-type]  # of several types
     held.take("w1", record.text())
     held.close()
     for lease in place.api.leases.values():
         lease["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z"
     del place.api.nodes["w1"]
-    said: list[str] = []
-    result = repair.resume(place, repair.Wish("repair", Limits()), lambda _, text: said.append(text))
+    message: list[str] = []
+    result = repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
     assert result.exit_code == 0
-    assert said == ["its repair r1 is not gone on with: its node is no more"]
+    assert message == ["its repair r1 is not gone on with: its node is no more"]
     assert place.api.leases == {}
 
 
 def test_a_repair_that_ended_with_an_error_lets_its_lock_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """`repair --resume` is to go on with it, while this command works on others."""
-    place = world(12, ["w1", "w2"])
-    boot = repair_world.Hands.boot
+    place = fleet(12, ["w1", "w2"])
+    boot = repair_fleet.Hands.boot
 
-    def odd(hands: Any) -> Any:
-        if hands._machine.name == "w1":
+    def odd(machine_control: Any) -> Any:
+        if machine_control._machine.name == "w1":
             raise RuntimeError("odd")
-        return boot(hands)
+        return boot(machine_control)
 
-    monkeypatch.setattr(repair_world.Hands, "boot", odd)
-    monkeypatch.setattr(Rung, "limit", lambda self, hung: 2.5)
+    monkeypatch.setattr(repair_fleet.Hands, "boot", odd)
+    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 2.5)
     place.machines["w2"].deaf = frozenset({"reboot"})
-    thread = threading.Thread(target=run, args=(place,), kwargs={"limits": Limits(max_unavailable=Budget(2))})
+    thread = threading.Thread(target=run, args=(place,), kwargs={"limits": RepairLimits(max_unavailable=Budget(2))})
     thread.start()
     time.sleep(1.5)
     anns = Leases(Cluster(place.session()), "repair")
     anns._me = ANN
     assert "odd" not in anns.take("w1", None)
-    assert records.read("test")["w1"].step is Step.CLIMB
+    assert records.read("test")["w1"].stage is Stage.ESCALATE
     anns.put_back()
     anns.close()
     thread.join()
@@ -220,27 +220,27 @@ def test_a_repair_that_ended_with_an_error_lets_its_lock_go(monkeypatch: pytest.
 
 def test_the_control_plane_is_repaired_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it reboots nobody's Lease can be renewed: the repair of a worker beside it ended halfway."""
-    place = world(5, ["w0", "w1"])
+    place = fleet(5, ["w0", "w1"])
     place._control_planes = ("w0",)
-    use, away = repair_world.Machine.use, list[str]()
+    use, away = repair_fleet.Machine.use, list[str]()
 
-    def used(machine: repair_world.Machine, rung: str) -> None:
-        use(machine, rung)
+    def used(machine: repair_fleet.Machine, step: str) -> None:
+        use(machine, step)
         if machine.name == "w0" and not away:
-            away.append(rung)
+            away.append(step)
             place.api.down = True
             threading.Timer(1.6, lambda: setattr(place.api, "down", False)).start()
 
-    monkeypatch.setattr(repair_world.Machine, "use", used)
+    monkeypatch.setattr(repair_fleet.Machine, "use", used)
     place.machines["w1"].deaf = frozenset({"reboot", "force", "sysrq"})
     given = place.settings()
     monkeypatch.setattr(place, "settings", lambda: {**given, "gpunodes_repair_verify_timeout": 5})
-    found = run(place, limits=Limits(by_hand=True), named=frozenset({"w0", "w1"}))
-    assert {name: found[name].outcome for name in ("w0", "w1")} == dict.fromkeys(("w0", "w1"), Outcome.REPAIRED)
+    found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w0", "w1"}))
+    assert {name: found[name].outcome for name in ("w0", "w1")} == dict.fromkeys(("w0", "w1"), RepairOutcome.REPAIRED)
 
 
 def test_who_finds_no_api_while_the_control_plane_is_repaired_finds_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    place, held = world(3, ["w0"]), list[tuple[str, str]]()
+    place, held = fleet(3, ["w0"]), list[tuple[str, str]]()
     place._control_planes = ("w0",)
     lock = place.lock
 
@@ -249,8 +249,8 @@ def test_who_finds_no_api_while_the_control_plane_is_repaired_finds_a_lock(monke
         return lock(command, holder)
 
     monkeypatch.setattr(place, "lock", noted)
-    found = run(place, limits=Limits(by_hand=True), named=frozenset({"w0"}))["w0"]
-    assert found.outcome is Outcome.REPAIRED
+    found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w0"}))["w0"]
+    assert found.outcome is RepairOutcome.REPAIRED
     ((command, holder),) = held
     assert command == "health"
     assert "/health/" in holder

@@ -81,17 +81,17 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
     """Whatever stands in one place of a machine's report: a sentence, or a judgement; never another error."""
     for value in ODD:
         document = changed(MACHINE, where, value)
-        complaint = reports.of_machine(document)
-        if complaint:
-            assert complaint.startswith("its answer")
+        violation = reports.of_machine(document)
+        if violation:
+            assert violation.startswith("its answer")
             if document is not None:
-                assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == complaint
+                assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == violation
             continue
         assert free(where) or value not in ATTACKS, (where, value)
-        candidate = preflight.Candidate("worker-1", Role.WORKER, document, read_at=0.0)
-        assert preflight.judge([candidate], preflight.wants_of(CLUSTER, "1.36")) is not None
-        wishes = gpu.wishes_of(defaults(), "1.36.3")
-        found = gpu.plan("worker-1", document, wishes)
+        candidate = preflight.MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
+        assert preflight.judge([candidate], preflight.requirements_of(CLUSTER, "1.36")) is not None
+        requested = gpu.requested_of(defaults(), "1.36.3")
+        found = gpu.plan("worker-1", document, requested)
         if isinstance(found, gpu.Plan):
             gpunodes_gpu.gpu_install(gpunodes_gpu.gpu_plan(document, "worker-1", defaults(), "1.36.3"))
 
@@ -102,8 +102,8 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
         document = changed(CLUSTER, where, value)
         if not reports.of_cluster(document):
             assert free(where) or value not in ATTACKS, (where, value)
-            candidate = preflight.Candidate("worker-1", Role.WORKER, MACHINE, read_at=0.0)
-            assert preflight.judge([candidate], preflight.wants_of(document, "1.36")) is not None
+            candidate = preflight.MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
+            assert preflight.judge([candidate], preflight.requirements_of(document, "1.36")) is not None
 
 
 @pytest.mark.parametrize("name", CLUSTER["nodes"][0])

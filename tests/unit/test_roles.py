@@ -94,6 +94,6 @@ def test_a_survey_asks_only_for_roles_of_its_play(playbook: Path) -> None:
     for play in load(playbook):
         wired = {**everywhere, **play.get("vars", {})}
         roles = {entry["role"] for entry in play.get("roles", [])}
-        if "survey" in roles:
-            asked = wired["survey_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
+        if "host_diff" in roles:
+            asked = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
             assert set(re.findall(r"\b([a-z_]+)_wanted\b", asked)) <= roles

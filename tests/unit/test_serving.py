@@ -171,12 +171,12 @@ def test_what_stays_pending_is_said_once(key: Path, monkeypatch: pytest.MonkeyPa
     waiting = {"kind": "CertificateSigningRequest", "metadata": {"name": "csr-1"}}
     waiting["spec"] = {**spec(key, "DNS:kubernetes"), "signerName": serving.SIGNER}
     listing = {"items": [waiting, *({"kind": "Node", **one} for one in NODES)]}
-    said: list[str] = []
+    message: list[str] = []
     monkeypatch.setattr(serving, "_kubectl", lambda *_: json.dumps(listing))
     monkeypatch.setattr(serving, "_reserved", lambda: KEPT)
-    monkeypatch.setattr(serving, "_log", said.append)
+    monkeypatch.setattr(serving, "_log", message.append)
     told = serving.round_(serving.round_(serving.round_({})))
-    assert len(said) == 1
+    assert len(message) == 1
     assert list(told) == ["csr-1"]
     listing["items"] = []
     assert serving.round_(told) == {}

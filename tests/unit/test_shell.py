@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import climb, probe
-from gpunodes.engine import cluster, hands, locks, shell, sweep
+from gpunodes.ansible.module_utils.gpunodes import escalate, probe
+from gpunodes.engine import cluster, locks, machine_control, probing, shell
 from gpunodes.engine.targets import target
 from gpunodes.errors import GpunodesError
-from gpunodes.repair import ladder
+from gpunodes.repair import escalation
 
 from tests import sshd
 
@@ -36,13 +36,13 @@ _SAY = ("sh", "-c", 'echo "$BY_SUDO it is $(cat)"')
 
 
 def _say(
-    tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: shell.Rise = shell.Rise.ALWAYS
+    tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: shell.Become = shell.Become.ALWAYS
 ) -> tuple[bytes | None, str]:
     """What came back from the program, and what stood on standard error."""
     for name, text in (("sudo", _SUDO), ("id", f"#!/bin/sh\necho {user}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    first = "" if rise is shell.Rise.NEVER else shell.for_sudo(variables)
+    first = "" if rise is shell.Become.NEVER else shell.for_sudo(variables)
     done = subprocess.run(
         ["sh", "-c", shell.remote(_SAY, variables, rise)],
         input=f"{first}first\nsecond".encode(),
@@ -53,11 +53,11 @@ def _say(
     return shell.unframed(done.stdout), done.stderr.decode()
 
 
-@pytest.mark.parametrize("rise", [shell.Rise.ALWAYS, shell.Rise.IF_POSSIBLE])
+@pytest.mark.parametrize("rise", [shell.Become.ALWAYS, shell.Become.IF_POSSIBLE])
 @pytest.mark.parametrize("user", ["0", "1000"])
 @pytest.mark.parametrize("asks", ["", 'pa ss"w\\n$x'])
 def test_the_password_goes_to_sudo_and_the_rest_to_the_program(
-    tmp_path: Path, user: str, asks: str, rise: shell.Rise
+    tmp_path: Path, user: str, asks: str, rise: shell.Become
 ) -> None:
     variables = {"ansible_become_password": 'pa ss"w\\n$x'}
     by_sudo = b"yes" if user == "1000" else b""
@@ -71,9 +71,9 @@ def test_without_a_password_nothing_stands_before_the_input(tmp_path: Path) -> N
 
 
 def test_what_need_not_be_root_is_not_where_sudo_asks(tmp_path: Path) -> None:
-    assert _say(tmp_path, {}, "1000", "x", shell.Rise.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
-    assert _say(tmp_path, {}, "1000", "", shell.Rise.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
-    assert _say(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Rise.NEVER)[0] == b" it is first\nsecond\n"
+    assert _say(tmp_path, {}, "1000", "x", shell.Become.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
+    assert _say(tmp_path, {}, "1000", "", shell.Become.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
+    assert _say(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Become.NEVER)[0] == b" it is first\nsecond\n"
 
 
 def test_a_wrong_password_is_said(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def _there(name: str) -> str:
 @pytest.mark.parametrize("name", [name for name in SHELLS if name != "greets"])
 def test_every_login_shell_hands_on_the_same_words(name: str, tmp_path: Path) -> None:
     """fish and csh read quotes, backslashes and exclamation marks in their own ways."""
-    words = [*SHELLS[_there(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Rise.NEVER)]
+    words = [*SHELLS[_there(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Become.NEVER)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
     assert (shell.unframed(done.stdout) or b"").decode() == "".join(f"<{word}>" for word in ODD)
 
@@ -179,10 +179,10 @@ def machine(
 @needs_sshd
 def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
     """With fish none of its steps over SSH worked, so that it went straight to the BMC."""
-    there = hands.Hands("gpu-1", "127.0.0.1", machine, 0.0)
+    there = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
     assert there.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    asked = there.ask(ladder.rung("reboot"), "another boot", [(0.0, "force")], ())
-    assert asked == hands.Asked(False, "another boot runs already")
+    asked = there.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    assert asked == machine_control.StepResult(False, "another boot runs already")
     assert "gpu-1.processes.txt" in there.collect(tmp_path, None, bug_report=False)
     assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
 
@@ -190,13 +190,13 @@ def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
 @needs_sshd
 def test_the_probe_answers(machine: dict[str, Any]) -> None:
     answer = ask(machine)
-    assert (answer.reach, answer.said) == (sweep.Reach.ANSWERED, "")
+    assert (answer.reach, answer.message) == (probing.Reach.ANSWERED, "")
 
 
-def ask(machine: Mapping[str, Any]) -> sweep.Answer:
+def ask(machine: Mapping[str, Any]) -> probing.ProbeResult:
     """What comes of the probe on this machine."""
     found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda *_: {})
-    (answer,) = sweep.sweep([found], sweep.Options(Path(probe.__file__).read_bytes()), deadline_s=60)
+    (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
     return answer
 
 
@@ -205,10 +205,10 @@ def ask(machine: Mapping[str, Any]) -> sweep.Answer:
 def test_the_probe_says_when_sudo_does_not_like_the_password(machine: dict[str, Any]) -> None:
     """Without a password it runs as who logs in."""
     answer = ask({**machine, "ansible_become_password": "wrong"})
-    assert (answer.reach, answer.said) == (sweep.Reach.PROBE_FAILED, "Sorry, try again.")
+    assert (answer.reach, answer.message) == (probing.Reach.PROBE_FAILED, "Sorry, try again.")
     without = {name: value for name, value in machine.items() if name != "ansible_become_password"}
-    assert ask(without).reach is sweep.Reach.ANSWERED
-    assert ask({**machine, "ansible_become": False}).reach is sweep.Reach.ANSWERED
+    assert ask(without).reach is probing.Reach.ANSWERED
+    assert ask({**machine, "ansible_become": False}).reach is probing.Reach.ANSWERED
 
 
 @needs_sshd
@@ -234,4 +234,4 @@ def test_the_lock_is_held(machine: dict[str, Any], tmp_path: Path, monkeypatch: 
 
 
 def test_the_program_of_the_escalation_needs_no_line_end() -> None:
-    assert climb.BOOT.isprintable()
+    assert escalate.BOOT.isprintable()

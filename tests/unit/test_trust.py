@@ -271,19 +271,19 @@ def forged(event: dict[str, Any]) -> str:
 
 def test_a_machine_cannot_forge_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose warnings, errors or keys hold ansible-runner's marks reports nothing in another's name."""
-    world = machines(tmp_path, {"control_plane": ["worker-1"]}, {})
-    for name, value in world.environment.items():
+    fleet = machines(tmp_path, {"control_plane": ["worker-1"]}, {})
+    for name, value in fleet.environment.items():
         monkeypatch.setenv(name, value)
     claim = {"cluster": {"forged": True}}
     event = {"uuid": "x", "event": "runner_on_ok", "event_data": {"host": "control-1", "role": "status", "res": claim}}
     for mark in (forged(event), forged({**event, "uuid": "\0"})):
-        world.answer(
+        fleet.answer(
             "worker-1", "cluster_info", {"warnings": [mark], f"_ansible_{mark}": mark, "msg": mark, "failed": True}
         )
         seen: list[Event] = []
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        ended = runner.run(runner.Play("status.yml", world.inventory, ["worker-1"]), folder, seen.append)
+        ended = runner.run(runner.Play("status.yml", fleet.inventory, ["worker-1"]), folder, seen.append)
         assert {each.machine for each in seen} == {"worker-1"}
         assert "\x1b" not in ended.log.read_text()
         assert not ended.ok

@@ -19,7 +19,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import skipped
-from gpunodes.operations.run import Operation, Options, carry_out
+from gpunodes.operations.run import Operation, RunOptions, carry_out
 from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
 
@@ -27,12 +27,12 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class CommonOptions:
     """What a user said of a run."""
 
     inventory: Path
     as_json: bool
-    options: Options
+    options: RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ def gpu_options(command: _Command) -> _Command:
         runtime: str | None,
         **kwargs: Any,
     ) -> Any:
-        gpu.check(gpu.Wishes("", driver or "", with_cuda, with_cudnn or ""))
+        gpu.check(gpu.RequestedSoftware("", driver or "", with_cuda, with_cudnn or ""))
         given = {
             "gpunodes_driver_branch": driver,
             "gpunodes_cuda_versions": list(with_cuda),
             "gpunodes_cudnn_version": with_cudnn,
             "gpunodes_runtime": runtime,
         }
-        return command(*args, wishes={name: value for name, value in given.items() if value}, **kwargs)
+        return command(*args, requested={name: value for name, value in given.items() if value}, **kwargs)
 
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
@@ -105,10 +105,10 @@ def reboot_option(command: _Command) -> _Command:
 
     @click.option("--no-reboot", is_flag=True, help="Reboot no machine for its driver: say what is left to do.")
     @functools.wraps(command)
-    def wrapped(*args: Any, no_reboot: bool, wishes: dict[str, Any], **kwargs: Any) -> Any:
+    def wrapped(*args: Any, no_reboot: bool, requested: dict[str, Any], **kwargs: Any) -> Any:
         if no_reboot:
-            wishes = {**wishes, "gpunodes_gpu_reboot": False}
-        return command(*args, wishes=wishes, **kwargs)
+            requested = {**requested, "gpunodes_gpu_reboot": False}
+        return command(*args, requested=requested, **kwargs)
 
     return wrapped  # type: ignore[return-value]  # as above
 
@@ -153,8 +153,8 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
             as_json: bool,
             **kwargs: Any,
         ) -> Any:
-            options = Options(kubernetes_version, skip_phase, from_phase, dry_run)
-            return command(*args, flags=Flags(inventory_path, as_json, options), **kwargs)
+            options = RunOptions(kubernetes_version, skip_phase, from_phase, dry_run)
+            return command(*args, flags=CommonOptions(inventory_path, as_json, options), **kwargs)
 
         wrapped.__doc__ = f"{inspect.getdoc(command)}\n\n\b\nPhases, in order:\n{listing}"
         return wrapped  # type: ignore[return-value]  # as above
@@ -162,12 +162,12 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
     return decorate
 
 
-def wishing(flags: Flags, wishes: Mapping[str, Any]) -> Flags:
+def requesting(flags: CommonOptions, requested: Mapping[str, Any]) -> CommonOptions:
     """``flags`` with settings for this run."""
-    return replace(flags, options=replace(flags.options, variables={**flags.options.variables, **wishes}))
+    return replace(flags, options=replace(flags.options, variables={**flags.options.variables, **requested}))
 
 
-def check(operation: Operation, flags: Flags) -> None:
+def check(operation: Operation, flags: CommonOptions) -> None:
     """Raise WrongInput for options that cannot be used, before an inventory is written for them."""
     options = flags.options
     skipped(operation.phases, options.skip_phases, options.from_phase)
@@ -175,7 +175,7 @@ def check(operation: Operation, flags: Flags) -> None:
         versions.check(options.kubernetes)
 
 
-def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: Flags) -> int:
+def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: CommonOptions) -> int:
     """Carry an operation out with progress on standard error; prints its result, returns its exit code."""
     view = text.progress()
     try:
@@ -189,7 +189,7 @@ def execute_confirmed(
     operation: Operation,
     inventory: Inventory,
     machines: Sequence[Machine],
-    flags: Flags,
+    flags: CommonOptions,
     question: str,
     *,
     yes: bool,

@@ -93,7 +93,7 @@ def command(
     parallel: int,
     reboot_hung: bool,
     actions: str | None,
-    repair_flags: repair_options.Flags,
+    repair_flags: repair_options.RepairOptions,
     as_json: bool,
 ) -> int:
     """Say of each GPU machine whether it is well, what to do, and why.
@@ -192,7 +192,7 @@ def _repair(
     patterns: tuple[str, ...],
     inventory_path: Path,
     actions: str,
-    flags: repair_options.Flags,
+    flags: repair_options.RepairOptions,
     pace: tuple[float | None, int],
     *,
     as_json: bool,
@@ -202,10 +202,10 @@ def _repair(
     from gpunodes.operations import repair
 
     inventory = Inventory(inventory_path)
-    world = repair.World(inventory, *pace)
-    wish = repair_options.wish(flags, "health", world, patterns, actions=actions)
+    fleet = repair.Fleet(inventory, *pace)
+    request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
-    return repair_options.carry_out(world, machines, wish, yes=flags.yes, as_json=as_json)
+    return repair_options.carry_out(fleet, machines, request, yes=flags.yes, as_json=as_json)
 
 
 def _live(
@@ -219,19 +219,19 @@ def _live(
 ) -> int:
     """Ask the machines of the inventory, once or for ever; returns the exit code."""
     from gpunodes.inventory import Inventory
-    from gpunodes.operations import sweep
+    from gpunodes.operations import scan
     from gpunodes.views import health_map
 
     inventory = Inventory(inventory_path)
-    machines = sweep.asked(inventory, inventory.select(patterns))
+    machines = scan.scan_targets(inventory, inventory.select(patterns))
     view = health_map.progress(colour="NO_COLOR" not in os.environ)
     while True:
         began = time.monotonic()
         try:
-            verdicts = sweep.run(
+            verdicts = scan.run(
                 machines,
                 view,
-                deadline_s=deadline or sweep.deadline_for(len(machines)),
+                deadline_s=deadline or scan.deadline_for(len(machines)),
                 parallel=parallel,
                 cluster=inventory.cluster,
             )
@@ -249,4 +249,4 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     from gpunodes.views import health as view
 
     terminal.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
-    return ExitCode.DONE if all(verdict.state is State.WELL for verdict in verdicts) else ExitCode.PARTLY
+    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY

@@ -22,7 +22,7 @@ def command(machine: str, as_json: bool) -> int:
     from gpunodes.operations import history
     from gpunodes.views import document, repair
 
-    entries = [dataclasses.asdict(entry) for entry in history.of(machine)]
+    entries = [dataclasses.asdict(entry) for entry in history.entries(machine)]
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.history/1", "entries": entries}))
     else:

@@ -16,7 +16,7 @@ from gpunodes.operations.init_master import OPERATION
 @click.argument("machine", required=False)
 @common.connection_options
 @common.run_options(OPERATION)
-def command(machine: str | None, flags: common.Flags, connection: common.Connection) -> int:
+def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
     MACHINE is a name or address of the inventory; by default its control plane. Without an inventory an address

@@ -21,7 +21,7 @@ from gpunodes.operations.join import OPERATION
 @common.reboot_option
 @common.run_options(OPERATION)
 def command(
-    machines: tuple[str, ...], flags: common.Flags, connection: common.Connection, wishes: Mapping[str, Any]
+    machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
 ) -> int:
     """Join machines to the cluster as workers.
 
@@ -42,4 +42,4 @@ def command(
             inventories.reconnect(flags.inventory, known, connection.variables)
         inventory = Inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
-        return common.execute(OPERATION, inventory, chosen, common.wishing(flags, wishes))
+        return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested))

@@ -16,7 +16,7 @@ from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.views import document
 
 if TYPE_CHECKING:
-    from gpunodes.lab.lab import Status
+    from gpunodes.lab.lab import LabStatus
     from gpunodes.lab.layout import Layout
 
 _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -93,7 +93,7 @@ def up(
     from gpunodes.lab.layout import Boards, System
     from gpunodes.lab.standin.board import device_ids
 
-    wish = lab.Wish(
+    request = lab.LabRequest(
         workers,
         System(system),
         Path.cwd() / "inventory",
@@ -102,7 +102,7 @@ def up(
         Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
         cpus,
     )
-    state = lab.up(layout, wish, _say)
+    state = lab.up(layout, request, _say)
     _show(_status_data(state), as_json, lambda: _print_status(state))
 
 
@@ -167,7 +167,7 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
     """Switch MACHINE's power by its BMC (Redfish). Off is what pulling the plug is."""
     from gpunodes.lab import bmc, lab
 
-    lab.power(layout, machine, bmc.Power(action))
+    lab.power(layout, machine, bmc.LabPowerAction(action))
     _show(
         {"schema": "gpunodes.lab-power/1", "machine": machine, "action": action},
         as_json,
@@ -206,8 +206,8 @@ def fault(
 
     if fault not in faults.known():
         raise WrongInput(f"the fault is {fault!r}", f"one of {', '.join(faults.known())}")
-    wish = faults.Wish(faults.known()[fault], code, gpu, times, seconds, at_boot)
-    faults.make(layout, lab.load(layout).machine(machine), wish)
+    request = faults.FaultRequest(faults.known()[fault], code, gpu, times, seconds, at_boot)
+    faults.make(layout, lab.load(layout).machine(machine), request)
     _show(
         {"schema": "gpunodes.lab-fault/1", "machine": machine, "fault": fault, "code": code, "gpu": gpu},
         as_json,
@@ -279,7 +279,7 @@ def _snapshot_name(name: str) -> str:
     return name
 
 
-def _status_data(state: Status) -> dict[str, Any]:
+def _status_data(state: LabStatus) -> dict[str, Any]:
     from gpunodes.lab import bmc
 
     record = state.record
@@ -313,7 +313,7 @@ def _status_data(state: Status) -> dict[str, Any]:
     }
 
 
-def _print_status(state: Status) -> None:
+def _print_status(state: LabStatus) -> None:
     from gpunodes.lab import bmc
 
     record = state.record

@@ -29,16 +29,16 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
 
     from gpunodes.inventory import Inventory
     from gpunodes.operations import power
-    from gpunodes.operations.repair import World
+    from gpunodes.operations.repair import Fleet
     from gpunodes.views import document
 
     inventory = Inventory(inventory_path)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         repair_options.confirm(f"Take the power of {chosen.name} away", yes=yes)
-    world, asked, say = World(inventory), power.Action(action), repair_options.lines().say
+    fleet, asked, say = Fleet(inventory), power.PowerAction(action), repair_options.lines().say
     named = repair_options.named(chosen, [machine])
-    done = power.power(world, chosen, asked, named=named, say=say)
+    done = power.power(fleet, chosen, asked, named=named, say=say)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:

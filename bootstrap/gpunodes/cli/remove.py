@@ -25,7 +25,7 @@ from gpunodes.operations.remove import OPERATION
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common.run_options(OPERATION)
 def command(
-    machines: tuple[str, ...], drain_timeout: int | None, force_drain: bool, yes: bool, flags: common.Flags
+    machines: tuple[str, ...], drain_timeout: int | None, force_drain: bool, yes: bool, flags: common.CommonOptions
 ) -> int:
     """Empty a node, delete it from the cluster and reset its machine.
 

@@ -8,7 +8,7 @@ import click
 
 from gpunodes.cli import common, repair_options
 from gpunodes.errors import WrongInput
-from gpunodes.repair import ladder
+from gpunodes.repair import escalation
 
 
 @click.command()
@@ -16,7 +16,7 @@ from gpunodes.repair import ladder
 @click.option(
     "--from",
     "first",
-    type=click.Choice([rung.name for rung in ladder.rungs()]),
+    type=click.Choice([step.name for step in escalation.steps()]),
     help="The rung to start at; by default what the verdict asks for.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the node's annotation and the history.")
@@ -29,7 +29,7 @@ def command(
     first: str | None,
     reason: str,
     resume: bool,
-    repair_flags: repair_options.Flags,
+    repair_flags: repair_options.RepairOptions,
     inventory_path: Path,
     as_json: bool,
 ) -> int:
@@ -51,10 +51,12 @@ def command(
     from gpunodes.operations import repair
 
     inventory = Inventory(inventory_path)
-    world = repair.World(inventory)
+    fleet = repair.Fleet(inventory)
     if resume:
-        wish = repair_options.wish(repair_flags, "repair", world, (), by_hand=True)
-        return repair_options.show(repair.resume(world, wish, repair_options.lines().say), as_json=as_json)
+        request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)
+        return repair_options.show(repair.resume(fleet, request, repair_options.lines().say), as_json=as_json)
     chosen = inventory.select(machines)
-    wish = repair_options.wish(repair_flags, "repair", world, machines, by_hand=True, first=first or "", reason=reason)
-    return repair_options.carry_out(world, chosen, wish, yes=repair_flags.yes, as_json=as_json)
+    request = repair_options.request(
+        repair_flags, "repair", fleet, machines, by_hand=True, first=first or "", reason=reason
+    )
+    return repair_options.carry_out(fleet, chosen, request, yes=repair_flags.yes, as_json=as_json)

@@ -20,14 +20,14 @@ from gpunodes.errors import WrongInput
 if TYPE_CHECKING:
     from gpunodes.inventory import Inventory
     from gpunodes.model import Machine
-    from gpunodes.operations.repair import RepairResult, Wish, World
-    from gpunodes.views.repair import Lines
+    from gpunodes.operations.repair import Fleet, RepairRequest, RepairResult
+    from gpunodes.views.repair import RepairLines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class RepairOptions:
     """What a user said of a repair."""
 
     dry_run: bool
@@ -70,31 +70,31 @@ def options(command: _Command) -> _Command:
         without_cluster: bool,
         **kwargs: Any,
     ) -> Any:
-        flags = Flags(dry_run, yes, max_unavailable, force_drain, bug_report, without_cluster)
+        flags = RepairOptions(dry_run, yes, max_unavailable, force_drain, bug_report, without_cluster)
         return command(*args, repair_flags=flags, **kwargs)
 
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
-def wish(
-    flags: Flags,
+def request(
+    flags: RepairOptions,
     command: str,
-    world: World,
+    fleet: Fleet,
     patterns: Sequence[str],
     *,
     actions: str = "reboot",
     by_hand: bool = False,
     first: str = "",
     reason: str = "",
-) -> Wish:
+) -> RepairRequest:
     """What the user asks for, with the settings' limits; raises WrongInput."""
     from gpunodes.operations import repair
 
-    limits = repair.limits(world.settings(), flags.max_unavailable, actions, by_hand=by_hand)
-    return repair.Wish(
+    limits = repair.limits(fleet.settings(), flags.max_unavailable, actions, by_hand=by_hand)
+    return repair.RepairRequest(
         command=command,
         limits=limits,
-        named=frozenset(machine.name for machine in world.inventory.machines() if named(machine, patterns)),
+        named=frozenset(machine.name for machine in fleet.inventory.machines() if named(machine, patterns)),
         first=first,
         reason=reason,
         force_drain=flags.force_drain,
@@ -104,22 +104,22 @@ def wish(
     )
 
 
-def carry_out(world: World, machines: Sequence[Machine], wish: Wish, *, yes: bool, as_json: bool) -> int:
+def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, *, yes: bool, as_json: bool) -> int:
     """Repair machines, after the plan and a question where somebody can be asked; returns the exit code."""
     from gpunodes.operations import repair
     from gpunodes.views import repair as views
 
     say = lines().say
-    if not wish.dry_run and not yes:
+    if not request.dry_run and not yes:
         if not sys.stdin.isatty():
             raise WrongInput(
                 "the repair is not confirmed", "a yes", "add --yes where nobody can be asked, or --dry-run"
             )
-        plan = repair.run(world, machines, dataclasses.replace(wish, dry_run=True), say)
+        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), say)
         terminal.echo(views.summary(plan), err=True)
-        if any(each.ruling == "repair" for each in plan.machines):
+        if any(each.decision == "repair" for each in plan.machines):
             terminal.confirm("Repair as planned?")
-    return show(repair.run(world, machines, wish, say), as_json=as_json)
+    return show(repair.run(fleet, machines, request, say), as_json=as_json)
 
 
 def show(result: RepairResult, *, as_json: bool) -> int:
@@ -131,11 +131,11 @@ def show(result: RepairResult, *, as_json: bool) -> int:
     return int(result.exit_code)
 
 
-def lines() -> Lines:
+def lines() -> RepairLines:
     """Progress, on standard error."""
     from gpunodes.views import repair as views
 
-    return views.Lines(sys.stderr)
+    return views.RepairLines(sys.stderr)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -13,7 +13,7 @@ from gpunodes.operations.reset import OPERATION
 @click.argument("machines", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common.run_options(OPERATION)
-def command(machines: tuple[str, ...], yes: bool, flags: common.Flags) -> int:
+def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:
     """Bring machines back to what they were before us.
 
     MACHINES are names, addresses, groups or patterns of the inventory. A control plane's cluster is lost with it. Each

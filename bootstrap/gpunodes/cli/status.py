@@ -46,4 +46,4 @@ def command(inventory_path: Path, as_json: bool) -> int:
         ]
         rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
         terminal.echo(f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows)}")
-    return ExitCode.DONE if found.well else ExitCode.PARTLY
+    return ExitCode.DONE if found.healthy else ExitCode.PARTLY

@@ -24,16 +24,20 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
 
     from gpunodes.inventory import Inventory
     from gpunodes.operations import power
-    from gpunodes.operations.repair import World
+    from gpunodes.operations.repair import Fleet
     from gpunodes.views import document
 
     inventory = Inventory(inventory_path)
     done = power.clear(
-        World(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
+        Fleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
     )
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
     else:
-        said = {True: "it can be scheduled to", False: "somebody else's cordon stays", None: "its node was not asked"}
-        terminal.echo(f"{done.machine}: cleared; {said[done.schedulable]}")
+        message = {
+            True: "it can be scheduled to",
+            False: "somebody else's cordon stays",
+            None: "its node was not asked",
+        }
+        terminal.echo(f"{done.machine}: cleared; {message[done.schedulable]}")
     return ExitCode.DONE

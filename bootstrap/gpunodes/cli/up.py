@@ -16,8 +16,8 @@ from gpunodes.operations.up import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
-def command(flags: common.Flags, wishes: Mapping[str, Any]) -> int:
+def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """Bring the whole inventory up: control plane and workers, prepared side by side."""
     inventory = Inventory(flags.inventory)
     inventory.control_plane()
-    return common.execute(OPERATION, inventory, inventory.machines(), common.wishing(flags, wishes))
+    return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))

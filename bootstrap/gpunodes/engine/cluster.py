@@ -42,7 +42,7 @@ REPAIRS = f"{_PREFIX}repairs"
 """Node annotation: when the node was repaired lately, for the loop guard of every operator."""
 NEEDS_REPAIR = f"{_PREFIX}needs-repair"
 """Node annotation (the reason in full), label and taint (the reason in short): nothing of ours helps it."""
-ASIDE = f"{_PREFIX}repair"
+TEMPORARY_TAINT = f"{_PREFIX}repair"
 """Taint NoExecute while GPUs are reset: what does not tolerate everything leaves them, device plugins among it."""
 _GPU_COUNT = f"{_PREFIX}gpu-count"
 """Node label: how many GPUs it came into the cluster with."""
@@ -86,23 +86,23 @@ package.session.serve(start["kubeconfig"])
 _MODULES = ("problem", "disk", "kubeconfig", "kube_api", "session")
 
 
-class NoAnswer(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+class NoResponse(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """The control plane cannot be asked."""
 
 
-class NoCluster(NoAnswer):
+class NoCluster(NoResponse):
     """The control plane's machine runs no cluster."""
 
 
-class NoSession(NoAnswer):
+class NoSession(NoResponse):
     """The control plane's machine cannot be reached, or does not let us in."""
 
 
 class Refused(GpunodesError):  # noqa: N818 - as above
     """The API answered with an error."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -137,7 +137,7 @@ def here(python: str, kubeconfig: Path) -> Transport:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What the API answered; ``time`` is the control plane's clock, seconds since 1970."""
 
     status: int
@@ -152,7 +152,7 @@ class Session:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._process: subprocess.Popen[str] | None = None
-        self._waiting: dict[int, Future[Answer]] = {}
+        self._waiting: dict[int, Future[Response]] = {}
         self._guard = threading.Lock()
         self._next = 0
         self.calls = 0
@@ -160,10 +160,10 @@ class Session:
 
     def ask(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
-    ) -> Answer:
+    ) -> Response:
         """One request, once; its status is 0 or less where no answer came."""
         request = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
-        future: Future[Answer] = Future()
+        future: Future[Response] = Future()
         with self._guard:
             self._next += 1
             self.calls += 1
@@ -176,14 +176,14 @@ class Session:
                 process.stdin.flush()
             except OSError as error:
                 self._waiting.pop(number, None)
-                return Answer(_NO_SESSION, None, str(error), time.time())
+                return Response(_NO_SESSION, None, str(error), time.time())
         try:
             return future.result(_CALL_S)
         except TimeoutError:
             with self._guard:
                 self._waiting.pop(number, None)
                 self._end()
-            return Answer(_NO_SESSION, None, f"no answer in {_CALL_S:.0f} s", time.time())
+            return Response(_NO_SESSION, None, f"no answer in {_CALL_S:.0f} s", time.time())
 
     def close(self) -> None:
         """End the session."""
@@ -222,18 +222,18 @@ class Session:
                     read = None
                 if not isinstance(read, dict):
                     continue  # a login shell's banner
-                if complaint := shape.wrong(read, _FRAME):
+                if violation := shape.wrong(read, _FRAME):
                     # Nobody can tell whose answer it was to be.
-                    self._lose(process, _NO_SENSE, complaint)
+                    self._lose(process, _NO_SENSE, violation)
                     continue
                 with self._guard:
                     future = self._waiting.pop(read["id"], None)
                 if future is not None:
-                    future.set_result(Answer(read["status"], read["body"], read["error"], read["time"]))
-        said = ""
+                    future.set_result(Response(read["status"], read["body"], read["error"], read["time"]))
+        output = ""
         with contextlib.suppress(ValueError, OSError):
-            said = ssh_reason(process.stderr.read(4096))
-        self._lose(process, _NO_SESSION, said or "the session ended")
+            output = ssh_reason(process.stderr.read(4096))
+        self._lose(process, _NO_SESSION, output or "the session ended")
 
     def _lose(self, process: subprocess.Popen[str], status: int, why: str) -> None:
         """Tell all who wait for an answer of ``process`` that none comes."""
@@ -242,7 +242,7 @@ class Session:
                 return  # another one serves by now
             lost, self._waiting = self._waiting, {}
         for future in lost.values():
-            future.set_result(Answer(status, None, why, time.time()))
+            future.set_result(Response(status, None, why, time.time()))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -334,7 +334,7 @@ class Cluster:
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
             nonlocal cordoned
             ours = (node["metadata"].get("annotations") or {}).get(CORDONED_BY) == repair
-            patch = _without_taint(node, ASIDE)
+            patch = _without_taint(node, TEMPORARY_TAINT)
             patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if ours else {}
             if ours:
                 patch.setdefault("spec", {})["unschedulable"] = False
@@ -383,19 +383,21 @@ class Cluster:
         self._change(name, change)
         return before
 
-    def set_aside(self, name: str, repair: str) -> None:
+    def taint_temporarily(self, name: str, repair: str) -> None:
         """Make all that does not tolerate everything leave the node: it lets go of its GPUs."""
-        self._change(name, lambda node: _with_taint(node, ASIDE, _short(repair), "NoExecute"))
+        self._change(name, lambda node: _with_taint(node, TEMPORARY_TAINT, _short(repair), "NoExecute"))
 
-    def take_back(self, name: str) -> None:
+    def untaint(self, name: str) -> None:
         """End :meth:`set_aside`."""
-        self._change(name, lambda node: _without_taint(node, ASIDE))
+        self._change(name, lambda node: _without_taint(node, TEMPORARY_TAINT))
 
     def give_up(self, name: str, repair: str, reason: str) -> None:
         """Cordon, taint and label a node that needs repair by hand."""
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
-            patch = _with_taint(_merged(node, _without_taint(node, ASIDE)), NEEDS_REPAIR, _short(reason), "NoSchedule")
+            patch = _with_taint(
+                _merged(node, _without_taint(node, TEMPORARY_TAINT)), NEEDS_REPAIR, _short(reason), "NoSchedule"
+            )
             annotations = {NEEDS_REPAIR: reason}
             if not node.get("spec", {}).get("unschedulable"):
                 annotations |= {CORDONED_BY: repair, REASON: reason}
@@ -410,7 +412,7 @@ class Cluster:
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
             ours = CORDONED_BY in (node["metadata"].get("annotations") or {})
-            patch = _without_taint(_merged(node, _without_taint(node, ASIDE)), NEEDS_REPAIR)
+            patch = _without_taint(_merged(node, _without_taint(node, TEMPORARY_TAINT)), NEEDS_REPAIR)
             gone = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
             patch["metadata"] = {"annotations": gone, "labels": {NEEDS_REPAIR: None}}
             if ours:
@@ -537,7 +539,7 @@ class Cluster:
 
     # Calls
 
-    def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Answer:
+    def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
         """One request; raises NoAnswer or Refused at once."""
         answer = self.session.ask(method, path, body, kind)
         if answer.status <= 0:
@@ -553,7 +555,7 @@ class Cluster:
 
     def _call(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
-    ) -> Answer:
+    ) -> Response:
         deadline = time.monotonic() + self._patience_s
         while True:
             answer = self.session.ask(method, path, body, kind, keep)
@@ -591,13 +593,13 @@ _OBJECT = {
 _OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
 
 
-def _checked(method: str, path: str, answer: Answer) -> Answer:
+def _checked(method: str, path: str, answer: Response) -> Response:
     """An answer whose body is what the request asks for; raises NoAnswer."""
     listed = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
     if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
         return answer
     if wrong := shape.wrong(answer.body, _OBJECTS if listed else _OBJECT):
-        raise NoAnswer(
+        raise NoResponse(
             f"the control plane answers {method} {path.partition('?')[0]} with something else: {wrong}",
             "a Kubernetes API",
             "see that the machine is yours, and what answers there",
@@ -632,8 +634,8 @@ _POD_KEEP = (
 )
 
 
-def _no_answer(answer: Answer) -> NoAnswer:
-    kind = {_NO_CLUSTER: NoCluster, _NO_SESSION: NoSession}.get(answer.status, NoAnswer)
+def _no_answer(answer: Response) -> NoResponse:
+    kind = {_NO_CLUSTER: NoCluster, _NO_SESSION: NoSession}.get(answer.status, NoResponse)
     return kind(
         f"the control plane does not answer: {answer.error}",
         "a Kubernetes API that can be asked",

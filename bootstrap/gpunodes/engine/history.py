@@ -21,15 +21,15 @@ _LAST = 253402300800.0
 """The year 10000, in seconds since 1970: no calendar goes further."""
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """What an entry tells."""
 
     VERDICT = "verdict"
     """Why a repair began, or, where it belongs to none, why none did."""
+    STAGE = "stage"
     STEP = "step"
-    RUNG = "rung"
     """A rung of the ladder, with its outcome."""
-    PROOF = "proof"
+    VERIFICATION = "verification"
     END = "end"
     """How a repair ended."""
     CLEARED = "cleared"
@@ -39,12 +39,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """One thing that happened to a machine. ``time`` is in seconds since 1970."""
 
     time: float
     machine: str
-    kind: Kind
+    kind: EntryKind
     what: str
     """The step, rung, action or verdict."""
     outcome: str = ""
@@ -64,7 +64,7 @@ def path() -> Path:
     return state_home() / _FILE
 
 
-def append(entry: Entry) -> None:
+def append(entry: HistoryEntry) -> None:
     """Add one entry; it is on the disk when this returns. Raises GpunodesError where it cannot be, and adds nothing."""
     # In ASCII: people look at the file itself, too, and a machine's words may steer a terminal, or be no UTF-8.
     line = json.dumps(dataclasses.asdict(entry)).encode() + b"\n"
@@ -83,7 +83,7 @@ def append(entry: Entry) -> None:
         ) from error
 
 
-def read(machine: str = "", cluster: str | None = None) -> list[Entry]:
+def read(machine: str = "", cluster: str | None = None) -> list[HistoryEntry]:
     """The entries of a machine (of all when none is named), the oldest first; broken lines are passed over.
 
     ``cluster`` keeps those of one cluster. Raises GpunodesError for a file that cannot be read.
@@ -107,7 +107,7 @@ def read(machine: str = "", cluster: str | None = None) -> list[Entry]:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class MachineHistory:
     """What the history says that matters for the next repair."""
 
     repairs: tuple[float, ...] = ()
@@ -118,23 +118,23 @@ class Past:
     """Why it was left as it is the last time, "" when something was done since."""
 
 
-def pasts(cluster: str) -> Mapping[str, Past]:
+def summaries(cluster: str) -> Mapping[str, MachineHistory]:
     """The past of every machine of a cluster that has one."""
-    found: dict[str, Past] = {}
+    found: dict[str, MachineHistory] = {}
     begun: dict[str, float] = {}
     counted: set[str] = set()
     for entry in read(cluster=cluster):
-        past = found.get(entry.machine, Past())
+        past = found.get(entry.machine, MachineHistory())
         begun.setdefault(entry.repair, entry.time)
-        if entry.kind is Kind.CLEARED:
-            past = Past()
-        elif entry.kind is Kind.RUNG and entry.outcome != "skipped" and entry.repair not in counted:
+        if entry.kind is EntryKind.CLEARED:
+            past = MachineHistory()
+        elif entry.kind is EntryKind.STEP and entry.outcome != "skipped" and entry.repair not in counted:
             counted.add(entry.repair)
             # The time that stands on the node, too: when the repair began.
             past = dataclasses.replace(past, repairs=(*past.repairs, begun.get(entry.repair, entry.time)))
-        elif entry.kind is Kind.END:
+        elif entry.kind is EntryKind.END:
             past = dataclasses.replace(past, needs_repair=entry.detail if entry.outcome == "needs-repair" else "")
-        left = entry.detail if entry.kind is Kind.VERDICT and not entry.repair else ""
+        left = entry.detail if entry.kind is EntryKind.VERDICT and not entry.repair else ""
         found[entry.machine] = dataclasses.replace(past, left=left)
     return found
 
@@ -156,15 +156,15 @@ def _add(descriptor: int, line: bytes) -> None:
         raise
 
 
-def _parse(line: str) -> Entry | None:
+def _parse(line: str) -> HistoryEntry | None:
     """The entry of a line; None for one that is none, or whose values have other types than ours."""
     try:
         read: Any = json.loads(line)
-        known = {each.name for each in dataclasses.fields(Entry)}
+        known = {each.name for each in dataclasses.fields(HistoryEntry)}
         values = {name: value for name, value in read.items() if name in known}
-        values["kind"] = Kind(values["kind"])
+        values["kind"] = EntryKind(values["kind"])
         evidence = values.setdefault("evidence", [])
-        entry = Entry(**{**values, "evidence": tuple(evidence)})
+        entry = HistoryEntry(**{**values, "evidence": tuple(evidence)})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (entry.machine, entry.what, entry.outcome, entry.detail, entry.repair, entry.cluster, entry.by, *evidence)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.engine.cluster import Answer, Cluster, NoAnswer, Refused
+from gpunodes.engine.cluster import Cluster, NoResponse, Refused, Response
 from gpunodes.engine.locks import Taken, clock
 from gpunodes.errors import GpunodesError
 
@@ -134,7 +134,7 @@ def _started(pid: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLease:
     """A lock as it stands in the cluster."""
 
     name: str
@@ -187,7 +187,7 @@ class Leases:
         """Who we are, in a Lease."""
         return self._me
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[ObservedLease]:
         """All locks on machines, by one request."""
         query = f"?labelSelector={quote('='.join(_LABEL), safe='')}"
         answer = self._call("GET", query)
@@ -302,7 +302,7 @@ class Leases:
         try:
             yield
         finally:
-            with contextlib.suppress(NoAnswer, Refused):
+            with contextlib.suppress(NoResponse, Refused):
                 self._release(_DECISION)
 
     def close(self) -> None:
@@ -313,7 +313,7 @@ class Leases:
 
     # What stands in the cluster
 
-    def _call(self, method: str, path: str, body: Any = None) -> Answer:
+    def _call(self, method: str, path: str, body: Any = None) -> Response:
         sent = clock()
         answer = self._cluster.call_once(method, _NAMESPACE + path, body)
         self._told = (answer.time, sent)
@@ -325,11 +325,11 @@ class Leases:
         # Or a little later: never so early that a lock ends before we think it does.
         return told + clock() - when if told else time.time()
 
-    def _seen(self, item: Mapping[str, Any], now: float) -> Seen:
+    def _seen(self, item: Mapping[str, Any], now: float) -> ObservedLease:
         metadata, spec = item["metadata"], item["spec"]
         annotations = metadata.get("annotations") or {}
         taken = spec.get("acquireTime") or ""
-        return Seen(
+        return ObservedLease(
             name=metadata["name"],
             machine=annotations.get(_MACHINE) or metadata["name"].removeprefix(_PREFIX),
             holder=spec.get("holderIdentity") or "",
@@ -437,7 +437,7 @@ class Leases:
         while True:
             try:
                 self._renew(name, own)
-            except (NoAnswer, Refused) as problem:
+            except (NoResponse, Refused) as problem:
                 self._check(own)
                 if not wait:
                     raise Unsure(f"the lock on {own.machine} cannot be renewed: {problem}") from problem
@@ -490,7 +490,7 @@ class Leases:
         """Whether nothing hinders a lock's renewal; what does is found by ``confirm`` and ``lost``."""
         try:
             self._renew(*item)
-        except (NoAnswer, Refused):
+        except (NoResponse, Refused):
             return False
         except Lost:
             pass
@@ -504,7 +504,7 @@ class Leases:
             try:
                 if answers:
                     self._release(lock_name(machine), keep=True)
-            except NoAnswer:
+            except NoResponse:
                 answers = False  # nor will it for the others
             except Refused:
                 pass  # it expires

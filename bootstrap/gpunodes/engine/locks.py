@@ -94,7 +94,7 @@ class Taken(GpunodesError):  # noqa: N818 - as above
         )
 
 
-class Silent(GpunodesError):  # noqa: N818 - as above
+class Unresponsive(GpunodesError):  # noqa: N818 - as above
     """Nobody can tell whether the lock is still held."""
 
 
@@ -117,7 +117,7 @@ class Lock:
         """Why the lock may be held no more, ``Silent`` while nobody can tell; None while it surely is."""
         silent = clock() - self._heard
         if self._lost is None and silent > PATIENCE - MARGIN:
-            return self._gone(f"it has not answered for {silent:.0f} s", Silent)
+            return self._gone(f"it has not answered for {silent:.0f} s", Unresponsive)
         return self._lost
 
     def close(self) -> None:
@@ -256,15 +256,15 @@ def _asked(process: subprocess.Popen[str], address: str, first: str) -> Mapping[
                 process.stdin.flush()
         line = ""
         if process.stdout:
-            shell.skip_greeting(process.stdout)
+            shell.skip_banner(process.stdout)
             line = process.stdout.readline(_LONGEST)
     finally:
         timer.cancel()
     if not line:
-        said = ssh_reason(process.stderr.read() if process.stderr else "")
+        output = ssh_reason(process.stderr.read() if process.stderr else "")
         raise NoLock(
             f"the control-plane machine {address} does not give the cluster's lock: "
-            f"{said or f'no answer in {ANSWER:.0f} s'}",
+            f"{output or f'no answer in {ANSWER:.0f} s'}",
             "",
             "see that `ssh` to it and sudo there work; ansible_password and ansible_become_password are used",
         )

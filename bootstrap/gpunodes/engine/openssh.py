@@ -100,14 +100,14 @@ def _strict(address: str, arguments: Sequence[str]) -> tuple[bool, Sequence[str]
     if not has_own_rules(arguments):
         return False, user_known_hosts()
     try:
-        said = resolved(address, arguments)
+        message = resolved(address, arguments)
     except ResolveError:
         # ssh will say so itself, and learn nothing.
         return True, ()
-    found = rules(said)
-    name = said.get("hostkeyalias") or filed(said["hostname"], said["port"])
+    found = rules(message)
+    name = message.get("hostkeyalias") or filed(message["hostname"], message["port"])
     known = HostKeys([Path(file) for file in found.files or ()])
-    return found.strict or known.knows(name), said["userknownhostsfile"]
+    return found.strict or known.knows(name), message["userknownhostsfile"]
 
 
 def has_own_rules(arguments: Sequence[str] = ()) -> bool:
@@ -182,24 +182,24 @@ def resolved(address: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         raise ResolveError(str(error)) from error
     out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-    said: dict[str, Any] = {"identityfile": []}
+    message: dict[str, Any] = {"identityfile": []}
     for line in out.splitlines():
         key, _, value = line.partition(" ")
         if key == "identityfile":
-            said[key].append(value)
+            message[key].append(value)
         elif value:
-            said.setdefault(key, value)
-    if done.returncode != 0 or "hostname" not in said:
+            message.setdefault(key, value)
+    if done.returncode != 0 or "hostname" not in message:
         complaints = [line for line in err.splitlines() if line and not line.startswith(("debug", "OpenSSH_"))]
         raise ResolveError("; ".join(complaints) or "ssh -G says nothing")
-    if said.get("stricthostkeychecking") == "ask" and _says_ask(arguments, err):
-        said["stricthostkeychecking"] = "yes"
-    tokens = _tokens(address, said)
-    said["identityfile"] = [_path(file, tokens) for file in said["identityfile"]]
+    if message.get("stricthostkeychecking") == "ask" and _says_ask(arguments, err):
+        message["stricthostkeychecking"] = "yes"
+    tokens = _tokens(address, message)
+    message["identityfile"] = [_path(file, tokens) for file in message["identityfile"]]
     for key in ("userknownhostsfile", "globalknownhostsfile", "revokedhostkeys"):
-        said[key] = tuple(_path(file, tokens) for file in _files(said.get(key, "")))
-    said["tokens"] = tokens
-    return said
+        message[key] = tuple(_path(file, tokens) for file in _files(message.get(key, "")))
+    message["tokens"] = tokens
+    return message
 
 
 def _says_ask(arguments: Sequence[str], err: str) -> bool:
@@ -217,17 +217,17 @@ def _says_ask(arguments: Sequence[str], err: str) -> bool:
     return any(_ASKS.match(line) for line in lines) or any(_ASKS.search(word) for word in arguments)
 
 
-def rules(said: Mapping[str, Any]) -> Rules:
+def rules(message: Mapping[str, Any]) -> Rules:
     """How ssh checks a host key, from what it ``resolved``; its defaults where it was not asked."""
-    if "tokens" not in said:
+    if "tokens" not in message:
         return Rules()
-    command = str(said.get("knownhostscommand", "none"))
+    command = str(message.get("knownhostscommand", "none"))
     # What it does not say of a machine is not learned: it may say more the next time.
-    words = () if command.lower() == "none" else _command(command, said["tokens"])
+    words = () if command.lower() == "none" else _command(command, message["tokens"])
     return Rules(
-        files=(*said["userknownhostsfile"], *said["globalknownhostsfile"]),
-        strict=bool(words) or said.get("stricthostkeychecking") in {"true", "yes"},
-        revoked=said["revokedhostkeys"],
+        files=(*message["userknownhostsfile"], *message["globalknownhostsfile"]),
+        strict=bool(words) or message.get("stricthostkeychecking") in {"true", "yes"},
+        revoked=message["revokedhostkeys"],
         command=words,
     )
 
@@ -251,8 +251,8 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
     return re.sub("%.", lambda found: tokens.get(found[0], found[0]), text)
 
 
-def _tokens(address: str, said: Mapping[str, Any]) -> dict[str, str]:
-    host, port, user, jump = (str(said.get(name, "")) for name in ("hostname", "port", "user", "proxyjump"))
+def _tokens(address: str, message: Mapping[str, Any]) -> dict[str, str]:
+    host, port, user, jump = (str(message.get(name, "")) for name in ("hostname", "port", "user", "proxyjump"))
     here = socket.gethostname()
     me = pwd.getpwuid(os.getuid())
     return {
@@ -262,7 +262,7 @@ def _tokens(address: str, said: Mapping[str, Any]) -> dict[str, str]:
         "%h": host,
         "%i": str(os.getuid()),
         "%j": jump,
-        "%k": str(said.get("hostkeyalias") or address),
+        "%k": str(message.get("hostkeyalias") or address),
         "%L": here.partition(".")[0],
         "%l": here,
         "%n": address,

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError
-from gpunodes.repair.record import Record, parse
+from gpunodes.repair.record import RepairRecord, parse
 from gpunodes.settings import state_home
 
 
-def write(record: Record) -> None:
+def write(record: RepairRecord) -> None:
     """Put the record on the disk, in one step (0600); it survives a power cut after this returns."""
     target = _path(record.machine, record.cluster)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -30,7 +30,7 @@ def write(record: Record) -> None:
     _sync(target.parent)
 
 
-def remove(record: Record) -> None:
+def remove(record: RepairRecord) -> None:
     """Forget a repair that has ended."""
     _path(record.machine, record.cluster).unlink(missing_ok=True)
 
@@ -52,7 +52,7 @@ def claimed(machine: str, cluster: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read(cluster: str) -> dict[str, Record]:
+def read(cluster: str) -> dict[str, RepairRecord]:
     """The repairs of a cluster that have not ended, by machine."""
     found = {}
     for path in sorted(_folder().glob("*.json")):

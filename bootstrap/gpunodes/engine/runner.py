@@ -55,7 +55,7 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PlayResult:
     """How a playbook ended: Ansible's own status, and where its output lies."""
 
     ok: bool
@@ -63,14 +63,16 @@ class Ended:
     log: Path
 
     @property
-    def complaint(self) -> str:
+    def error_text(self) -> str:
         """Ansible's own first error, for a run that failed on no machine: a broken playbook or variable."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         found = next((line for line in lines if re.match(r"\[?ERROR", line)), "")
         return re.sub(r"^\[?ERROR\]?:? *", "", found) or f"Ansible stopped; see {self.log}"
 
 
-def run(play: Play, folder: Path, on_event: Callable[[Event], None], ends: Callable[[], bool] = lambda: False) -> Ended:
+def run(
+    play: Play, folder: Path, on_event: Callable[[Event], None], ends: Callable[[], bool] = lambda: False
+) -> PlayResult:
     """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it ends.
 
     Ctrl-C and SIGTERM end Ansible, then this returns with ``interrupted``; a second one raises KeyboardInterrupt.
@@ -110,7 +112,7 @@ def run(play: Play, folder: Path, on_event: Callable[[Event], None], ends: Calla
     artifacts = Path(result.config.artifact_dir)
     # This record of the command holds the caller's whole environment.
     (artifacts / "command").unlink(missing_ok=True)
-    return Ended(ok=result.rc == 0, interrupted=stop.asked, log=artifacts / "stdout")
+    return PlayResult(ok=result.rc == 0, interrupted=stop.asked, log=artifacts / "stdout")
 
 
 def _extra_variables(play: Play) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
         own, common, extra = (targets.split(variables, name, machine.name) for name in targets.ARGUMENTS)
         if not for_all and not (own or common or extra):
             return machine.name, {}
-        words = targets.ssh_words(variables, machine.name)
+        words = targets.ssh_argv(variables, machine.name)
         return machine.name, {
             "ansible_ssh_args": shlex.join(openssh.options(machine.address, words, own)),
             "ansible_ssh_extra_args": shlex.join([*extra, *openssh.NOTHING_FORWARDED]),

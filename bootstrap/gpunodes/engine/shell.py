@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from gpunodes import settings
 from gpunodes.engine import openssh
-from gpunodes.engine.targets import PASSWORDS, PYTHON, first, ssh_words
+from gpunodes.engine.targets import PASSWORDS, PYTHON, first, ssh_argv
 from gpunodes.inventory import SUDO_PASSWORDS
 
 _CONNECT_S = 10
@@ -42,7 +42,7 @@ class Reached(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RemoteResult:
     """What came of a command."""
 
     reached: Reached
@@ -62,7 +62,7 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 
     It is to be started with their ``environment``.
     """
-    words = ssh_words(variables)
+    words = ssh_argv(variables)
     ours = [*more, *openssh.options(address, words), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
     ssh = ["ssh", "-T", "-o", "BatchMode=yes"]
     if first(variables, PASSWORDS):
@@ -73,11 +73,11 @@ def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]
 def _prompt(address: str, words: Sequence[str]) -> str:
     """How ssh asks for a machine's password (sshconnect2.c); for that of a jump host it asks by another name."""
     try:
-        said = openssh.resolved(address, words)
+        message = openssh.resolved(address, words)
     except openssh.ResolveError:
         # ssh will say why: it does not come to ask.
         return ""
-    return f"{said['user']}@{said.get('hostkeyalias') or said['hostname']}'s password: "
+    return f"{message['user']}@{message.get('hostkeyalias') or message['hostname']}'s password: "
 
 
 def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
@@ -107,7 +107,7 @@ _ASKPASS = f"""#!/bin/sh
 """
 
 
-class Rise(Enum):
+class Become(Enum):
     """Whether a program becomes root, by sudo where the login is not root."""
 
     NEVER = "never"
@@ -116,20 +116,19 @@ class Rise(Enum):
     ALWAYS = "always"
 
 
-def remote(words: Sequence[str], variables: Mapping[str, Any], rise: Rise = Rise.ALWAYS) -> str:
+def remote(words: Sequence[str], variables: Mapping[str, Any], become: Become = Become.ALWAYS) -> str:
     """What the login shell of a machine, whichever it is, is told to run the program ``words``.
 
     ``unframed`` finds what it writes. Its standard input must begin with ``for_sudo`` of the same variables, unless it
     never rises.
     """
-    password = "" if rise is Rise.NEVER else for_sudo(variables)
+    password = "" if become is Become.NEVER else for_sudo(variables)
     # sudo may not ask: what it leaves of those lines is skipped. Both read byte by byte, and so no further.
     skip = f'while IFS= read -r line && [ "$line" != {_AFTER} ]; do :; done; ' if password else ""
     script = [f'{skip}echo; echo {_ANSWER}; exec "$@"', "gpunodes"]
-    if rise is not Rise.NEVER:
-        stay = (
-            f'[ "$(id -u)" = 0 ]{" || ! sudo -n true 2>/dev/null" if rise is Rise.IF_POSSIBLE and not password else ""}'
-        )
+    if become is not Become.NEVER:
+        optional = become is Become.IF_POSSIBLE and not password
+        stay = '[ "$(id -u)" = 0 ]' + (" || ! sudo -n true 2>/dev/null" if optional else "")
         sudo = 'sudo -S -p ""' if password else "sudo -n"
         script = [f'if {stay}; then exec sh -c "$@"; else exec {sudo} sh -c "$@"; fi', "gpunodes", *script]
     return " ".join(quoted(word) for word in ("exec", "/bin/sh", "-c", *script, *words))
@@ -160,7 +159,7 @@ def unframed(out: bytes | bytearray) -> bytes | None:
     return answer if marker else None
 
 
-def skip_greeting(out: IO[str]) -> None:
+def skip_banner(out: IO[str]) -> None:
     """Read up to what a ``remote`` program writes, or to the end."""
     while (line := out.readline()) and line != f"{_ANSWER}\n":
         pass
@@ -186,7 +185,7 @@ def run(
     most: int = 1 << 20,
     stdin: bytes = b"",
     enough: Callable[[bytes | bytearray], bool] = lambda _: False,
-) -> Said:
+) -> RemoteResult:
     """Run the shell command ``words`` on a machine; never raises for what happens there.
 
     ``most`` bounds standard output in bytes; the connection is cut when more comes. It is cut as well when ``enough``
@@ -194,8 +193,8 @@ def run(
     """
     # The first of two equal options counts: these stand before those of every connection.
     patient = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-    words_here = [*command(address, variables, *patient), words]
-    return local(words_here, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables), enough=enough)
+    local_argv = [*command(address, variables, *patient), words]
+    return local(local_argv, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables), enough=enough)
 
 
 def local(
@@ -206,7 +205,7 @@ def local(
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
     enough: Callable[[bytes | bytearray], bool] = lambda _: False,
-) -> Said:
+) -> RemoteResult:
     """Run a program here within the same bounds; its whole process group is ended with it."""
     process = subprocess.Popen(
         words,
@@ -231,8 +230,8 @@ def local(
     text = err.decode("utf-8", "replace").strip()
     cut = len(out) >= most
     if late and not cut:
-        return Said(Reached.LATE, out=out, err=text)
-    return Said(_reached(code, text), code, out, text, cut)
+        return RemoteResult(Reached.LATE, out=out, err=text)
+    return RemoteResult(_reached(code, text), code, out, text, cut)
 
 
 def _reached(code: int, text: str) -> Reached:

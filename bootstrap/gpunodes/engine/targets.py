@@ -69,24 +69,24 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
 
     What the inventory says goes before ssh_config, as with Ansible. Raises WrongInput for a value that cannot be used.
     """
-    said = {**_arguments(name, variables), **{key: value for key, value in _variables(variables).items() if value}}
-    host = str(said.get("host") or name)
-    for value in (host, *(str(value) for value in said.values())):
+    message = {**_arguments(name, variables), **{key: value for key, value in _variables(variables).items() if value}}
+    host = str(message.get("host") or name)
+    for value in (host, *(str(value) for value in message.values())):
         if "{{" in value:
             raise WrongInput(
                 f"the machine {name} is to be reached by {value!r}, a template",
                 "a plain value",
                 "write it out in the inventory, or set it in ~/.ssh/config",
             )
-    arguments = ssh_words(variables, name)
-    found = _reach(name, host, said, lookup, arguments)
+    arguments = ssh_argv(variables, name)
+    found = _reach(name, host, message, lookup, arguments)
     python = str(variables.get("ansible_python_interpreter") or PYTHON)
     become = variables.get("ansible_become")
-    jump = said.get("proxyjump") or ("" if said.get("proxycommand") else lookup(host, arguments).get("proxyjump"))
+    jump = message.get("proxyjump") or ("" if message.get("proxycommand") else lookup(host, arguments).get("proxyjump"))
     jumps = bool(jump) and str(jump).lower() != "none"
     return Target(
         **found,
-        password=str(said.get("password") or ""),
+        password=str(message.get("password") or ""),
         jump=_hops(str(jump), lookup, found["key_files"], openssh.other_config(arguments)) if jumps else (),
         python=python if python.startswith("/") else PYTHON,
         become_password=first(variables, SUDO_PASSWORDS),
@@ -99,7 +99,7 @@ def first(variables: Mapping[str, Any], names: Sequence[str]) -> str:
     return str(next((variables[name] for name in names if variables.get(name)), ""))
 
 
-def ssh_words(variables: Mapping[str, Any], machine: str = "a machine") -> list[str]:
+def ssh_argv(variables: Mapping[str, Any], machine: str = "a machine") -> list[str]:
     """The words for ssh that reach a machine with these inventory variables, beside its address.
 
     Raises WrongInput for arguments that cannot be read.
@@ -122,10 +122,12 @@ def split(variables: Mapping[str, Any], name: str, machine: str = "a machine") -
         raise WrongInput(f"{name} of {machine} cannot be read: {error}", "ssh arguments", "correct it") from error
 
 
-def _reach(name: str, host: str, said: Mapping[str, Any], lookup: Lookup, arguments: Sequence[str]) -> dict[str, Any]:
+def _reach(
+    name: str, host: str, message: Mapping[str, Any], lookup: Lookup, arguments: Sequence[str]
+) -> dict[str, Any]:
     """The part of a Target that a jump host has too; ``said`` is what ``arguments``, ssh's other words, say."""
     configured = lookup(host, arguments)
-    known = {**configured, **said}
+    known = {**configured, **message}
     address = str(known.get("hostname") or host).replace("%h", host)
     port = str(known.get("port") or DEFAULT_PORT)
     if not port.isdigit() or not 0 < int(port) < 1 << 16:
@@ -178,9 +180,9 @@ def _hops(jump: str, lookup: Lookup, keys: Sequence[str], config: Sequence[str])
             port = port.removeprefix(":")
         elif place.count(":") == 1:
             host, _, port = place.partition(":")
-        said = {key: value for key, value in (("user", user), ("port", port)) if value}
+        message = {key: value for key, value in (("user", user), ("port", port)) if value}
         words = [*config, *(["-l", user] if user else []), *(["-p", port] if port else [])]
-        found = _reach(f"jump host {host}", host, said, lookup, words)
+        found = _reach(f"jump host {host}", host, message, lookup, words)
         found["key_files"] = tuple(dict.fromkeys([*found["key_files"], *keys]))
         # A hop is reached by the one before it.
         found["proxy_command"] = "" if hops else found["proxy_command"]

@@ -69,7 +69,7 @@ class Smi:
     status: str = ""
     task_state: str = ""
     xml: str = ""
-    said: str = ""
+    message: str = ""
     pid: int | None = None
     took_s: float = 0.0
 
@@ -126,7 +126,7 @@ def read(found: Mapping[str, object]) -> Facts:
             _text(smi, "status"),
             _text(smi, "task_state", 2),
             _text(smi, "xml", _LOG),
-            _text(smi, "said"),
+            _text(smi, "message"),
             _whole(smi, "pid"),
             _number(smi, "took_s") or 0.0,
         ),

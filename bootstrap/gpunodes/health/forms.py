@@ -225,11 +225,11 @@ AER_UNHANDLED = re.compile(
 )
 
 # nvidia-smi's own messages, at the beginning of a line.
-SMI_SAID = re.compile(
+SMI_MESSAGE = re.compile(
     rb"(?:nvidia-smi:?\s+)?(?:"
     rb"Unable\s+to\s+determine\s+the\s+(?P<handle>device\s+handle)\s+for\s+GPU\s*\d*:?\s*(?P<gpu>" + ADDRESS + rb")"
     rb":\s+(?P<problem>[^\n]{0,80})"
-    rb"|(?P<said>Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80}|No\s+devices\s+were\s+found"
+    rb"|(?P<message>Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80}|No\s+devices\s+were\s+found"
     rb"|NVIDIA-SMI\s+(?:has\s+failed\s+because|couldn't)\s+[^\n]{0,80}))"
 )  # fmt: skip
 # A value of nvidia-smi's table or CSV.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunodes.health import rules, scan
-from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time, Verdict
+from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time, Verdict
 
 if TYPE_CHECKING:
     from gpunodes.health import facts as probe
@@ -30,7 +30,7 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         reader = smi.Reader()
         reader.feed(found.smi.xml.encode())
         gpus = reader.finish()
-    seen = rules.Seen(_with_storms(log.records, found.repeats, since), gpus or (), found, site)
+    seen = rules.RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
     readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
@@ -54,22 +54,22 @@ def judge_files(name: str, streams: Iterable[Iterable[bytes]], site: SiteRules, 
         logs.append(scanner.finish())
     shown = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
     asked = any(log.gpus is not None for log in logs)
-    seen = rules.Seen(_of_last_boot(logs), tuple(shown.values()), None, site)
+    seen = rules.RuleInput(_of_last_boot(logs), tuple(shown.values()), None, site)
     readable = any(log.recognised for log in logs)
     boot_id = next((log.boot_id for log in logs if log.boot_id), None)
     return _verdict(name, "file", seen, readable, boot_id=boot_id, seen_gpus=len(shown) if asked else None)
 
 
-def unreachable(name: str, how: str, said: str) -> Verdict:
+def unreachable(name: str, how: str, message: str) -> Verdict:
     """The verdict on a machine that gave no facts; ``how`` names the reason in a word, ``said`` tells it."""
     finding = Finding(
         f"unreachable-{how.replace('_', '-')}",
         "",
         Action.NONE,
         State.UNREACHABLE,
-        evidence=(scan.clean(said.encode()),) if said else (),
+        evidence=(scan.clean(message.encode()),) if message else (),
         source="the connection",
-        said="The machine gave no answer.",
+        message="The machine gave no answer.",
     )
     return Verdict(name, "live", State.UNREACHABLE, Action.NONE, findings=(finding,))
 
@@ -81,20 +81,20 @@ def _scanned(texts: Iterable[str], since: Time) -> scan.Log:
     return scanner.finish()
 
 
-def _with_storms(records: Sequence[Record], storms: Sequence[probe.Repeat], since: Time) -> tuple[Record, ...]:
+def _with_floods(records: Sequence[LogRecord], floods: Sequence[probe.Repeat], since: Time) -> tuple[LogRecord, ...]:
     """Records with the lines of storms, which the probe counted and left out of its log but for a few."""
     missing: Counter[tuple[object, ...]] = Counter()
-    for storm in storms:
-        for record in _scanned([f"[{storm.last or 0.0:.6f}] {storm.line}\n"], since).records:
-            missing[_identity(record)] += max(0, storm.count - storm.kept)
+    for flood in floods:
+        for record in _scanned([f"[{flood.last or 0.0:.6f}] {flood.line}\n"], since).records:
+            missing[_identity(record)] += max(0, flood.count - flood.kept)
     return tuple(dataclasses.replace(one, count=one.count + missing[_identity(one)]) for one in records)
 
 
-def _identity(record: Record) -> tuple[object, ...]:
+def _identity(record: LogRecord) -> tuple[object, ...]:
     return (record.kind, record.gpu, record.code, record.detail)
 
 
-def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[Record, ...]:
+def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[LogRecord, ...]:
     """What belongs to the last boot that any of the logs knows of; the same line in two logs is one."""
     booted = scan.NO_TIME
     for log in logs:
@@ -108,7 +108,7 @@ def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[Record, ...]:
 def _verdict(
     name: str,
     source: str,
-    seen: rules.Seen,
+    seen: rules.RuleInput,
     readable: bool,
     *,
     boot_id: str | None = None,
@@ -116,8 +116,8 @@ def _verdict(
     seen_gpus: int | None = None,
 ) -> Verdict:
     findings = sorted(rules.check(seen), key=lambda one: (-one.state.rank, -one.action.rank))[:MANY_FINDINGS]
-    worst = max((finding.state for finding in findings), key=lambda state: state.rank, default=State.WELL)
-    if worst is State.WELL and not readable:
+    worst = max((finding.state for finding in findings), key=lambda state: state.rank, default=State.HEALTHY)
+    if worst is State.HEALTHY and not readable:
         worst = State.UNKNOWN
     return Verdict(
         name,
@@ -125,8 +125,8 @@ def _verdict(
         worst,
         max((finding.action for finding in findings), key=lambda action: action.rank, default=Action.NONE),
         any(finding.hung for finding in findings),
-        tuple(sorted({record.code for record in seen.of(Kind.XID)})),
-        tuple(sorted({record.code for record in seen.of(Kind.SXID)})),
+        tuple(sorted({record.code for record in seen.of(LineKind.XID)})),
+        tuple(sorted({record.code for record in seen.of(LineKind.SXID)})),
         boot_id,
         expected,
         seen_gpus,

@@ -24,7 +24,7 @@ class Action(StrEnum):
 class State(StrEnum):
     """How a machine is; ordered by ``rank``, the worst last."""
 
-    WELL = "well"
+    HEALTHY = "healthy"
     DEGRADED = "degraded"
     """It works, but something is to be restarted, reset or watched."""
     UNKNOWN = "unknown"
@@ -40,7 +40,7 @@ class State(StrEnum):
         return list(State).index(self)
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """What a line of a kernel log, or of nvidia-smi's messages, says."""
 
     XID = "Xid"
@@ -56,7 +56,7 @@ class Kind(Enum):
     RESET_REQUIRED = "reset required"
     UVM_FATAL = "UVM fatal error"
     AER = "PCIe AER"
-    SMI_SAID = "nvidia-smi's message"
+    SMI_MESSAGE = "nvidia-smi's message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """Lines that say the same: of one kind, one GPU (its PCI address, or empty), one code and detail."""
 
-    kind: Kind
+    kind: LineKind
     gpu: str = ""
     code: int = 0
     detail: str = ""
@@ -114,7 +114,7 @@ class Finding:
     last: str = ""
     evidence: tuple[str, ...] = ()
     source: str = ""
-    said: str = ""
+    message: str = ""
     """What it means and what to do, in a sentence."""
     code: int | None = None
     """The Xid or SXid."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpunodes.health import catalog, forms, scan
-from gpunodes.health.model import Action, Finding, Kind, Record, SiteRules, State, Time
+from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time
 
 if TYPE_CHECKING:
     from gpunodes.health.facts import Facts
-    from gpunodes.health.smi import Gpu
+    from gpunodes.health.smi import SmiGpu
 
 CATALOG = "NVIDIA Xid catalog, docs.nvidia.com/deploy/xid-errors"
 FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, appendix D"
@@ -34,21 +34,21 @@ CORRECTED_MANY = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RuleInput:
     """What was seen of one machine."""
 
-    records: Sequence[Record] = ()
-    gpus: Sequence[Gpu] = ()
+    records: Sequence[LogRecord] = ()
+    gpus: Sequence[SmiGpu] = ()
     facts: Facts | None = None
     site: SiteRules = field(default_factory=SiteRules)
 
-    def of(self, *kinds: Kind) -> list[Record]:
+    def of(self, *kinds: LineKind) -> list[LogRecord]:
         """The records of some kinds."""
         return [record for record in self.records if record.kind in kinds]
 
-    def xids(self, *codes: int) -> list[Record]:
+    def xids(self, *codes: int) -> list[LogRecord]:
         """The records of these Xids, of all when none is named."""
-        return [record for record in self.of(Kind.XID) if not codes or record.code in codes]
+        return [record for record in self.of(LineKind.XID) if not codes or record.code in codes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Rule:
     evidence: str
     action: str
     source: str
-    check: Callable[[Rule, Seen], Iterator[Finding]]
+    check: Callable[[Rule, RuleInput], Iterator[Finding]]
 
     def finding(
         self,
         action: Action,
-        said: str,
-        *records: Record,
+        message: str,
+        *records: LogRecord,
         gpu: str | None = None,
         watch: bool = False,
         state: State | None = None,
@@ -89,7 +89,7 @@ class Rule:
             max((record.last for record in records), key=_when).text if records else "",
             tuple(lines[: scan.EVIDENCE_LINES]),
             source or self.source,
-            scan.clean(said.encode(errors="replace")),
+            scan.clean(message.encode(errors="replace")),
             code,
             hung,
         )
@@ -103,11 +103,11 @@ def state_of(action: Action, *, watch: bool = False) -> State:
     """The best state of a machine that needs this."""
     if action in {Action.REBOOT, Action.REPAIR}:
         return State.SICK
-    return State.DEGRADED if watch or action is not Action.NONE else State.WELL
+    return State.DEGRADED if watch or action is not Action.NONE else State.HEALTHY
 
 
-def _by_gpu(records: Iterable[Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
+def _by_gpu(records: Iterable[LogRecord]) -> dict[str, list[LogRecord]]:
+    groups: dict[str, list[LogRecord]] = {}
     for record in records:
         groups.setdefault(record.gpu, []).append(record)
     return groups
@@ -116,8 +116,8 @@ def _by_gpu(records: Iterable[Record]) -> dict[str, list[Record]]:
 # --- a task stuck in the driver --------------------------------------------------------------------------------------
 
 
-def _hung_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.HUNG_TASK)
+def _hung_in_driver(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.HUNG_TASK)
     if records:
         tasks = ", ".join(record.detail for record in records[:5])
         yield rule.finding(
@@ -125,7 +125,7 @@ def _hung_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _task_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _task_in_driver(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     facts = seen.facts
     asleep = [
         task
@@ -137,39 +137,39 @@ def _task_in_driver(rule: Rule, seen: Seen) -> Iterator[Finding]:
     task = max(asleep, key=lambda one: one.age_s)
     name = f"{scan.clean(task.name.encode(errors='replace'))} ({task.pid})"
     if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or _silently_hung(seen):
-        said = f"{name} sleeps inside the NVIDIA driver and cannot be killed."
-        yield rule.finding(Action.REBOOT, said, evidence=task.stack, state=State.HUNG, hung=True)
+        message = f"{name} sleeps inside the NVIDIA driver and cannot be killed."
+        yield rule.finding(Action.REBOOT, message, evidence=task.stack, state=State.HUNG, hung=True)
     else:
-        said = f"{name} has waited inside the NVIDIA driver for {task.age_s:.1f} s: look again."
-        yield rule.finding(Action.NONE, said, evidence=task.stack, watch=True)
+        message = f"{name} has waited inside the NVIDIA driver for {task.age_s:.1f} s: look again."
+        yield rule.finding(Action.NONE, message, evidence=task.stack, watch=True)
 
 
-def _smi_stuck(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _smi_stuck(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     smi = seen.facts.smi if seen.facts else None
     if smi is None or smi.status not in {"stuck", "timeout"}:
         return
     if smi.task_state == "D":
-        said = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; no second one is started beside it."
-        yield rule.finding(Action.REBOOT, said, state=State.HUNG, hung=True)
+        message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; no second one is started beside it."
+        yield rule.finding(Action.REBOOT, message, state=State.HUNG, hung=True)
     else:
-        said = f"nvidia-smi did not end within {smi.took_s:.0f} s."
-        yield rule.finding(Action.RESET_GPU, said, state=State.SICK)
+        message = f"nvidia-smi did not end within {smi.took_s:.0f} s."
+        yield rule.finding(Action.RESET_GPU, message, state=State.SICK)
 
 
-def _silently_hung(seen: Seen) -> int:
+def _silently_hung(seen: RuleInput) -> int:
     """How many hung tasks the kernel has counted, where its log has none, of the driver or of others."""
     count = seen.facts.hung_detected if seen.facts else None
-    return 0 if seen.of(Kind.HUNG_TASK, Kind.OTHER_HUNG_TASK) else count or 0
+    return 0 if seen.of(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK) else count or 0
 
 
-def _silent_hung_tasks(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _silent_hung_tasks(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     if count := _silently_hung(seen):
-        said = f"The kernel has counted {count} hung tasks; its log no longer says which."
-        yield rule.finding(Action.NONE, said, watch=True)
+        message = f"The kernel has counted {count} hung tasks; its log no longer says which."
+        yield rule.finding(Action.NONE, message, watch=True)
 
 
-def _soft_lockup(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.SOFT_LOCKUP)
+def _soft_lockup(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.SOFT_LOCKUP)
     if records:
         yield rule.finding(Action.REBOOT, "A CPU spins inside the NVIDIA driver.", *records)
 
@@ -177,8 +177,8 @@ def _soft_lockup(rule: Rule, seen: Seen) -> Iterator[Finding]:
 # --- GPUs that are gone ----------------------------------------------------------------------------------------------
 
 
-def _fallen_off_bus(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    for gpu, records in _by_gpu([*seen.xids(catalog.FALLEN_OFF_BUS), *seen.of(Kind.OFF_BUS)]).items():
+def _fallen_off_bus(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    for gpu, records in _by_gpu([*seen.xids(catalog.FALLEN_OFF_BUS), *seen.of(LineKind.OFF_BUS)]).items():
         code = catalog.FALLEN_OFF_BUS if any(record.code for record in records) else None
         action = _site(seen.site.xids, code, Action.REBOOT)
         yield rule.finding(action, "The GPU no longer answers on PCIe.", *records, gpu=gpu, code=code)
@@ -188,31 +188,31 @@ def _fallen_off_bus(rule: Rule, seen: Seen) -> Iterator[Finding]:
             yield rule.finding(Action.REBOOT, "nvidia-smi says that the GPU is lost.", gpu=gpu)
 
 
-def _no_answer(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _no_answer(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     for function in seen.facts.functions if seen.facts else ():
         if not function.answers:
-            said = "The PCI function reads as all ones: it does not answer."
-            yield rule.finding(Action.REBOOT, said, gpu=function.address)
+            message = "The PCI function reads as all ones: it does not answer."
+            yield rule.finding(Action.REBOOT, message, gpu=function.address)
 
 
-def _gpus_missing(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _gpus_missing(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     if seen.facts is None or seen.facts.expected is None:
         return
     there = sum(function.is_gpu for function in seen.facts.functions)
     if there < seen.facts.expected:
-        said = f"{there} of {seen.facts.expected} GPUs are on the PCI bus."
-        yield rule.finding(Action.REBOOT, said)
+        message = f"{there} of {seen.facts.expected} GPUs are on the PCI bus."
+        yield rule.finding(Action.REBOOT, message)
 
 
-def _gpus_unused(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _gpus_unused(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     facts = seen.facts
     if facts is None or not facts.driver_loaded or facts.driver_gpus is None:
         return
     bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
     shown = len(seen.gpus) if facts.smi.status == "ok" else facts.driver_gpus
     if min(shown, facts.driver_gpus) < bound:
-        said = f"The driver has {bound} GPUs, {min(shown, facts.driver_gpus)} of them came up."
-        yield rule.finding(Action.REBOOT, said)
+        message = f"The driver has {bound} GPUs, {min(shown, facts.driver_gpus)} of them came up."
+        yield rule.finding(Action.REBOOT, message)
 
 
 # --- Xid and SXid ----------------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def _site(marked: object, code: int | None, action: Action) -> Action:
     return marked.get(code, action) if isinstance(marked, dict) else action
 
 
-def _xid(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    groups: dict[tuple[str, int], list[Record]] = {}
+def _xid(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    groups: dict[tuple[str, int], list[LogRecord]] = {}
     for record in seen.xids():
         if record.code not in {catalog.FALLEN_OFF_BUS, catalog.RECOVERY_CHANGED}:
             groups.setdefault((record.gpu, record.code), []).append(record)
@@ -243,7 +243,7 @@ def _xid(rule: Rule, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _xid_advice(code: int, records: Sequence[Record]) -> catalog.Advice | None:
+def _xid_advice(code: int, records: Sequence[LogRecord]) -> catalog.Advice | None:
     """The strongest that the lines of one code say."""
     advice = catalog.xid(code)
     if code not in catalog.NVLINK5 or advice is None:
@@ -266,7 +266,7 @@ def _nvlink5(code: int, detail: str, advice: catalog.Advice) -> catalog.Advice:
     return advice
 
 
-def _xid_recovery(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _xid_recovery(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     for gpu, records in _by_gpu(seen.xids(catalog.RECOVERY_CHANGED)).items():
         # The last change holds; of changes without a time, the strongest.
         asked = [(record, catalog.recovery(int(record.detail or "-1"))) for record in records]
@@ -274,22 +274,24 @@ def _xid_recovery(rule: Rule, seen: Seen) -> Iterator[Finding]:
             (record, advice) for record, advice in asked if not any(record.last.before(other.last) for other in records)
         ]
         record, advice = max(latest, key=lambda one: one[1].action.rank if one[1] else -1)
-        said = advice.advice if advice else "The driver's recovery number is cut off, or not known."
+        message = advice.advice if advice else "The driver's recovery number is cut off, or not known."
         action = _site(seen.site.xids, catalog.RECOVERY_CHANGED, advice.action if advice else Action.NONE)
-        yield rule.finding(action, said, record, gpu=gpu, watch=advice is None, code=catalog.RECOVERY_CHANGED)
+        yield rule.finding(action, message, record, gpu=gpu, watch=advice is None, code=catalog.RECOVERY_CHANGED)
 
 
-def _xid_repeated(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _xid_repeated(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     for gpu, records in _by_gpu(seen.xids(*catalog.APP_FAULTS)).items():
         processes = max(record.processes for record in records)
         if processes >= MANY_APPS and not all(record.code in seen.site.xids for record in records):
-            said = f"{processes} or more applications failed alike on this GPU: run NVIDIA's field diagnostics on it."
-            yield rule.finding(Action.RESTART_APP, said, *records, gpu=gpu)
+            message = (
+                f"{processes} or more applications failed alike on this GPU: run NVIDIA's field diagnostics on it."
+            )
+            yield rule.finding(Action.RESTART_APP, message, *records, gpu=gpu)
 
 
-def _sxid(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in seen.of(Kind.SXID):
+def _sxid(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    groups: dict[tuple[str, int], list[LogRecord]] = {}
+    for record in seen.of(LineKind.SXID):
         groups.setdefault((record.gpu, record.code), []).append(record)
     for (gpu, code), records in groups.items():
         advice = catalog.sxid(code)
@@ -299,75 +301,79 @@ def _sxid(rule: Rule, seen: Seen) -> Iterator[Finding]:
             action = max(action, Action.RESET_GPU, key=lambda one: one.rank)
         elif "non-fatal" in severities:
             action = Action.NONE
-        said = f"SXid {code}" + (f", {advice.title}: {advice.advice}" if advice else " is not in the guide.")
+        message = f"SXid {code}" + (f", {advice.title}: {advice.advice}" if advice else " is not in the guide.")
         if code in seen.site.sxids:
             action = seen.site.sxids[code]
-            said += f" This site has marked it: {action.value}."
+            message += f" This site has marked it: {action.value}."
         watch = advice is None or advice.watch
-        yield rule.finding(action, said, *records, gpu=gpu, watch=watch, code=code)
+        yield rule.finding(action, message, *records, gpu=gpu, watch=watch, code=code)
 
 
 # --- the driver ------------------------------------------------------------------------------------------------------
 
 
-def _start_up(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    if not seen.of(Kind.INIT_CAUSE):
-        for gpu, records in _by_gpu(seen.of(Kind.INIT_FAILED)).items():
-            said = "The driver could not start the GPU. A warm reboot may not be enough: power the machine off and on."
-            yield rule.finding(Action.REBOOT, said, *records, gpu=gpu)
+def _start_up(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    if not seen.of(LineKind.INIT_CAUSE):
+        for gpu, records in _by_gpu(seen.of(LineKind.INIT_FAILED)).items():
+            message = (
+                "The driver could not start the GPU. A warm reboot may not be enough: power the machine off and on."
+            )
+            yield rule.finding(Action.REBOOT, message, *records, gpu=gpu)
 
 
-def _start_up_cause(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.INIT_CAUSE)
+def _start_up_cause(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.INIT_CAUSE)
     if records:
-        said = "The driver cannot start the GPU for a reason that no reboot removes: firmware, module flavour or BIOS."
-        yield rule.finding(Action.REPAIR, said, *records, *seen.of(Kind.INIT_FAILED))
+        message = (
+            "The driver cannot start the GPU for a reason that no reboot removes: firmware, module flavour or BIOS."
+        )
+        yield rule.finding(Action.REPAIR, message, *records, *seen.of(LineKind.INIT_FAILED))
 
 
-def _mismatch(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    for record in seen.of(Kind.MISMATCH):
+def _mismatch(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    for record in seen.of(LineKind.MISMATCH):
         client, version, module = record.detail.split(" ")
         named = client != "-" and not forms.NVIDIA_TASK.fullmatch(client.encode())
         if named and _numbers(version) < _numbers(module):
-            said = f"{client} still uses the libraries of {version}, the driver is {module}: restart that program."
-            yield rule.finding(Action.NONE, said, record, watch=True)
+            message = f"{client} still uses the libraries of {version}, the driver is {module}: restart that program."
+            yield rule.finding(Action.NONE, message, record, watch=True)
         else:
-            said = f"A program has the libraries of {version}, the loaded driver is {module}."
-            yield rule.finding(Action.REBOOT, said, record)
+            message = f"A program has the libraries of {version}, the loaded driver is {module}."
+            yield rule.finding(Action.REBOOT, message, record)
 
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall("[0-9]{1,9}", version)]
 
 
-def _versions_differ(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _versions_differ(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     facts = seen.facts
     if facts and facts.module and facts.library and facts.module != facts.library:
-        said = f"The loaded driver is {facts.module}, its libraries are {facts.library}."
-        yield rule.finding(Action.REBOOT, said)
+        message = f"The loaded driver is {facts.module}, its libraries are {facts.library}."
+        yield rule.finding(Action.REBOOT, message)
 
 
-def _not_loaded(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _not_loaded(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     facts = seen.facts
     if facts is None or facts.driver_loaded is not False:
         return
     gpus = [function for function in facts.functions if function.is_gpu and function.driver in {"", "nouveau"}]
     if gpus:
-        said = "No NVIDIA driver is loaded: install it, or see why the kernel refuses it."
-        yield rule.finding(Action.REPAIR, said, gpu=gpus[0].address)
+        message = "No NVIDIA driver is loaded: install it, or see why the kernel refuses it."
+        yield rule.finding(Action.REPAIR, message, gpu=gpus[0].address)
 
 
-def _gsp(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.GSP_TIMEOUT)
+def _gsp(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.GSP_TIMEOUT)
     if records:
-        said = (
+        message = (
             "The GPU's system processor does not answer; each call waits for it, so that nvidia-smi can take minutes."
         )
-        yield rule.finding(Action.RESET_GPU, said, *records)
+        yield rule.finding(Action.RESET_GPU, message, *records)
 
 
-def _reset_required(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.RESET_REQUIRED)
+def _reset_required(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.RESET_REQUIRED)
     if records:
         yield rule.finding(Action.RESET_GPU, "The driver says that the GPU must be reset.", *records)
     for shown in seen.gpus:
@@ -380,8 +386,8 @@ def _reset_required(rule: Rule, seen: Seen) -> Iterator[Finding]:
         ):
             action = max(action, Action.RESET_GPU, key=lambda one: one.rank)
         if action is not Action.NONE:
-            said = f"nvidia-smi asks for it: {recovery or 'reset required'}."
-            yield rule.finding(action, said, gpu=scan.address(shown.address.encode()))
+            message = f"nvidia-smi asks for it: {recovery or 'reset required'}."
+            yield rule.finding(action, message, gpu=scan.address(shown.address.encode()))
 
 
 _SMI_RECOVERY = {
@@ -394,14 +400,14 @@ _SMI_RECOVERY = {
 }
 
 
-def _uvm(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    records = seen.of(Kind.UVM_FATAL)
+def _uvm(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    records = seen.of(LineKind.UVM_FATAL)
     if records:
-        said = "Unified memory is off until nvidia-uvm is loaded anew, with every client of the GPUs gone."
-        yield rule.finding(Action.RESET_GPU, said, *records)
+        message = "Unified memory is off until nvidia-uvm is loaded anew, with every client of the GPUs gone."
+        yield rule.finding(Action.RESET_GPU, message, *records)
 
 
-_SAID: tuple[tuple[str, Action, str], ...] = (
+_MESSAGES: tuple[tuple[str, Action, str], ...] = (
     (r"Driver/library version mismatch", Action.REBOOT, "The libraries are not those of the loaded driver."),
     (r"[Rr]equires reset|reset required|ERR!", Action.RESET_GPU, "A GPU must be reset."),
     (r"GPU is lost|^device handle: ", Action.REBOOT, "A GPU is lost."),
@@ -417,19 +423,19 @@ _VALUES = {"GPU is lost", "GPU requires reset"}
 _NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 
 
-def _smi_message(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    said = [(record.detail, record.gpu, record.evidence) for record in seen.of(Kind.SMI_SAID)]
+def _smi_message(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    text = [(record.detail, record.gpu, record.evidence) for record in seen.of(LineKind.SMI_MESSAGE)]
     if seen.facts and seen.facts.smi.status == "failed":
-        said.append((seen.facts.smi.said, "", tuple(seen.facts.smi.said.splitlines())))
+        text.append((seen.facts.smi.message, "", tuple(seen.facts.smi.message.splitlines())))
     shown = any("lost" in one.values for one in seen.gpus)
-    for message, gpu, evidence in said:
+    for message, gpu, evidence in text:
         if shown and message in _VALUES:
             continue  # the same value, which nvidia-smi's fields have told with its GPU
         if _NVML_UNKNOWN in message:
             meaning = "NVML has no access to the GPUs, as in a container that lost its devices: restart that."
             yield rule.finding(Action.RESTART_APP, meaning, gpu=gpu, evidence=evidence, state=State.SICK)
             continue
-        for pattern, action, meaning in _SAID:
+        for pattern, action, meaning in _MESSAGES:
             if re.search(pattern, message):
                 yield rule.finding(action, meaning, gpu=gpu, evidence=evidence, state=State.SICK)
                 break
@@ -438,20 +444,20 @@ def _smi_message(rule: Rule, seen: Seen) -> Iterator[Finding]:
             yield rule.finding(Action.NONE, meaning, gpu=gpu, evidence=evidence, watch=True)
 
 
-def _fabric_manager(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _fabric_manager(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     facts = seen.facts
     if facts and any(function.is_switch for function in facts.functions):
         state = (facts.services or {}).get("nvidia-fabricmanager", "")
         if state in {"failed", "inactive", "absent"}:
-            said = f"The machine has NVSwitches and its fabric manager is {state}: CUDA does not start."
-            yield rule.finding(Action.RESTART_APP, said, state=State.SICK)
+            message = f"The machine has NVSwitches and its fabric manager is {state}: CUDA does not start."
+            yield rule.finding(Action.RESTART_APP, message, state=State.SICK)
 
 
 # --- PCIe, memory, clocks --------------------------------------------------------------------------------------------
 
 
-def _pcie(rule: Rule, seen: Seen) -> Iterator[Finding]:
-    for record in seen.of(Kind.AER):
+def _pcie(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
+    for record in seen.of(LineKind.AER):
         if record.detail == "fatal":
             yield rule.finding(Action.REBOOT, "A fatal PCIe error: the link was reset under the GPU.", record)
         else:
@@ -459,29 +465,29 @@ def _pcie(rule: Rule, seen: Seen) -> Iterator[Finding]:
             yield rule.finding(Action.NONE, f"PCIe errors, {record.detail}.", record, watch=watch)
     for function in seen.facts.functions if seen.facts else ():
         if function.aer_fatal or function.aer_nonfatal:
-            said = f"PCIe errors since boot: {function.aer_fatal} fatal, {function.aer_nonfatal} non-fatal."
-            yield rule.finding(Action.NONE, said, gpu=function.address, watch=True)
+            message = f"PCIe errors since boot: {function.aer_fatal} fatal, {function.aer_nonfatal} non-fatal."
+            yield rule.finding(Action.NONE, message, gpu=function.address, watch=True)
 
 
-def _link_width(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _link_width(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     for function in seen.facts.functions if seen.facts else ():
         if function.is_gpu and function.width and function.max_width and function.width < function.max_width:
-            said = f"The PCIe link has {function.width} of {function.max_width} lanes."
-            yield rule.finding(Action.NONE, said, gpu=function.address, watch=True)
+            message = f"The PCIe link has {function.width} of {function.max_width} lanes."
+            yield rule.finding(Action.NONE, message, gpu=function.address, watch=True)
 
 
-def _memory(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _memory(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     for shown in seen.gpus:
         gpu = scan.address(shown.address.encode())
-        for name, action, said in _MEMORY:
+        for name, action, message in _MEMORY:
             if shown.yes(name):
-                yield rule.finding(action, said, gpu=gpu)
+                yield rule.finding(action, message, gpu=gpu)
         if count := shown.number("ecc_volatile"):
-            said = f"{count} uncorrectable memory errors since the driver was loaded."
-            yield rule.finding(Action.RESET_GPU, said, gpu=gpu)
+            message = f"{count} uncorrectable memory errors since the driver was loaded."
+            yield rule.finding(Action.RESET_GPU, message, gpu=gpu)
         elif count := shown.number("ecc_aggregate"):
-            said = f"{count} uncorrectable memory errors in the GPU's life, none since the driver was loaded."
-            yield rule.finding(Action.NONE, said, gpu=gpu)
+            message = f"{count} uncorrectable memory errors in the GPU's life, none since the driver was loaded."
+            yield rule.finding(Action.NONE, message, gpu=gpu)
 
 
 _MEMORY = (
@@ -495,23 +501,23 @@ _MEMORY = (
 )
 
 
-def _slowed(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _slowed(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     braked = [shown for shown in seen.gpus if shown.yes("power_brake")]
     if len(braked) > 1 and len(braked) == len(seen.gpus):
-        said = "The power brake is on for all GPUs at once: look at the power supply of the machine or the site."
-        yield rule.finding(Action.NONE, said, watch=True)
+        message = "The power brake is on for all GPUs at once: look at the power supply of the machine or the site."
+        yield rule.finding(Action.NONE, message, watch=True)
         return
     for shown in seen.gpus:
         reasons = [text for name, text in _SLOWED.items() if shown.yes(name)]
         if reasons:
-            said = f"The hardware slows the GPU: {', '.join(reasons)}. No reboot helps."
-            yield rule.finding(Action.NONE, said, gpu=scan.address(shown.address.encode()), watch=True)
+            message = f"The hardware slows the GPU: {', '.join(reasons)}. No reboot helps."
+            yield rule.finding(Action.NONE, message, gpu=scan.address(shown.address.encode()), watch=True)
 
 
 _SLOWED = {"power_brake": "power brake", "hw_thermal": "too hot", "hw_slowdown": "hardware slowdown"}
 
 
-def _persistence(rule: Rule, seen: Seen) -> Iterator[Finding]:
+def _persistence(rule: Rule, seen: RuleInput) -> Iterator[Finding]:
     off = [shown for shown in seen.gpus if shown.values.get("persistence") == "Disabled"]
     if off:
         yield rule.finding(Action.NONE, f"Persistence mode is off on {len(off)} GPUs: each first use is slow.")
@@ -738,6 +744,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(seen: Seen) -> list[Finding]:
+def check(seen: RuleInput) -> list[Finding]:
     """Every finding of every rule."""
     return [finding for rule in RULES for finding in rule.check(rule, seen)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpunodes.health import catalog, forms
 from gpunodes.health.find import holds
-from gpunodes.health.model import MANY_PROCESSES, Kind, Record, Time
+from gpunodes.health.model import MANY_PROCESSES, LineKind, LogRecord, Time
 from gpunodes.model import printable
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BEHIND = 64 << 10
 """The same before it, for logs with the newest line first."""
 _MESSAGE = 256
 """Bytes within which one line has no second message."""
-_STORM = 64
+_FLOOD = 64
 """Every so many lines of a kind, those that follow are looked at all together."""
 EVIDENCE_LINES = 3
 EVIDENCE_CHARACTERS = 400
@@ -44,18 +44,18 @@ NO_TIME = Time()
 class Log:
     """What one stream said."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[LogRecord, ...] = ()
     booted: Time = NO_TIME
     """When the last boot in it began."""
     boot_id: str | None = None
     recognised: bool = False
     """It held lines of a kernel, or output of nvidia-smi."""
-    gpus: tuple[smi.Gpu, ...] | None = None
+    gpus: tuple[smi.SmiGpu, ...] | None = None
     """What nvidia-smi said of each GPU; None where it was not asked."""
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Counter:
     """A record in the making. Headers are read only at the end: a storm would spend its time there."""
 
     first: bytes
@@ -65,7 +65,7 @@ class _Tally:
     processes: set[bytes] = field(default_factory=set)
 
 
-_Key = tuple[Kind, bytes, int, str]
+_Key = tuple[LineKind, bytes, int, str]
 
 
 class Scanner:
@@ -75,7 +75,7 @@ class Scanner:
         self._since = since if since != NO_TIME else None
         self._window = b""
         self._next = 0
-        self._tallies: dict[_Key, _Tally] = {}
+        self._counters: dict[_Key, _Counter] = {}
         self._booted = NO_TIME
         self._boot_id: str | None = None
         self._reversed = False
@@ -87,7 +87,7 @@ class Scanner:
         self._smi: smi.Reader | None = None
         self._is_json = False
         self._boot_words: tuple[bytes, ...] = _BOOT_WORDS
-        self._storms: dict[bytes, _Tally] = {}
+        self._floods: dict[bytes, _Counter] = {}
         """Xids that may come again, by their line's beginning."""
 
     def feed(self, data: bytes) -> None:
@@ -108,7 +108,7 @@ class Scanner:
             self._begin()
         self._scan(self._next, len(self._window))
         gpus = self._smi.finish() if self._smi else None
-        records = tuple(_record(key, tally) for key, tally in self._tallies.items())
+        records = tuple(_record(key, counter) for key, counter in self._counters.items())
         recognised = self._recognised or bool(records) or gpus is not None
         return Log(records, self._booted, self._boot_id, recognised, gpus)
 
@@ -138,7 +138,7 @@ class Scanner:
         # A word that begins before the end may reach beyond it.
         block = window[begin : end + _LONGEST]
         found = {word for word in words if holds(block, word)}
-        if not found and not self._tallies and not self._reversed:
+        if not found and not self._counters and not self._reversed:
             return
         positions = [
             position
@@ -170,47 +170,47 @@ class Scanner:
             return
         for anchor in (*ANCHORS, *TEXT_ANCHORS):
             if anchor.word in words and not self._skip:
-                places = self._without_storms if anchor.read is _nvrm else _positions
+                places = self._without_floods if anchor.read is _nvrm else _positions
                 for position in places(self._window, anchor.word, begin, end):
                     self._visit(position, anchor.read)
 
-    def _without_storms(self, window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
+    def _without_floods(self, window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
         """Where a word begins, but for Xids that are repetitions: these are counted here, at once.
 
         A storm has hundreds of thousands of lines, and only this is done for each: what stands before it has a shape
         that the kernel's lines have, and its code and GPU have been seen.
         """
-        find, tallies, kernel, digits = window.find, self._storms, forms.known_kernel, forms.DIGITS
+        find, counters, kernel, digits = window.find, self._floods, forms.known_kernel, forms.DIGITS
         end += len(word) - 1
         position = find(word, begin, end)
         while position >= 0:
             comma = find(b",", position, position + 64)
-            tally = tallies.get(window[position:comma]) if comma > 0 else None
-            if tally is None and comma > 0:
+            counter = counters.get(window[position:comma]) if comma > 0 else None
+            if counter is None and comma > 0:
                 comma = find(b",", comma + 1, comma + 64)
-                tally = tallies.get(window[position:comma]) if comma > 0 else None
+                counter = counters.get(window[position:comma]) if comma > 0 else None
             begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
             begin = window.rfind(b"\n", begin, position) + 1 or begin
             header = window[begin:position]
-            if tally is None or not kernel(header.translate(digits)):
+            if counter is None or not kernel(header.translate(digits)):
                 yield position
                 position = find(word, _beyond(window, position), end)
                 continue
-            tally.count += 1
-            tally.last = header
-            if tally.count % _STORM == 0:
-                comma = self._count_run(tally, header, window[position:comma], begin, end) or comma
+            counter.count += 1
+            counter.last = header
+            if counter.count % _FLOOD == 0:
+                comma = self._count_run(counter, header, window[position:comma], begin, end) or comma
             position = find(word, comma, end)
 
-    def _count_run(self, tally: _Tally, header: bytes, message: bytes, begin: int, end: int) -> int:
+    def _count_run(self, counter: _Counter, header: bytes, message: bytes, begin: int, end: int) -> int:
         """Count the lines that follow one after another and begin alike; where the last of them ends, or 0."""
         window = self._window
         run = _like(header, message).match(window, begin, end)
         if run is None:
             return 0
-        tally.count += window.count(b"\n", begin, run.end()) - 1
+        counter.count += window.count(b"\n", begin, run.end()) - 1
         last = window.rfind(b"\n", begin, run.end() - 1) + 1 or begin
-        tally.last = window[last : window.find(message, last)]
+        counter.last = window[last : window.find(message, last)]
         return run.end()
 
     def _boot_at(self, position: int) -> Time | None:
@@ -230,8 +230,8 @@ class Scanner:
         else:
             self._skip = False
             self._booted = when
-            self._tallies.clear()
-            self._storms.clear()
+            self._counters.clear()
+            self._floods.clear()
 
     def _header(self, position: int) -> bytes:
         """What stands before a place on its line."""
@@ -241,8 +241,8 @@ class Scanner:
     def _visit(self, position: int, read: _Read) -> None:
         """Look at a line that has one of the words."""
         header = self._header(position)
-        for sight in read(self._window, position, self._reversed):
-            self._count(sight, sight.header if sight.header is not None else header)
+        for match in read(self._window, position, self._reversed):
+            self._count(match, match.header if match.header is not None else header)
 
     def _visit_entries(self, positions: Iterable[int]) -> None:
         """Look at entries of ``journalctl -o json``, one a line: a message is read as a line of its own."""
@@ -269,31 +269,31 @@ class Scanner:
         for anchor in ANCHORS:
             at = message.find(anchor.word)
             if at >= 0 and not self._skip:
-                for sight in anchor.read(message + following, at, False):
-                    self._count(sight, header)
+                for match in anchor.read(message + following, at, False):
+                    self._count(match, header)
 
-    def _count(self, sight: Sight, header: bytes) -> None:
-        if not sight.spoken and not forms.from_kernel(header):
+    def _count(self, match: LineMatch, header: bytes) -> None:
+        if not match.spoken and not forms.from_kernel(header):
             return
         self._recognised = True
-        if sight.kind is None or (self._since is not None and forms.time_of(header).before(self._since)):
+        if match.kind is None or (self._since is not None and forms.time_of(header).before(self._since)):
             return
-        key = (sight.kind, sight.gpu, sight.code, sight.detail)
-        tally = self._tallies.get(key)
-        if tally is None:
-            if len(self._tallies) >= MANY_RECORDS:
+        key = (match.kind, match.gpu, match.code, match.detail)
+        counter = self._counters.get(key)
+        if counter is None:
+            if len(self._counters) >= MANY_RECORDS:
                 return
-            tally = self._tallies[key] = _Tally(header, header)
-        tally.count += forms.parse(header).repeated if b"repeated" in header else 1
-        tally.last = header
-        if len(tally.evidence) < EVIDENCE_LINES:
-            tally.evidence.append(clean(header + sight.text))
-        if sight.process and len(tally.processes) < MANY_PROCESSES:
-            tally.processes.add(sight.process)
-        if sight.kind is Kind.XID and not sight.detail and self._since is None and len(self._storms) < MANY_RECORDS:
+            counter = self._counters[key] = _Counter(header, header)
+        counter.count += forms.parse(header).repeated if b"repeated" in header else 1
+        counter.last = header
+        if len(counter.evidence) < EVIDENCE_LINES:
+            counter.evidence.append(clean(header + match.text))
+        if match.process and len(counter.processes) < MANY_PROCESSES:
+            counter.processes.add(match.process)
+        if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:
             # As long as processes are counted, a line is a repetition only with the same process.
-            counted = sight.process and len(tally.processes) < MANY_PROCESSES
-            self._storms[b",".join(sight.text.split(b",", 2)[: 2 if counted else 1])] = tally
+            counted = match.process and len(counter.processes) < MANY_PROCESSES
+            self._floods[b",".join(match.text.split(b",", 2)[: 2 if counted else 1])] = counter
 
 
 @functools.lru_cache(maxsize=256)
@@ -317,21 +317,21 @@ def address(text: bytes) -> str:
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function or 0}"
 
 
-def _record(key: _Key, tally: _Tally) -> Record:
+def _record(key: _Key, counter: _Counter) -> LogRecord:
     kind, gpu, code, detail = key
-    first, last = forms.time_of(tally.first), forms.time_of(tally.last)
+    first, last = forms.time_of(counter.first), forms.time_of(counter.last)
     if last.before(first):
         first, last = last, first
-    return Record(
+    return LogRecord(
         kind,
         address(gpu) if gpu else "",
         code,
         detail,
-        tally.count,
+        counter.count,
         first,
         last,
-        tuple(tally.evidence),
-        len(tally.processes),
+        tuple(counter.evidence),
+        len(counter.processes),
     )
 
 
@@ -403,10 +403,10 @@ def _beyond(window: bytes, position: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LineMatch:
     """One line that says something."""
 
-    kind: Kind | None
+    kind: LineKind | None
     """None: a line of a kernel that says nothing of an NVIDIA GPU."""
     text: bytes
     gpu: bytes = b""
@@ -419,7 +419,7 @@ class Sight:
     """A program's message, no line of a log."""
 
 
-_Read = Callable[[bytes, int, bool], Iterator[Sight]]
+_Read = Callable[[bytes, int, bool], Iterator[LineMatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,32 +450,32 @@ def _before(window: bytes, begin: int) -> bytes:
     return window[window.rfind(b"\n", limit, begin) + 1 or limit : begin]
 
 
-def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = forms.XID.match(window, position)
     if found:
         code = int(found[2])
-        yield Sight(
-            Kind.XID, _line(window, position), found[1], code, _xid_detail(window, found, code), found[3] or b""
+        yield LineMatch(
+            LineKind.XID, _line(window, position), found[1], code, _xid_detail(window, found, code), found[3] or b""
         )
         return
     for kind, pattern in _NVRM_KINDS:
         found = pattern.match(window, position)
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
-            detail = _mismatch_detail(found) if kind is Kind.MISMATCH else ""
-            yield Sight(kind, _line(window, position), gpu, detail=detail)
+            detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
+            yield LineMatch(kind, _line(window, position), gpu, detail=detail)
             return
     found = forms.OFF_BUS.match(window, position + len(b"NVRM: "))
     if found:
-        yield Sight(Kind.OFF_BUS, _line(window, position), found[1] or found[2])
+        yield LineMatch(LineKind.OFF_BUS, _line(window, position), found[1] or found[2])
 
 
 _NVRM_KINDS = (
-    (Kind.MISMATCH, forms.MISMATCH),
-    (Kind.INIT_CAUSE, forms.INIT_CAUSE),
-    (Kind.INIT_FAILED, forms.INIT_FAILED),
-    (Kind.GSP_TIMEOUT, forms.GSP_TIMEOUT),
-    (Kind.RESET_REQUIRED, forms.RESET_REQUIRED),
+    (LineKind.MISMATCH, forms.MISMATCH),
+    (LineKind.INIT_CAUSE, forms.INIT_CAUSE),
+    (LineKind.INIT_FAILED, forms.INIT_FAILED),
+    (LineKind.GSP_TIMEOUT, forms.GSP_TIMEOUT),
+    (LineKind.RESET_REQUIRED, forms.RESET_REQUIRED),
 )
 
 
@@ -496,7 +496,7 @@ def _mismatch_detail(found: re.Match[bytes]) -> str:
     return " ".join((part or b"-").decode("ascii", "replace").replace(" ", "_") for part in found.groups())
 
 
-def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = _around(forms.SXID, window, position)
     if found and not found[5]:
         severity = (found[3] or b"").decode().lower()
@@ -504,7 +504,9 @@ def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
             # The driver's own numbers: 0 non-fatal, 1 fatal.
             severity = "fatal" if found[4] == b"1" else "non-fatal"
         begin = found.start()
-        yield Sight(Kind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin))
+        yield LineMatch(
+            LineKind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin)
+        )
 
 
 def _block(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool) -> tuple[int, int]:
@@ -524,15 +526,15 @@ class _Stuck:
 
     report: re.Pattern[bytes]
     after: re.Pattern[bytes]
-    ours: Kind
-    other: Kind | None
+    ours: LineKind
+    other: LineKind | None
 
 
-_HUNG = _Stuck(forms.HUNG_TASK, forms.AFTER_HUNG_TASK, Kind.HUNG_TASK, Kind.OTHER_HUNG_TASK)
-_LOCKUP = _Stuck(forms.SOFT_LOCKUP, forms.AFTER_LOCKUP, Kind.SOFT_LOCKUP, None)
+_HUNG = _Stuck(forms.HUNG_TASK, forms.AFTER_HUNG_TASK, LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK)
+_LOCKUP = _Stuck(forms.SOFT_LOCKUP, forms.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
 
 
-def _stuck(form: _Stuck, window: bytes, position: int, newest_first: bool) -> Iterator[Sight]:
+def _stuck(form: _Stuck, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
     """A task that does not go on; NVIDIA's when it has a frame of the driver's, or is one of its threads."""
     found = _around(form.report, window, position)
     if found:
@@ -540,10 +542,10 @@ def _stuck(form: _Stuck, window: bytes, position: int, newest_first: bool) -> It
         ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
         task = clean(found[1] + b":" + found[2]) if ours else ""
         header = _before(window, found.start())
-        yield Sight(form.ours if ours else form.other, _line(window, found.start()), detail=task, header=header)
+        yield LineMatch(form.ours if ours else form.other, _line(window, found.start()), detail=task, header=header)
 
 
-def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = _around(forms.AER, window, position)
     if not found:
         return
@@ -554,36 +556,38 @@ def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
     unhandled = forms.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
     if driver != b"nvidia" and unhandled:
         place, driver = unhandled[1], b"nvidia"
-    yield Sight(Kind.AER if driver == b"nvidia" else None, text, place, detail=detail, header=header)
+    yield LineMatch(LineKind.AER if driver == b"nvidia" else None, text, place, detail=detail, header=header)
 
 
-def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = _around(forms.UVM_FATAL, window, position)
     if found:
-        yield Sight(Kind.UVM_FATAL, _line(window, found.start()), header=_before(window, found.start()))
+        yield LineMatch(LineKind.UVM_FATAL, _line(window, found.start()), header=_before(window, found.start()))
 
 
-def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = _around(forms.OFF_BUS, window, position)
     if found and not _before(window, found.start()).rstrip().endswith(b"NVRM:"):
         text = _line(window, found.start())
-        yield Sight(Kind.OFF_BUS, text, found[1] or found[2], header=_before(window, found.start()))
+        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_before(window, found.start()))
 
 
-def _smi_said(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
-    found = _around(forms.SMI_SAID, window, position)
+def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    found = _around(forms.SMI_MESSAGE, window, position)
     if found and not _before(window, found.start()).strip():
         # Which message it was is told by its beginning: what follows the GPU is the driver's own word.
-        said = found["said"] or b"device handle: " + found["problem"]
-        detail = clean(b" ".join(said.split()))
-        yield Sight(Kind.SMI_SAID, _line(window, found.start()), found["gpu"] or b"", detail=detail, spoken=True)
+        message = found["message"] or b"device handle: " + found["problem"]
+        detail = clean(b" ".join(message.split()))
+        yield LineMatch(
+            LineKind.SMI_MESSAGE, _line(window, found.start()), found["gpu"] or b"", detail=detail, spoken=True
+        )
 
 
-def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[Sight]:
+def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = forms.SMI_VALUE.match(window, position)
     if found:
         line = _before(window, position) + _line(window, position)
-        yield Sight(Kind.SMI_SAID, line, detail=found[1].decode(), spoken=True)
+        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), spoken=True)
 
 
 ANCHORS = (
@@ -597,11 +601,11 @@ ANCHORS = (
 # In a log these would be a program's words about another day, or a quotation.
 TEXT_ANCHORS = (
     Anchor(b"fallen off the bus", _off_bus),
-    Anchor(b"Failed to initialize NVML", _smi_said),
-    Anchor(b"NVIDIA-SMI has failed", _smi_said),
-    Anchor(b"NVIDIA-SMI couldn't", _smi_said),
-    Anchor(b"Unable to determine the device", _smi_said),
-    Anchor(b"No devices were found", _smi_said),
+    Anchor(b"Failed to initialize NVML", _smi_message),
+    Anchor(b"NVIDIA-SMI has failed", _smi_message),
+    Anchor(b"NVIDIA-SMI couldn't", _smi_message),
+    Anchor(b"Unable to determine the device", _smi_message),
+    Anchor(b"No devices were found", _smi_message),
     Anchor(b"GPU is lost", _smi_value),
     Anchor(b"GPU requires reset", _smi_value),
     Anchor(b"ERR!", _smi_value),

@@ -48,7 +48,7 @@ PROBE = {
         "took_s": float,
         "task_state": Maybe(str),
         "xml": Maybe(str),
-        "said": str,
+        "message": str,
     },
     "pci": Many(_FUNCTION, 1000),
     "driver": {
@@ -63,7 +63,7 @@ PROBE = {
 }
 
 
-def complaint(document: object) -> str:
+def violation(document: object) -> str:
     """What is wrong with the shape of a document, "" when nothing is. Never raises."""
     if isinstance(document, Mapping) and document.get("schema") != SCHEMA:
         return f"its answer is not of the schema {SCHEMA}"

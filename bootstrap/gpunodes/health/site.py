@@ -13,11 +13,11 @@ def rules(xids: object, sxids: object) -> SiteRules:
     return SiteRules(_actions("gpunodes_health_xids", xids), _actions("gpunodes_health_sxids", sxids))
 
 
-def _actions(setting: str, said: object) -> Mapping[int, Action]:
-    if not isinstance(said, Mapping):
-        raise WrongInput(f"{setting} is {said!r}", "actions by code, {79: repair}", "correct it")
+def _actions(setting: str, message: object) -> Mapping[int, Action]:
+    if not isinstance(message, Mapping):
+        raise WrongInput(f"{setting} is {message!r}", "actions by code, {79: repair}", "correct it")
     actions = {}
-    for code, action in said.items():
+    for code, action in message.items():
         if not str(code).isdigit() or str(action) not in set(Action):
             raise WrongInput(
                 f"{setting} has {code!r}: {action!r}", f"a code, and one of {', '.join(Action)}", "correct it"

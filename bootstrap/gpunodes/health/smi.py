@@ -40,7 +40,7 @@ _LINE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class SmiGpu:
     """One GPU as nvidia-smi shows it; ``address`` is as nvidia-smi writes it (``00000000:3B:00.0``)."""
 
     address: str
@@ -75,10 +75,10 @@ class Reader:
         self._rest = data[whole:]
         self._take(data[:whole])
 
-    def finish(self) -> tuple[Gpu, ...] | None:
+    def finish(self) -> tuple[SmiGpu, ...] | None:
         """Every GPU shown, by its last showing; None where there was no such output."""
         self._take(self._rest + b"\n")
-        return tuple(Gpu(address, values) for address, values in self._gpus.items()) if self._found else None
+        return tuple(SmiGpu(address, values) for address, values in self._gpus.items()) if self._found else None
 
     def _take(self, data: bytes) -> None:
         while data:

@@ -11,14 +11,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError
-from gpunodes.lab.layout import Layout, Machine, Record
+from gpunodes.lab.layout import LabMachine, LabRecord, Layout
 
 USER = "admin"
 _PATIENCE = 60
 """Seconds that an emulator gets to start."""
 
 
-class Power(StrEnum):
+class LabPowerAction(StrEnum):
     """What can be asked of a machine's power."""
 
     ON = "on"
@@ -27,15 +27,15 @@ class Power(StrEnum):
 
 
 # ResetType values of Redfish's ComputerSystem.Reset (DMTF DSP0268). A cycle is a real loss of power, not a reset.
-_RESETS = {Power.ON: ("On",), Power.OFF: ("ForceOff",), Power.CYCLE: ("ForceOff", "On")}
+_RESETS = {LabPowerAction.ON: ("On",), LabPowerAction.OFF: ("ForceOff",), LabPowerAction.CYCLE: ("ForceOff", "On")}
 
 
-def url(record: Record, machine: Machine) -> str:
+def url(record: LabRecord, machine: LabMachine) -> str:
     """Where the machine's BMC answers."""
     return f"http://{record.gateway}:{machine.bmc_port}"
 
 
-def configure(layout: Layout, record: Record, machine: Machine) -> tuple[Path, Path]:
+def configure(layout: Layout, record: LabRecord, machine: LabMachine) -> tuple[Path, Path]:
     """Write one emulator's settings; return its configuration file and its scratch folder.
 
     It sees the one machine only, as a BMC does (https://docs.openstack.org/sushy-tools, configuration file).
@@ -62,7 +62,7 @@ def configure(layout: Layout, record: Record, machine: Machine) -> tuple[Path, P
     return config, folder
 
 
-def power(record: Record, machine: Machine, wanted: Power) -> None:
+def power(record: LabRecord, machine: LabMachine, wanted: LabPowerAction) -> None:
     """Ask the machine's BMC for a power action.
 
     Raises:
@@ -73,7 +73,9 @@ def power(record: Record, machine: Machine, wanted: Power) -> None:
         _request(record, machine, path, {"ResetType": reset})
 
 
-def _request(record: Record, machine: Machine, path: str, body: dict[str, str] | None = None) -> dict[str, object]:
+def _request(
+    record: LabRecord, machine: LabMachine, path: str, body: dict[str, str] | None = None
+) -> dict[str, object]:
     address = url(record, machine) + path
     token = base64.b64encode(f"{USER}:{machine.bmc_password}".encode()).decode()
     request = urllib.request.Request(  # noqa: S310 - the lab's own address

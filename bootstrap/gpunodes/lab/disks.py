@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.host import run
-from gpunodes.lab.images import Image
-from gpunodes.lab.layout import USER, Layout, Machine, Record
+from gpunodes.lab.images import DiskImage
+from gpunodes.lab.layout import USER, LabMachine, LabRecord, Layout
 
 _OWN_ID = Path("/etc/machine-id")
 
@@ -43,7 +43,7 @@ def overlay(layout: Layout, machine: str) -> Path:
     return layout.disks / f"{machine}.qcow2"
 
 
-def take_kernel(layout: Layout, image: Image) -> None:
+def take_kernel(layout: Layout, image: DiskImage) -> None:
     """Give the lab its own copy of the image's kernel, so that the image may leave the cache while the lab is up."""
     layout.disks.mkdir(parents=True, exist_ok=True)
     if not layout.kernel.exists():
@@ -51,7 +51,7 @@ def take_kernel(layout: Layout, image: Image) -> None:
         shutil.copy(image.kernel, layout.kernel)
 
 
-def make(layout: Layout, image: Image, machine: str, files: list[GuestFile]) -> None:
+def make(layout: Layout, image: DiskImage, machine: str, files: list[GuestFile]) -> None:
     """Make a machine's disk.
 
     Raises:
@@ -95,7 +95,7 @@ def _verify(disk: Path, files: list[GuestFile], folder: Path) -> None:
             raise GpunodesError(f"debugfs did not write {file.path} to {disk}")
 
 
-def guest_files(record: Record, machine: Machine, authorized_key: str, host_key: Path) -> list[GuestFile]:
+def guest_files(record: LabRecord, machine: LabMachine, authorized_key: str, host_key: Path) -> list[GuestFile]:
     """What a machine's disk has beyond the image: its name, identity and keys, as a hoster's first start sets them."""
     return [
         GuestFile("/etc/hostname", f"{machine.name}\n"),
@@ -115,7 +115,7 @@ def make_key(path: Path, comment: str) -> None:
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
 
 
-def host_key(layout: Layout, machine: Machine) -> Path:
+def host_key(layout: Layout, machine: LabMachine) -> Path:
     """The machine's SSH host key, made if need be.
 
     It belongs to the address, as seen from the machine that the lab runs on: the next lab's machine at this address

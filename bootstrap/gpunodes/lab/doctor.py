@@ -32,7 +32,7 @@ _INSTALL = "apt-get install "
 
 
 @dataclass(frozen=True)
-class Check:
+class HostCheck:
     """One thing that the lab needs from this machine."""
 
     name: str
@@ -47,16 +47,16 @@ def system_packages() -> tuple[str, ...]:
     return tuple(line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))
 
 
-def root() -> Check:
+def root() -> HostCheck:
     """Whether we may make namespaces and machines."""
-    return Check("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ...")
+    return HostCheck("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ...")
 
 
-def checks() -> tuple[Check, ...]:
+def checks() -> tuple[HostCheck, ...]:
     """All that the lab needs from this machine, found or missing."""
     found = [
         root(),
-        Check(
+        HostCheck(
             "network tunnel device",
             Path("/dev/net/tun").exists(),
             "/dev/net/tun " + ("there" if Path("/dev/net/tun").exists() else "missing"),
@@ -65,18 +65,20 @@ def checks() -> tuple[Check, ...]:
     ]
     for package, program in _PROBES.items():
         path = which(program)
-        found.append(Check(program, path is not None, path or "missing", f"{_INSTALL}{package}"))
+        found.append(HostCheck(program, path is not None, path or "missing", f"{_INSTALL}{package}"))
     absent = missing_packages()
     found.append(
-        Check("mirror's tools", not absent, ", ".join(absent) or "installed", f"{_INSTALL}{' '.join(absent)}".rstrip())
+        HostCheck(
+            "mirror's tools", not absent, ", ".join(absent) or "installed", f"{_INSTALL}{' '.join(absent)}".rstrip()
+        )
     )
     for module, package in (("libvirt", "libvirt-python"), ("sushy_tools", "sushy-tools")):
         there = importlib.util.find_spec(module) is not None
-        found.append(Check(package, there, "installed" if there else "missing", "pip install 'gpunodes[lab]'"))
+        found.append(HostCheck(package, there, "installed" if there else "missing", "pip install 'gpunodes[lab]'"))
     return tuple(found)
 
 
-def require(found: Sequence[Check]) -> None:
+def require(found: Sequence[HostCheck]) -> None:
     """Stop at once when something is missing.
 
     Raises:

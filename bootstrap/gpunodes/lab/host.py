@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpunodes.errors import GpunodesError
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 """Takes one line of progress for the user."""
 
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import overlay
 from gpunodes.lab.host import which
-from gpunodes.lab.layout import BRIDGE, Layout, Machine, Role
+from gpunodes.lab.layout import BRIDGE, LabMachine, LabRole, Layout
 
 _FOLDERS = {
     "/etc/libvirt": "libvirt-etc",
@@ -103,7 +103,7 @@ def prepare(layout: Layout) -> list[str]:
     return ["sh", "-c", " && ".join(steps)]
 
 
-def domain_xml(layout: Layout, machine: Machine, accelerator: str, options: Sequence[str] = ()) -> str:
+def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: Sequence[str] = ()) -> str:
     """libvirt's definition of a machine (https://libvirt.org/formatdomain.html), with further kernel ``options``."""
     domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
 
@@ -131,14 +131,14 @@ def domain_xml(layout: Layout, machine: Machine, accelerator: str, options: Sequ
         processor = add(domain, "cpu", mode="maximum")
         for feature in _UNEMULATED:
             add(processor, "feature", policy="disable", name=feature)
-        if machine.role is Role.CONTROL_PLANE:
+        if machine.role is LabRole.CONTROL_PLANE:
             add(add(features, "tcg"), "tb-cache", str(_TRANSLATED_MIB), unit="MiB")
     add(domain, "clock", offset="utc")
     add(domain, "on_poweroff", "destroy")
     add(domain, "on_reboot", "restart")
     add(domain, "on_crash", "restart")
     devices = add(domain, "devices")
-    if accelerator != "kvm" and machine.role is Role.WORKER:
+    if accelerator != "kvm" and machine.role is LabRole.WORKER:
         nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
         add(devices, "emulator", str(layout.state / _YIELDING.format(nice)))
     disk = add(devices, "disk", type="file", device="disk")

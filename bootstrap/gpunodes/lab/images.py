@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import initrd
-from gpunodes.lab.host import Say, run, which
+from gpunodes.lab.host import Report, run, which
 from gpunodes.lab.layout import USER, System
 
 DISK_SIZE = "20G"
@@ -66,7 +66,7 @@ _MKFS = ("-q", "-F", "-L", "root", "-N", "400000", "-m", "0", "-E", "lazy_itable
 
 
 @dataclass(frozen=True)
-class Image:
+class DiskImage:
     """A node image in the cache."""
 
     folder: Path
@@ -100,7 +100,7 @@ def recipe_hash(system: System) -> str:
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
-def get(cache: Path, system: System, say: Say) -> Image:
+def get(cache: Path, system: System, say: Report) -> DiskImage:
     """The image of ``system``, made if the cache has none; those of earlier recipes go then.
 
     Raises:
@@ -117,7 +117,7 @@ def get(cache: Path, system: System, say: Say) -> Image:
             for old in folder.parent.glob(f"{system}-*"):
                 if old != folder:
                     shutil.rmtree(old)
-    return Image(folder)
+    return DiskImage(folder)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _make(system: System, folder: Path) -> None:
     busybox = which("busybox")
     if busybox is None:
         raise GpunodesError("busybox is missing", remedy="apt-get install busybox-static")
-    image = Image(folder)
+    image = DiskImage(folder)
     image.initrd.write_bytes(initrd.build(modules, Path(busybox)))
     shutil.copy(kernel, image.kernel)
     run(["mkfs.ext4", *_MKFS, "-d", tree, image.disk, DISK_SIZE], timeout=600)

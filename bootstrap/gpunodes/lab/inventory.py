@@ -12,7 +12,7 @@ import yaml
 from gpunodes.errors import WrongInput
 from gpunodes.lab import bmc
 from gpunodes.lab.host import Owner
-from gpunodes.lab.layout import USER, Layout, Machine, Record, Role
+from gpunodes.lab.layout import USER, LabMachine, LabRecord, LabRole, Layout
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
 # Their only control plane needs no election either: it would lose its leases to any load, and restart for it. Two
@@ -53,7 +53,7 @@ def _mark(lab: str) -> str:
     return f"# Made by `gpunodes lab up` (lab {lab});"
 
 
-def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[str, str]:
+def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dict[str, str]:
     """The inventory's files, by path below its folder."""
     mark = f"{_mark(record.name)} `gpunodes lab down` removes it as long as nobody has changed it.\n"
     groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
@@ -64,7 +64,7 @@ def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[s
                 if each.role is role
             }
         }
-        for role in Role
+        for role in LabRole
     }
     gpu: dict[str, dict[str, str]] = {each.name: {} for each in record.machines if each.boards}
     if gpu:
@@ -82,7 +82,7 @@ def texts(layout: Layout, record: Record, settings: Mapping[str, Any]) -> dict[s
     }
 
 
-def _bmc(record: Record, machine: Machine) -> dict[str, str]:
+def _bmc(record: LabRecord, machine: LabMachine) -> dict[str, str]:
     """How its BMC is reached; the password is one of this lab's own."""
     return {
         "gpunodes_bmc_type": "redfish",

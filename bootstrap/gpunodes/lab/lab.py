@@ -19,8 +19,8 @@ from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import bmc, disks, doctor, hypervisor, images, inventory, mirror, network, processes, ssh, trial
-from gpunodes.lab.host import Owner, Say, memory_mib, used_networks
-from gpunodes.lab.layout import Boards, Layout, Machine, Record, Role, Size, System, free_subnet, plan_machines
+from gpunodes.lab.host import Owner, Report, memory_mib, used_networks
+from gpunodes.lab.layout import Boards, LabMachine, LabRecord, LabRole, Layout, Size, System, free_subnet, plan_machines
 from gpunodes.lab.mirror import aptrepo
 from gpunodes.lab.standin import board
 from gpunodes.lab.standin import construct as standin
@@ -33,7 +33,7 @@ _LIBVIRT_PATIENCE = 60
 
 
 @dataclass(frozen=True)
-class Wish:
+class LabRequest:
     """What ``up`` is asked for."""
 
     workers: int
@@ -52,17 +52,17 @@ class Wish:
 class MachineStatus:
     """A machine as it is now."""
 
-    machine: Machine
+    machine: LabMachine
     power: str
     """``on``, ``off`` or ``unknown``."""
     ssh: bool
 
 
 @dataclass(frozen=True)
-class Status:
+class LabStatus:
     """The lab as it is now."""
 
-    record: Record
+    record: LabRecord
     machines: tuple[MachineStatus, ...]
     daemons: dict[str, bool]
     snapshots: tuple[str, ...]
@@ -73,7 +73,7 @@ class Status:
         return all(self.daemons.values()) and all(each.ssh for each in self.machines)
 
 
-def up(layout: Layout, wish: Wish, say: Say) -> Status:
+def up(layout: Layout, request: LabRequest, say: Report) -> LabStatus:
     """Bring the lab up, or repair it; machines that run are left alone.
 
     Raises:
@@ -81,20 +81,20 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
         GpunodesError: a step failed; a further ``up`` goes on from there.
     """
     doctor.require(doctor.checks())
-    inventory.check_free(wish.inventory, layout.name)
+    inventory.check_free(request.inventory, layout.name)
     with _locked(layout):
         record = _usable_record(layout, say)
         if record:
-            _compare(record, wish)
-        image = images.get(layout.cache, wish.system, say)
+            _compare(record, request)
+        image = images.get(layout.cache, request.system, say)
         accelerator = record.accelerator if record else trial.accelerator(layout.cache, image)
         tree = None
-        if wish.minors:
+        if request.minors:
             say("preparing the mirror")
-            tree = mirror.build(layout.cache, minors=wish.minors, suites=[wish.system.suite], progress=say)
-        standin = _standin(layout, wish, image, say) if wish.gpu_workers and tree else None
+            tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=say)
+        standin = _standin(layout, request, image, say) if request.gpu_workers and tree else None
         if record is None:
-            record = _plan(layout, wish, accelerator)
+            record = _plan(layout, request, accelerator)
             _make_state(layout)
         record = replace(
             record,
@@ -113,7 +113,7 @@ def up(layout: Layout, wish: Wish, say: Say) -> Status:
     return status(layout)
 
 
-def down(layout: Layout, say: Say) -> list[Path]:
+def down(layout: Layout, say: Report) -> list[Path]:
     """Take everything away but the cache; return the inventory files that stay because the user changed them.
 
     Fine when there is nothing, or only a part.
@@ -125,21 +125,21 @@ def down(layout: Layout, say: Say) -> list[Path]:
         return _remove(layout, say)
 
 
-def load(layout: Layout) -> Record:
+def load(layout: Layout) -> LabRecord:
     """The record of the lab that is up.
 
     Raises:
         WrongInput: none is.
     """
     try:
-        return Record.from_json(json.loads((layout.state / "record.json").read_text()))
+        return LabRecord.from_json(json.loads((layout.state / "record.json").read_text()))
     except FileNotFoundError:
         raise WrongInput(f"no lab {layout.name!r} is up", remedy="`gpunodes lab up` makes one") from None
     except PermissionError:
         raise WrongInput(f"{layout.state} is root's", remedy="run it as root: sudo gpunodes lab ...") from None
 
 
-def status(layout: Layout) -> Status:
+def status(layout: Layout) -> LabStatus:
     """How the lab's machines and daemons are.
 
     Raises:
@@ -163,10 +163,10 @@ def status(layout: Layout) -> Status:
     states = tuple(
         MachineStatus(each, powers[each.name], answer) for each, answer in zip(record.machines, reachable, strict=True)
     )
-    return Status(record, states, {name: name in alive for name in wanted}, tuple(sorted(snapshots)))
+    return LabStatus(record, states, {name: name in alive for name in wanted}, tuple(sorted(snapshots)))
 
 
-def power(layout: Layout, name: str, wanted: bmc.Power) -> None:
+def power(layout: Layout, name: str, wanted: bmc.LabPowerAction) -> None:
     """Ask a machine's BMC for power.
 
     Raises:
@@ -226,7 +226,7 @@ def _locked(layout: Layout) -> Iterator[None]:
         yield
 
 
-def _usable_record(layout: Layout, say: Say) -> Record | None:
+def _usable_record(layout: Layout, say: Report) -> LabRecord | None:
     """The record of a lab that can be gone on with; what cannot is taken away."""
     try:
         record = load(layout)
@@ -240,14 +240,14 @@ def _usable_record(layout: Layout, say: Say) -> Record | None:
     return None
 
 
-def _compare(record: Record, wish: Wish) -> None:
+def _compare(record: LabRecord, request: LabRequest) -> None:
     gpu_machines = [each for each in record.machines if each.boards]
     workers = len(record.machines) - len(gpu_machines) - 1
-    pairs = [("workers", workers, wish.workers), ("os", record.system, wish.system)]
-    pairs.append(("gpu-workers", len(gpu_machines), wish.gpu_workers))
+    pairs = [("workers", workers, request.workers), ("os", record.system, request.system)]
+    pairs.append(("gpu-workers", len(gpu_machines), request.gpu_workers))
     if gpu_machines:
-        pairs.append(("boards", gpu_machines[0].boards, wish.boards))
-    pairs.append(("inventory", record.inventory, str(wish.inventory)))
+        pairs.append(("boards", gpu_machines[0].boards, request.boards))
+    pairs.append(("inventory", record.inventory, str(request.inventory)))
     for what, there, wanted in pairs:
         if there != wanted:
             raise WrongInput(
@@ -255,31 +255,31 @@ def _compare(record: Record, wish: Wish) -> None:
             )
 
 
-def _plan(layout: Layout, wish: Wish, accelerator: str) -> Record:
+def _plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
     subnet = free_subnet(used_networks())
-    wanted = wish.workers + wish.gpu_workers + 1
+    wanted = request.workers + request.gpu_workers + 1
     identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wanted)]
-    sizes = {Role.CONTROL_PLANE: _CONTROL_PLANE, Role.WORKER: Size(_WORKER_MIB, wish.cpus)}
-    machines = plan_machines(subnet, wish.workers, sizes, identities, wish.gpu_workers, wish.boards)
+    sizes = {LabRole.CONTROL_PLANE: _CONTROL_PLANE, LabRole.WORKER: Size(_WORKER_MIB, request.cpus)}
+    machines = plan_machines(subnet, request.workers, sizes, identities, request.gpu_workers, request.boards)
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(
             f"{memory_mib()} MiB of memory are free here", f"{needed} MiB for the lab's machines", "use fewer --workers"
         )
-    return Record(
+    return LabRecord(
         name=layout.name,
-        system=wish.system,
+        system=request.system,
         subnet=str(subnet),
         accelerator=accelerator,
         machines=machines,
-        inventory=str(wish.inventory),
+        inventory=str(request.inventory),
         mirror=None,
     )
 
 
-def _standin(layout: Layout, wish: Wish, image: images.Image, say: Say) -> Path:
+def _standin(layout: Layout, request: LabRequest, image: images.DiskImage, say: Report) -> Path:
     say("preparing the stand-in GPUs")
-    return standin.build(layout.cache, suite=wish.system.suite, kernel=image.kernel_release, say=say)
+    return standin.build(layout.cache, suite=request.system.suite, kernel=image.kernel_release, say=say)
 
 
 def _make_state(layout: Layout) -> None:
@@ -294,7 +294,7 @@ def _make_state(layout: Layout) -> None:
     owner.give(layout.ssh_key, layout.ssh_key.with_suffix(".pub"))
 
 
-def _save(layout: Layout, record: Record) -> None:
+def _save(layout: Layout, record: LabRecord) -> None:
     path = layout.state / "record.json"
     scratch = path.with_suffix(".new")
     scratch.touch(mode=0o600)
@@ -302,7 +302,7 @@ def _save(layout: Layout, record: Record) -> None:
     scratch.rename(path)
 
 
-def _ensure_disks(layout: Layout, record: Record, image: images.Image, say: Say) -> None:
+def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, say: Report) -> None:
     disks.take_kernel(layout, image)
     missing = [each for each in record.machines if not disks.overlay(layout, each.name).exists()]
     if missing:
@@ -331,7 +331,7 @@ def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
     ]
 
 
-def _ensure_daemons(layout: Layout, record: Record) -> None:
+def _ensure_daemons(layout: Layout, record: LabRecord) -> None:
     """Start the daemons that do not run, or not as they should."""
     folder = layout.state / "processes"
     config = layout.state / "dnsmasq.conf"
@@ -365,7 +365,7 @@ def _ensure_daemons(layout: Layout, record: Record) -> None:
         processes.start(folder, name, line, layout.state / "log" / f"{name}.log", environment)
 
 
-def _ensure_machines(layout: Layout, record: Record, machines: hypervisor.Hypervisor, say: Say) -> None:
+def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, say: Report) -> None:
     known = machines.names()
     for machine in record.machines:
         if machine.name not in known:
@@ -381,7 +381,7 @@ def _inventory_hashes(layout: Layout) -> Path:
     return layout.disks / "inventory.json"
 
 
-def _write_inventory(layout: Layout, record: Record) -> None:
+def _write_inventory(layout: Layout, record: LabRecord) -> None:
     settings = mirror.settings(MIRROR_URL, Path(record.mirror)) if record.mirror else {}
     if record.standin:
         settings |= standin.settings(MIRROR_URL, Path(record.standin))
@@ -390,10 +390,10 @@ def _write_inventory(layout: Layout, record: Record) -> None:
     _inventory_hashes(layout).write_text(json.dumps(written))
 
 
-def _wait_for_machines(layout: Layout, record: Record, say: Say) -> None:
+def _wait_for_machines(layout: Layout, record: LabRecord, say: Report) -> None:
     deadline = time.monotonic() + ssh.START_LIMIT
 
-    def wait(machine: Machine) -> None:
+    def wait(machine: LabMachine) -> None:
         begun = time.monotonic()
         ssh.wait(layout, machine, deadline)
         say(f"{machine.name} answers at {machine.address} ({time.monotonic() - begun:.0f} s)")
@@ -402,7 +402,7 @@ def _wait_for_machines(layout: Layout, record: Record, say: Say) -> None:
         list(pool.map(wait, record.machines))
 
 
-def _remove(layout: Layout, say: Say) -> list[Path]:
+def _remove(layout: Layout, say: Report) -> list[Path]:
     remembered = processes.remembered(layout.state / "processes")
     # libvirtd first, so that it does not watch its machines go.
     processes.end([process for name, process in remembered.items() if name == "libvirtd"])

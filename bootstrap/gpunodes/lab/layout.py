@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
 _FIRST_BMC_PORT = 8001
 
 
-class Role(StrEnum):
+class LabRole(StrEnum):
     """What a machine is meant to become."""
 
     CONTROL_PLANE = "control_plane"
@@ -131,11 +131,11 @@ class Boards:
 
 
 @dataclass(frozen=True)
-class Machine:
+class LabMachine:
     """One virtual machine and its BMC."""
 
     name: str
-    role: Role
+    role: LabRole
     address: str
     mac: str
     uuid: str
@@ -147,20 +147,20 @@ class Machine:
     """None: a machine without GPUs."""
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Machine:
+    def from_json(cls, data: dict[str, Any]) -> LabMachine:
         """The reverse of :func:`dataclasses.asdict`."""
-        return cls(**{**data, "role": Role(data["role"]), "boards": Boards.from_json(data.get("boards"))})
+        return cls(**{**data, "role": LabRole(data["role"]), "boards": Boards.from_json(data.get("boards"))})
 
 
 @dataclass(frozen=True)
-class Record:
+class LabRecord:
     """What a running lab was made from; kept in its state folder so that any later command finds it."""
 
     name: str
     system: System
     subnet: str
     accelerator: str
-    machines: tuple[Machine, ...]
+    machines: tuple[LabMachine, ...]
     inventory: str
     """The inventory folder that ``up`` wrote."""
     mirror: str | None
@@ -173,7 +173,7 @@ class Record:
         """The bridge: the machines' gateway, name server and mirror."""
         return str(IPv4Network(self.subnet)[1])
 
-    def machine(self, name: str) -> Machine:
+    def machine(self, name: str) -> LabMachine:
         """The machine called ``name``.
 
         Raises:
@@ -190,9 +190,9 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Record:
+    def from_json(cls, data: dict[str, Any]) -> LabRecord:
         """The reverse of :meth:`to_json`."""
-        machines = tuple(Machine.from_json(each) for each in data["machines"])
+        machines = tuple(LabMachine.from_json(each) for each in data["machines"])
         return cls(**{**data, "system": System(data["system"]), "machines": machines})
 
 
@@ -226,20 +226,20 @@ class Size:
 def plan_machines(
     subnet: IPv4Network,
     workers: int,
-    sizes: Mapping[Role, Size],
+    sizes: Mapping[LabRole, Size],
     identities: Sequence[tuple[str, str]],
     gpu_workers: int = 0,
     boards: Boards | None = None,
-) -> tuple[Machine, ...]:
+) -> tuple[LabMachine, ...]:
     """One control-plane machine, ``workers`` workers and ``gpu_workers`` with ``boards``, with fixed addresses.
 
     ``identities`` gives each machine its UUID and its BMC's password, in order.
     """
-    plan: list[tuple[str, Role, int, Boards | None]] = [("control-1", Role.CONTROL_PLANE, 11, None)]
-    plan += [(f"worker-{number}", Role.WORKER, 20 + number, None) for number in range(1, workers + 1)]
-    plan += [(f"gpu-{number}", Role.WORKER, 40 + number, boards) for number in range(1, gpu_workers + 1)]
+    plan: list[tuple[str, LabRole, int, Boards | None]] = [("control-1", LabRole.CONTROL_PLANE, 11, None)]
+    plan += [(f"worker-{number}", LabRole.WORKER, 20 + number, None) for number in range(1, workers + 1)]
+    plan += [(f"gpu-{number}", LabRole.WORKER, 40 + number, boards) for number in range(1, gpu_workers + 1)]
     return tuple(
-        Machine(
+        LabMachine(
             name=name,
             role=role,
             address=str(subnet[host]),

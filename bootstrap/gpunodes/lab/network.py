@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.lab.host import run
-from gpunodes.lab.layout import BRIDGE, Layout, Record, host_address
+from gpunodes.lab.layout import BRIDGE, LabRecord, Layout, host_address
 
 _NAMESPACES = Path("/run/netns")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -66,7 +66,7 @@ def _links(ip: list[str]) -> set[str]:
     return {str(link["ifname"]) for link in json.loads(run([*ip, "-j", "link", "show"]) or "[]")}
 
 
-def dnsmasq_config(layout: Layout, record: Record) -> str:
+def dnsmasq_config(layout: Layout, record: LabRecord) -> str:
     """Fixed addresses by MAC, the machines' names, and ``mirror.lab``; no other name resolves (dnsmasq(8))."""
     network = IPv4Network(record.subnet)
     lines = [

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 from gpunodes.errors import GpunodesError
-from gpunodes.lab.layout import USER, Layout, Machine
+from gpunodes.lab.layout import USER, LabMachine, Layout
 
 START_LIMIT = 600
 """Seconds that a machine gets from power to SSH; without KVM 15 were seen on an idle host and 110 on a busy one."""
 
 
-def command(layout: Layout, machine: Machine, words: Sequence[str] = ()) -> list[str]:
+def command(layout: Layout, machine: LabMachine, words: Sequence[str] = ()) -> list[str]:
     """The ssh command line that opens ``machine``."""
     options = {
         "UserKnownHostsFile": str(layout.known_hosts),
@@ -31,7 +31,7 @@ def command(layout: Layout, machine: Machine, words: Sequence[str] = ()) -> list
     return ["ssh", "-F", "none", "-i", str(layout.ssh_key), *flags, f"{USER}@{machine.address}", *words]
 
 
-def answers(machine: Machine, timeout: float = 3) -> bool:
+def answers(machine: LabMachine, timeout: float = 3) -> bool:
     """Whether the machine's SSH server greets within ``timeout`` seconds."""
     try:
         with socket.create_connection((machine.address, 22), timeout=timeout) as connection:
@@ -41,7 +41,7 @@ def answers(machine: Machine, timeout: float = 3) -> bool:
         return False
 
 
-def wait(layout: Layout, machine: Machine, deadline: float) -> None:
+def wait(layout: Layout, machine: LabMachine, deadline: float) -> None:
     """Wait until a login works.
 
     Raises:
@@ -62,7 +62,7 @@ def wait(layout: Layout, machine: Machine, deadline: float) -> None:
     )
 
 
-def console_tail(layout: Layout, machine: Machine, lines: int = 5) -> str:
+def console_tail(layout: Layout, machine: LabMachine, lines: int = 5) -> str:
     """The last lines of the machine's console, on one line."""
     try:
         text = layout.console_log(machine.name).read_text(errors="replace")
@@ -71,7 +71,7 @@ def console_tail(layout: Layout, machine: Machine, lines: int = 5) -> str:
     return " / ".join([line.strip() for line in text.splitlines() if line.strip()][-lines:]) or "(none)"
 
 
-def set_clock(layout: Layout, machine: Machine) -> None:
+def set_clock(layout: Layout, machine: LabMachine) -> None:
     """Give the machine the host's time: a restored one still has the time of its snapshot.
 
     Raises:

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 from gpunodes.lab import initrd
-from gpunodes.lab.images import Image
+from gpunodes.lab.images import DiskImage
 
 _LIMIT = 20
 """Seconds; with a working KVM the trial takes about one."""
 
 
-def accelerator(cache: Path, image: Image) -> str:
+def accelerator(cache: Path, image: DiskImage) -> str:
     """``kvm`` when a trial boot of the image's kernel succeeds, else ``tcg`` (emulation).
 
     The verdict is kept until this machine starts again, or the image or QEMU changes.
@@ -33,7 +33,7 @@ def accelerator(cache: Path, image: Image) -> str:
     return verdict
 
 
-def _boots(image: Image) -> bool:
+def _boots(image: DiskImage) -> bool:
     command = [
         "qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults", "-nographic", "-no-reboot",
         "-serial", "stdio", "-kernel", str(image.kernel), "-initrd", str(image.initrd),

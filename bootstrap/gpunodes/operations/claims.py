@@ -14,10 +14,10 @@ from typing import Any
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
 from gpunodes.engine import cluster as clusters
 from gpunodes.engine import identities, leases, locks
-from gpunodes.engine.cluster import Cluster, NoAnswer, NoCluster, NoSession, Refused, Session
+from gpunodes.engine.cluster import Cluster, NoCluster, NoResponse, NoSession, Refused, Session
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Finding, Machine, Severity
+from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.repair.policy import Node
 
 PATIENCE_S = leases.DURATION_S
@@ -41,9 +41,9 @@ class Claim:
         """When the command was last at work on the control plane itself."""
         self._nodes: Sequence[Node] | None = None
         self.lock: locks.Lock | None = None
-        self.findings: Sequence[Finding] = ()
+        self.findings: Sequence[PreflightFinding] = ()
         """What a user should know of the locks."""
-        self.unasked: Finding | None = None
+        self.unasked: PreflightFinding | None = None
         """What a user should know while it goes on although nobody could be asked of late."""
         self._control = inventory.control_plane().name
 
@@ -66,7 +66,7 @@ class Claim:
                 break
             except (NoCluster, NoSession):
                 raise
-            except (NoAnswer, Refused) as problem:
+            except (NoResponse, Refused) as problem:
                 if time.monotonic() > deadline:
                     raise
                 if not waits:
@@ -90,7 +90,7 @@ class Claim:
         if at_work:
             self._worked = locks.clock()
         problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
-        unsure = [each for each in problems if isinstance(each, leases.Unsure | locks.Silent)]
+        unsure = [each for each in problems if isinstance(each, leases.Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
         goes_on = unsure and not sure and self._alone and locks.clock() - self._worked < PATIENCE_S
         self.unasked = _unasked(self._control) if goes_on else None
@@ -116,7 +116,10 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(
-    inventory: Inventory, machines: Sequence[Machine], command: str, on_wait: Callable[[Finding], None] = lambda _: None
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    command: str,
+    on_wait: Callable[[PreflightFinding], None] = lambda _: None,
 ) -> Iterator[Claim]:
     """Hold what a command on ``machines`` must hold, while inside; ``on_wait`` hears what is waited for.
 
@@ -138,7 +141,7 @@ def claimed(
             without = True
         except NoSession:
             raise
-        except (NoAnswer, Refused) as problem:
+        except (NoResponse, Refused) as problem:
             without = True
             claim.findings = [_unlocked(control.name, problem)]
         if without or alone:
@@ -147,8 +150,8 @@ def claimed(
         yield claim
 
 
-def _waiting(control: str, problem: GpunodesError) -> Finding:
-    return Finding(
+def _waiting(control: str, problem: GpunodesError) -> PreflightFinding:
+    return PreflightFinding(
         control,
         "lock",
         f"the API does not answer yet: {problem.found}",
@@ -158,8 +161,8 @@ def _waiting(control: str, problem: GpunodesError) -> Finding:
     )
 
 
-def _unasked(control: str) -> Finding:
-    return Finding(
+def _unasked(control: str) -> PreflightFinding:
+    return PreflightFinding(
         control,
         "lock",
         "it is itself worked on, and does not answer: going on without its locks until it does",
@@ -169,8 +172,8 @@ def _unasked(control: str) -> Finding:
     )
 
 
-def _unlocked(control: str, problem: GpunodesError) -> Finding:
-    return Finding(
+def _unlocked(control: str, problem: GpunodesError) -> PreflightFinding:
+    return PreflightFinding(
         control,
         "lock",
         f"no Leases can be taken: {problem.found}; a lock on this machine keeps other commands away",

@@ -14,9 +14,9 @@ from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import phases, preflight
-from gpunodes.operations.tracker import View
+from gpunodes.operations.tracker import RunView
 from gpunodes.planner import gpu, reports, versions
-from gpunodes.planner.preflight import wants_of
+from gpunodes.planner.preflight import requirements_of
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -24,7 +24,7 @@ PHASES = (phases.PREFLIGHT,)
 def run(
     inventory: Inventory,
     machines: Sequence[Machine],
-    view: View,
+    view: RunView,
     kubernetes: str | None,
     variables: Mapping[str, Any],
 ) -> gpu.Plans:
@@ -32,13 +32,15 @@ def run(
 
     A cluster that is there decides the Kubernetes version, as it does for a join.
     """
-    version = preflight.wished_version(inventory, kubernetes)
+    version = preflight.requested_version(inventory, kubernetes)
     folder = journal.open_run("gpu-plan")
     view.begin("gpu plan", machines)
-    seen = preflight.look(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
-    version = wants_of(seen.cluster, version).kubernetes
+    seen = preflight.inspect(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
+    version = requirements_of(seen.cluster, version).kubernetes
     found = [
-        gpu.planned(candidate.name, candidate.facts, gpu.at(candidate.wishes, version), candidate.unreachable)
+        gpu.planned(
+            candidate.name, candidate.facts, gpu.for_kubernetes(candidate.requested, version), candidate.unreachable
+        )
         for candidate in seen.candidates
     ]
     return gpu.Plans(version, found, interrupted=seen.interrupted)
@@ -62,8 +64,10 @@ def from_file(path: Path, patterns: Sequence[str], kubernetes: str | None, varia
     for entry in entries:
         if not patterns or any(fnmatch.fnmatchcase(str(entry["name"]), pattern) for pattern in patterns):
             own = {**settings.defaults(), **(entry.get("settings") or {}), **variables}
-            wishes = gpu.wishes_of(own, version)
-            found.append(gpu.planned(str(entry["name"]), entry["facts"], wishes, str(entry.get("unreachable") or "")))
+            requested = gpu.requested_of(own, version)
+            found.append(
+                gpu.planned(str(entry["name"]), entry["facts"], requested, str(entry.get("unreachable") or ""))
+            )
     return gpu.Plans(version, found)
 
 

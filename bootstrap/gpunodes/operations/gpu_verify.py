@@ -7,16 +7,18 @@ from typing import Any
 
 from gpunodes.engine import events, journal, runner
 from gpunodes.inventory import Inventory
-from gpunodes.model import GpuLevel, GpuProof, Machine
+from gpunodes.model import GpuLevel, GpuVerification, Machine
 from gpunodes.operations import phases
-from gpunodes.operations.tracker import Tracker, View
+from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import reports
 from gpunodes.planner.gpu import gpus_of
 
 PHASES = (phases.GPU_MACHINE, phases.GPU_NODE)
 
 
-def run(inventory: Inventory, machines: Sequence[Machine], view: View, variables: Mapping[str, Any]) -> list[GpuProof]:
+def run(
+    inventory: Inventory, machines: Sequence[Machine], view: RunView, variables: Mapping[str, Any]
+) -> list[GpuVerification]:
     """Walk the levels on all machines at once; nothing is changed."""
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
@@ -36,7 +38,7 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: View, variables
             tracker.answers.get("host_facts", {}).get(machine.name),
             tracker.answers.get("gpu_levels", {}).get(machine.name, []),
             nodes,
-            causes.get(machine.name) or ("" if ended.ok else ended.complaint),
+            causes.get(machine.name) or ("" if ended.ok else ended.error_text),
         )
         for machine in machines
     ]
@@ -48,17 +50,17 @@ def assemble(
     levels: Sequence[Mapping[str, str]],
     nodes: Mapping[str, Sequence[Mapping[str, str]]],
     cause: str,
-) -> GpuProof:
+) -> GpuVerification:
     """A machine's levels, from its own answer and from that of its cluster; ``cause`` is why it gave none."""
     if facts is None:
-        return GpuProof(name, 0, (), cause or "its facts could not be read")
+        return GpuVerification(name, 0, (), cause or "its facts could not be read")
     if found := reports.of_machine(facts) or reports.of_levels(levels):
-        return GpuProof(name, 0, (), found)
+        return GpuVerification(name, 0, (), found)
     served = nodes.get(str(facts["hostname"]).lower(), [])
     if found := reports.of_levels(served):
-        return GpuProof(name, 0, (), f"of its node, {found}")
+        return GpuVerification(name, 0, (), f"of its node, {found}")
     seen = tuple(
         GpuLevel(**{each: level[each] for each in ("level", "state", "fact", "wanted", "remedy")})
         for level in [*levels, *served]
     )
-    return GpuProof(name, len(gpus_of(facts)), seen, "" if seen or not gpus_of(facts) else cause)
+    return GpuVerification(name, len(gpus_of(facts)), seen, "" if seen or not gpus_of(facts) else cause)

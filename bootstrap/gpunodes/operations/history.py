@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.engine import history
-from gpunodes.engine.history import Entry
+from gpunodes.engine.history import HistoryEntry
 
 
-def of(machine: str) -> Sequence[Entry]:
+def entries(machine: str) -> Sequence[HistoryEntry]:
     """The entries of a machine, of all when none is named; the oldest first."""
     return history.read(machine)

@@ -28,17 +28,17 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
     journal.discard_secrets()
     control = inventory.control_plane()
     variables = inventory.connection(control.name)
-    said = shell.run(
+    result = shell.run(
         control.address,
         variables,
         shell.remote(["sh", "-c", _READ], variables),
         deadline_s=_DEADLINE_S,
         stdin=shell.for_sudo(variables).encode(),
     )
-    text = shell.unframed(said.out) if said.ok else None
+    text = shell.unframed(result.out) if result.ok else None
     if text is None:
         raise GpunodesError(
-            f"{control.name}: {ssh_reason(said.err) or 'no kubeconfig came'}",
+            f"{control.name}: {ssh_reason(result.err) or 'no kubeconfig came'}",
             "a control plane that answers on SSH, and sudo there",
             f"`gpunodes init-master {control.name}` makes one",
         )

@@ -14,12 +14,12 @@ from gpunodes.engine.cluster import Cluster
 from gpunodes.engine.leases import Leases
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
-from gpunodes.operations.repair import World, missing
+from gpunodes.operations.repair import Fleet, missing
 from gpunodes.repair.maintenance import Maintenance
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MaintainedNode:
     """A node's maintenance: what it is, or what it was until it was ended."""
 
     node: str
@@ -32,13 +32,13 @@ class Kept:
 
 
 def begin(
-    world: World, machines: Sequence[Machine], reason: str, until: float | None, *, cordon: bool = True
-) -> list[Kept]:
+    fleet: Fleet, machines: Sequence[Machine], reason: str, until: float | None, *, cordon: bool = True
+) -> list[MaintainedNode]:
     """Keep repairs from the machines' nodes, and pods if ``cordon``, until a time (seconds since 1970; None: no end).
 
     Raises Held while somebody works on one of them, and WrongInput for a machine that is no node: none is changed then.
     """
-    with _nodes(world, machines) as (cluster, nodes, now):
+    with _nodes(fleet, machines) as (cluster, nodes, now):
         # Whoever asks whether it is over goes by the control plane's clock.
         ends = None if until is None else float(int(until + now - time.time()))
         made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", float(int(now)), ends)
@@ -50,22 +50,22 @@ def begin(
         return _kept(cluster, nodes)
 
 
-def end(world: World, machines: Sequence[Machine]) -> list[Kept]:
+def end(fleet: Fleet, machines: Sequence[Machine]) -> list[MaintainedNode]:
     """End the maintenance of the machines' nodes, and lift the cordons that were made for it; raises as ``begin``."""
-    with _nodes(world, machines) as (cluster, nodes, _):
+    with _nodes(fleet, machines) as (cluster, nodes, _):
         ended = {name: cluster.end_maintenance(name) for name in nodes}
         for name in [name for name, was in ended.items() if was]:
             cluster.event(name, "MaintenanceEnded", f"by {getpass.getuser()}@{socket.gethostname()}", warning=False)
         left = {node.name: node.cordoned for node in cluster.nodes()}
-        return [Kept(name, nodes[name], was, left.get(name, False)) for name, was in ended.items()]
+        return [MaintainedNode(name, nodes[name], was, left.get(name, False)) for name, was in ended.items()]
 
 
-def listed(world: World) -> list[Kept]:
+def listed(fleet: Fleet) -> list[MaintainedNode]:
     """All nodes that are in maintenance, those whose time is over included."""
-    with contextlib.closing(world.session()) as session:
+    with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session)
         nodes = cluster.nodes()
-        machines = world.identities({})
+        machines = fleet.identities({})
         matcher = Matcher([node.identity for node in nodes], machines.values())
         found = {name: matcher.match(machine, sure=False).node for name, machine in machines.items()}
         names = {node.name: name for name, node in found.items() if node}
@@ -73,12 +73,12 @@ def listed(world: World) -> list[Kept]:
 
 
 @contextlib.contextmanager
-def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str], float]]:
+def _nodes(fleet: Fleet, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str], float]]:
     """The cluster, the locked nodes of machines with their names, and the control plane's time."""
-    with contextlib.closing(world.session()) as session:
+    with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session)
         nodes = {}
-        known = world.identities(world.look(machines))
+        known = fleet.identities(fleet.scan(machines))
         matcher = Matcher([node.identity for node in cluster.nodes()], known.values())
         for machine in machines:
             match = matcher.match(known[machine.name])
@@ -92,9 +92,9 @@ def _nodes(world: World, machines: Sequence[Machine]) -> Iterator[tuple[Cluster,
             yield cluster, nodes, leases.now()
 
 
-def _kept(cluster: Cluster, names: dict[str, str]) -> list[Kept]:
+def _kept(cluster: Cluster, names: dict[str, str]) -> list[MaintainedNode]:
     return [
-        Kept(node.name, names[node.name], node.maintenance, node.cordoned)
+        MaintainedNode(node.name, names[node.name], node.maintenance, node.cordoned)
         for node in cluster.nodes()
         if node.maintenance and node.name in names
     ]

@@ -11,14 +11,14 @@ from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
-from gpunodes.operations.tracker import View
+from gpunodes.operations.tracker import RunView
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Machines and the nodes that they are. ``seen`` is what they and the cluster reported."""
 
-    seen: preflight.Look
+    seen: preflight.Inspection
     nodes: Mapping[str, identity.Match]
 
     @property
@@ -35,7 +35,7 @@ class Chosen:
 
 
 def choose(
-    command: str, inventory: Inventory, machines: Sequence[Machine], view: View, *, needs_cluster: bool = True
+    command: str, inventory: Inventory, machines: Sequence[Machine], view: RunView, *, needs_cluster: bool = True
 ) -> Chosen:
     """Read the machines and their cluster, and match them; nothing is changed.
 
@@ -44,7 +44,7 @@ def choose(
     """
     view.begin(command, machines)
     folder = journal.open_run(command)
-    seen = preflight.look(inventory, machines, folder, view, {}, sources=False)
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
     if seen.interrupted:
         raise GpunodesError("interrupted", remedy="nothing was changed")
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
@@ -58,7 +58,7 @@ def choose(
     return Chosen(seen, match(inventory, machines, seen))
 
 
-def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Look) -> dict[str, identity.Match]:
+def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, identity.Match]:
     """The nodes of machines; raises GpunodesError for a contradiction."""
     addresses = {machine.name: machine.address for machine in inventory.machines()}
     known = identities.recall_all(inventory.cluster, addresses)

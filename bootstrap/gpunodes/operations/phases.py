@@ -95,11 +95,11 @@ def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> 
     return [name for name in names if name in skip or name in before]
 
 
-def spared(
-    phases: Sequence[Phase], machines: Collection[str], concerned: Mapping[Only, Collection[str]]
+def not_applicable(
+    phases: Sequence[Phase], machines: Collection[str], applicable: Mapping[Only, Collection[str]]
 ) -> dict[str, set[str]]:
     """The machines that have nothing to do in a phase, by its name."""
     return {
-        phase.name: {name for name in machines if any(name not in concerned[only] for only in phase.only)}
+        phase.name: {name for name in machines if any(name not in applicable[only] for only in phase.only)}
         for phase in phases
     }

@@ -14,19 +14,19 @@ from enum import StrEnum
 from gpunodes.ansible.module_utils.gpunodes.identity import Match, Matcher
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
-from gpunodes.engine.cluster import Cluster, NoAnswer, NoSession, Refused, Session
+from gpunodes.engine.cluster import Cluster, NoResponse, NoSession, Refused, Session
 from gpunodes.engine.leases import Leases
 from gpunodes.engine.locks import NoLock
 from gpunodes.engine.power import Order, PowerState
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import claims
-from gpunodes.operations.repair import Seen, World, unmatched
-from gpunodes.operations.repair_one import Say
+from gpunodes.operations.repair import Fleet, MachineScan, unmatched
+from gpunodes.operations.repair_one import Report
 from gpunodes.repair.policy import Node
 
 
-class Action(StrEnum):
+class PowerAction(StrEnum):
     """What can be asked of a machine's power."""
 
     STATUS = "status"
@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Powered:
+class PowerResult:
     """What the BMC reports after an action."""
 
     machine: str
@@ -50,46 +50,46 @@ class Powered:
 
 
 def power(
-    world: World, machine: Machine, action: Action, *, named: bool = False, say: Say = lambda *_: None
-) -> Powered:
+    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, say: Report = lambda *_: None
+) -> PowerResult:
     """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC.
 
     A BMC that is not the machine's own gets no order, and a machine that contradicts its node keeps its power: raises
     GpunodesError, and Held while somebody works on it. ``named``: the user named the machine itself.
     """
-    bmc = world.hands(machine).power()
+    bmc = fleet.machine_control(machine).power()
     if bmc is None:
         raise WrongInput(f"{machine.name} has no BMC", "gpunodes_bmc_type and its fellows", "set them in the inventory")
     # One that is off, or to be switched on, goes by what is recorded of it.
-    answers = action is not Action.ON and bmc.state() is not PowerState.OFF
-    seen = world.look([machine]) if answers else {}
-    if action is not Action.STATUS:
-        with _locked(world, machine, action, say) as lost:
+    answers = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
+    seen = fleet.scan([machine]) if answers else {}
+    if action is not PowerAction.STATUS:
+        with _locked(fleet, machine, action, say) as lost:
             if answers:
-                _contradicted(world, machine, seen)
-            hands = world.hands(machine, named=named, say=lambda text: say(machine.name, text))
-            ours = hands.own_power()
+                _contradicted(fleet, machine, seen)
+            machine_control = fleet.machine_control(machine, named=named, say=lambda text: say(machine.name, text))
+            ours = machine_control.own_power()
             if problem := lost():
                 raise problem
-            hands.cold_cycle() if action is Action.CYCLE else powers.change(ours, Order(action.value))
-    hands = world.hands(machine)
+            machine_control.cold_cycle() if action is PowerAction.CYCLE else powers.change(ours, Order(action.value))
+    machine_control = fleet.machine_control(machine)
     state = bmc.state().value
-    if action is not Action.STATUS:
-        _note(world, machine.name, history.Kind.POWER, action.value, state)
-        return Powered(machine.name, action.value, state, bmc.name)
-    match = hands.compare(bmc)
+    if action is not PowerAction.STATUS:
+        _note(fleet, machine.name, history.EntryKind.POWER, action.value, state)
+        return PowerResult(machine.name, action.value, state, bmc.name)
+    match = machine_control.compare(bmc)
     own, why = (match.same, match.why) if match else (None, f"{bmc.name} is told the machine's name with each order")
-    return Powered(machine.name, action.value, state, bmc.name, own, why)
+    return PowerResult(machine.name, action.value, state, bmc.name, own, why)
 
 
-def _contradicted(world: World, machine: Machine, seen: Mapping[str, Seen]) -> None:
+def _contradicted(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan]) -> None:
     """Raise GpunodesError where the machine contradicts the node that it seems to be; where none can be asked, pass."""
     try:
-        with contextlib.closing(world.session()) as session:
+        with contextlib.closing(fleet.session()) as session:
             nodes = Cluster(session, patience_s=0.0).nodes()
-    except (NoAnswer, Refused, WrongInput):
+    except (NoResponse, Refused, WrongInput):
         return
-    match = _match(world, machine, seen, nodes)
+    match = _match(fleet, machine, seen, nodes)
     if match.contradiction:
         raise GpunodesError(
             match.contradiction,
@@ -98,8 +98,8 @@ def _contradicted(world: World, machine: Machine, seen: Mapping[str, Seen]) -> N
         )
 
 
-def _match(world: World, machine: Machine, seen: Mapping[str, Seen], nodes: Sequence[Node]) -> Match:
-    machines = world.identities(seen)
+def _match(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan], nodes: Sequence[Node]) -> Match:
+    machines = fleet.identities(seen)
     return Matcher([node.identity for node in nodes], machines.values()).match(machines[machine.name])
 
 
@@ -108,7 +108,9 @@ def _not_lost() -> None:
 
 
 @contextlib.contextmanager
-def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterator[Callable[[], GpunodesError | None]]:
+def _locked(
+    fleet: Fleet, machine: Machine, action: PowerAction, say: Report
+) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields what tells whether it was lost. Raises Held.
 
     Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
@@ -118,7 +120,7 @@ def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterato
         try:
             words = f"power {action.value}"
             waits = claims.claimed(
-                world.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
+                fleet.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
             )
             claim = held.enter_context(waits)
             lost = functools.partial(claim.lost, at_work=True)
@@ -130,7 +132,7 @@ def _locked(world: World, machine: Machine, action: Action, say: Say) -> Iterato
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class ClearResult:
     """A machine that may be repaired again. ``schedulable`` is None where no cluster was asked."""
 
     machine: str
@@ -138,18 +140,18 @@ class Cleared:
     schedulable: bool | None
 
 
-def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
+def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResult:
     """Take back "needs repair": marks, taint, and the cordon if it is ours.
 
     Raises GpunodesError while somebody works on the machine.
     """
     if without_cluster:
-        _note(world, machine.name, history.Kind.CLEARED, "cleared", "")
-        return Cleared(machine.name, "", None)
-    session: Session = world.session()
+        _note(fleet, machine.name, history.EntryKind.CLEARED, "cleared", "")
+        return ClearResult(machine.name, "", None)
+    session: Session = fleet.session()
     try:
         cluster = Cluster(session)
-        match = _match(world, machine, world.look([machine]), cluster.nodes())
+        match = _match(fleet, machine, fleet.scan([machine]), cluster.nodes())
         node = match.node
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
@@ -157,29 +159,33 @@ def clear(world: World, machine: Machine, *, without_cluster: bool) -> Cleared:
         with leases.holding([node.name]):
             schedulable = cluster.clear(node.name)
             # A repair that a command left behind ends with it; what stays of it for now, the next repair drops.
-            with contextlib.suppress(NoAnswer, Refused):
+            with contextlib.suppress(NoResponse, Refused):
                 leases.release(node.name)
-            if left := records.read(world.cluster_name).get(machine.name):
-                with records.claimed(machine.name, world.cluster_name):
+            if left := records.read(fleet.cluster_name).get(machine.name):
+                with records.claimed(machine.name, fleet.cluster_name):
                     records.remove(left)
         _note(
-            world, machine.name, history.Kind.CLEARED, "cleared", "" if schedulable else "somebody else's cordon stays"
+            fleet,
+            machine.name,
+            history.EntryKind.CLEARED,
+            "cleared",
+            "" if schedulable else "somebody else's cordon stays",
         )
         cluster.event(node.name, "RepairCleared", "somebody cleared this machine by hand", warning=False)
-        return Cleared(machine.name, node.name, schedulable)
+        return ClearResult(machine.name, node.name, schedulable)
     finally:
         session.close()
 
 
-def _note(world: World, machine: str, kind: history.Kind, what: str, outcome: str) -> None:
+def _note(fleet: Fleet, machine: str, kind: history.EntryKind, what: str, outcome: str) -> None:
     history.append(
-        history.Entry(
+        history.HistoryEntry(
             time=time.time(),
             machine=machine,
             kind=kind,
             what=what,
             outcome=outcome,
-            cluster=world.cluster_name,
+            cluster=fleet.cluster_name,
             by=f"{getpass.getuser()}@{socket.gethostname()}",
         )
     )

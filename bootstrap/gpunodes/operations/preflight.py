@@ -11,19 +11,19 @@ from gpunodes import settings
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, RunResult, TaskEnded
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, TaskEnded
 from gpunodes.operations import phases
-from gpunodes.operations.tracker import Tracker, View
+from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, preflight, reports, versions
 
 PHASES = (phases.PREFLIGHT,)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspection:
     """What the first look brought."""
 
-    candidates: Sequence[preflight.Candidate]
+    candidates: Sequence[preflight.MachineFacts]
     cluster: Mapping[str, Any] | None
     """What the module ``cluster_info`` says, or None when there is no cluster."""
     control_failure: TaskEnded | None
@@ -36,29 +36,29 @@ class Look:
         """What the machines said, by name, for the playbook that follows: they need not be asked again."""
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
-    def no_cluster(self, control: str) -> Finding:
+    def no_cluster(self, control: str) -> PreflightFinding:
         """There is nothing to join."""
         why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
         remedy = f"`gpunodes init-master {control}` makes one"
-        return Finding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
+        return PreflightFinding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
 
 
-def look(
+def inspect(
     inventory: Inventory,
     machines: Sequence[Machine],
     folder: Path,
-    view: View,
+    view: RunView,
     variables: Mapping[str, Any],
     *,
     sources: bool = True,
-) -> Look:
+) -> Inspection:
     """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any.
 
     ``sources``: the machines ask their package sources, too.
     """
     control = inventory.control_plane()
-    wishes = {
-        machine.name: gpu.wishes_of(settings.of({**inventory.variables(machine.name), **variables}), "")
+    requested = {
+        machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
         for machine in machines
     }
     tracker = Tracker(machines, PHASES, view)
@@ -78,30 +78,30 @@ def look(
     candidates = []
     for machine in machines:
         failure = tracker.failures.get(machine.name)
-        why = events.cause(failure) if failure else ended.complaint
+        why = events.cause(failure) if failure else ended.error_text
         if machine.name in answers:
             why = reports.of_machine(answers[machine.name])
         candidates.append(
-            preflight.Candidate(
+            preflight.MachineFacts(
                 name=machine.name,
                 role=machine.role,
                 facts=None if why else answers[machine.name],
                 unreachable=why,
                 read_at=tracker.answered_at.get(machine.name),
-                wishes=wishes[machine.name],
+                requested=requested[machine.name],
                 address=machine.address,
             )
         )
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
-    asked = str(settings.of({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"])
+    asked = str(settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or asked).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(asked):
         # The machines asked the package source of a minor that is not the cluster's, which nobody knew yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
-        return look(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
-    return Look(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
+        return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
+    return Inspection(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
 
 
 def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
@@ -116,9 +116,9 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     return cluster
 
 
-def judge(seen: Look, kubernetes: str) -> list[Finding]:
+def judge(seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
     """Hold the facts against the limits; a cluster that is there decides the version."""
-    return preflight.judge(seen.candidates, preflight.wants_of(seen.cluster, kubernetes))
+    return preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
 
 
 def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
@@ -127,19 +127,21 @@ def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
         settings.check(machine.name, inventory.variables(machine.name))
 
 
-def wished_version(inventory: Inventory, given: str | None) -> str:
+def requested_version(inventory: Inventory, given: str | None) -> str:
     """The Kubernetes version that the user or the settings ask for; raises WrongInput for an unknown one."""
-    wished = given or settings.of(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
-    return versions.check(str(wished))
+    requested = (
+        given or settings.resolve(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
+    )
+    return versions.check(str(requested))
 
 
-def run(inventory: Inventory, machines: Sequence[Machine], view: View, kubernetes: str | None = None) -> RunResult:
+def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines, nothing touched."""
     check_settings(inventory, machines)
-    version = wished_version(inventory, kubernetes)
+    version = requested_version(inventory, kubernetes)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
-    seen = look(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})
+    seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})
     findings = judge(seen, version)
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}

@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpunodes.engine import evidence, history, records
-from gpunodes.engine.cluster import Cluster, NoAnswer
-from gpunodes.engine.hands import Asked, Boot
+from gpunodes.engine.cluster import Cluster, NoResponse
 from gpunodes.engine.leases import Leases, Unsure
-from gpunodes.engine.locks import Lock, Silent
+from gpunodes.engine.locks import Lock, Unresponsive
+from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.health.facts import read
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.operations.drain import drain
-from gpunodes.repair import ladder, way
-from gpunodes.repair.ladder import Over, Proof, Rung
-from gpunodes.repair.record import Outcome, Record, Step
-from gpunodes.repair.way import Climbed
+from gpunodes.repair import escalation, flow
+from gpunodes.repair.escalation import Channel, EscalationStep, VerifiedBy
+from gpunodes.repair.flow import StepOutcome
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
 _LEFT_ALONE_S = 20.0
 """Seconds in which a machine is not looked at while its node comes back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How long things may take, in seconds."""
 
     drain: float = 300.0
@@ -45,7 +45,7 @@ class Limits:
     poll: float = 2.0
 
 
-class Hands(Protocol):
+class ControlsMachine(Protocol):
     """What can be done to a machine; engine/hands.py does it."""
 
     def boot(self) -> Boot:
@@ -54,7 +54,9 @@ class Hands(Protocol):
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Keep the evidence."""
 
-    def ask(self, rung: Rung, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]) -> Asked:
+    def ask(
+        self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
+    ) -> StepResult:
         """Use a rung that needs a shell."""
 
     def has_power(self) -> bool:
@@ -67,9 +69,9 @@ class Hands(Protocol):
         """Take its power away and give it back."""
 
 
-Look = Callable[[str], tuple[Verdict, Mapping[str, Any] | None]]
+Scan = Callable[[str], tuple[Verdict, Mapping[str, Any] | None]]
 """Look at a machine now: the verdict, and the probe's facts where they came."""
-Say = Callable[[str, str], None]
+Report = Callable[[str, str], None]
 """Tell of a machine."""
 
 
@@ -77,9 +79,9 @@ Say = Callable[[str, str], None]
 class Tools:
     """What a repair works with. ``cluster`` and ``leases`` are None where the cluster is left out."""
 
-    look: Look
-    say: Say
-    limits: Limits
+    scan: Scan
+    say: Report
+    limits: TimeLimits
     by: str
     cluster: Cluster | None = None
     leases: Leases | None = None
@@ -97,68 +99,76 @@ class Stopped(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 class OneRepair:
     """Walks one record to its end."""
 
-    def __init__(self, record: Record, hands: Hands, tools: Tools, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        record: RepairRecord,
+        machine_control: ControlsMachine,
+        tools: Tools,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         self._record = record
-        self._hands = hands
+        self._machine_control = machine_control
         self._tools = tools
         self._facts = facts
         self._began = time.monotonic()
         self._told_unsure = False
-        self._steps: Mapping[Step, Callable[[Record], Record]] = {
-            Step.COLLECT: self._collect,
-            Step.CORDON: self._cordon,
-            Step.DRAIN: self._drain,
-            Step.CLIMB: self._climb,
-            Step.VERIFY: self._verify,
-            Step.UNCORDON: self._give_back,
-            Step.UNDO: self._give_back,
-            Step.GIVE_UP: self._give_up,
-            Step.RELEASE: self._release,
+        self._steps: Mapping[Stage, Callable[[RepairRecord], RepairRecord]] = {
+            Stage.COLLECT: self._collect,
+            Stage.CORDON: self._cordon,
+            Stage.DRAIN: self._drain,
+            Stage.ESCALATE: self._escalate,
+            Stage.VERIFY: self._verify,
+            Stage.UNCORDON: self._give_back,
+            Stage.UNDO: self._give_back,
+            Stage.GIVE_UP: self._give_up,
+            Stage.RELEASE: self._release,
         }
 
-    def run(self) -> Record:
+    def run(self) -> RepairRecord:
         """Go on from the record's step to the end; the last record.
 
         Raises GpunodesError when it cannot go on now (the control plane does not answer, the lock was lost, the
         command was interrupted): the record stays, and ``gpunodes repair --resume`` goes on.
         """
         record = self._record
-        if record.step in (Step.LOOK, Step.LOCK):
-            record = record.to(Step.COLLECT)
-        while record.step is not Step.END:
+        if record.stage in (Stage.SCAN, Stage.LOCK):
+            record = record.to(Stage.COLLECT)
+        while record.stage is not Stage.END:
             self._alive()
             self._keep(record)
-            record = self._steps[record.step](record)
+            record = self._steps[record.stage](record)
         records.remove(record)
         return record
 
     # Steps
 
-    def _collect(self, record: Record) -> Record:
+    def _collect(self, record: RepairRecord) -> RepairRecord:
         self._say("collecting the evidence")
         folder = evidence.open_folder(record.id)
         try:
-            written = self._hands.collect(folder, self._facts, bug_report=record.bug_report)
+            written = self._machine_control.collect(folder, self._facts, bug_report=record.bug_report)
         finally:
             evidence.close_folder(record.id)
-        self._note(record, history.Kind.STEP, "collect", detail=f"{folder}: {', '.join(written)}" if written else "")
-        return record.to(Step.CORDON)
+        self._note(
+            record, history.EntryKind.STAGE, "collect", detail=f"{folder}: {', '.join(written)}" if written else ""
+        )
+        return record.to(Stage.CORDON)
 
-    def _cordon(self, record: Record) -> Record:
+    def _cordon(self, record: RepairRecord) -> RepairRecord:
         if self._tools.cluster and record.node:
             ours = self._tools.cluster.cordon(record.node, record.id, record.reason)
             self._say("cordoned" if ours else "cordoned already, by somebody else: it will stay so")
-            self._note(record, history.Kind.STEP, "cordon", "ours" if ours else "somebody else's")
+            self._note(record, history.EntryKind.STAGE, "cordon", "ours" if ours else "somebody else's")
             node = None if ours or record.named else self._tools.cluster.node(record.node)
             if node and node.cordoned_by_others:
                 why = "somebody cordoned its node meanwhile, and may be at work there"
-                return record.to(Step.RELEASE, outcome=Outcome.NOT_REPAIRED, why=why)
+                return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=why)
             self._event(record, "RepairStarted", f"gpunodes repairs this machine: {record.reason}")
-        return record.to(Step.DRAIN)
+        return record.to(Stage.DRAIN)
 
-    def _drain(self, record: Record) -> Record:
+    def _drain(self, record: RepairRecord) -> RepairRecord:
         if not self._tools.cluster or not record.node:
-            return way.drained(record, way.Drained())
+            return flow.drained(record, flow.DrainResult())
         limit = self._tools.limits.drain_hung if record.hung else self._tools.limits.drain
         self._say(f"emptying the node, {limit:.0f} s at most")
         force = record.force_drain and record.hung
@@ -170,69 +180,71 @@ class OneRepair:
             (result.alone, "stay"),
         ):
             if pods:
-                self._say(f"pods that {what}: {way.named(pods)}")
+                self._say(f"pods that {what}: {flow.named(pods)}")
         outcome = "empty" if result.empty else "not empty"
-        left = way.named([*result.refused, *result.ending, *result.deleted, *result.alone])
-        self._note(record, history.Kind.STEP, "drain", outcome, left)
-        return way.drained(record, result)
+        left = flow.named([*result.refused, *result.ending, *result.deleted, *result.alone])
+        self._note(record, history.EntryKind.STAGE, "drain", outcome, left)
+        return flow.drained(record, result)
 
-    def _climb(self, record: Record) -> Record:
-        rung = ladder.rung(record.rung)
+    def _escalate(self, record: RepairRecord) -> RepairRecord:
+        step = escalation.step(record.step)
         began = time.monotonic()
-        if rung.proof is Proof.BOOT and self._rebooted(record, self._hands.boot(), 0.0):
-            return self._climbed(record, rung, Climbed.TOOK, "the machine is in another boot", began)
+        if step.proof is VerifiedBy.BOOT and self._rebooted(record, self._machine_control.boot(), 0.0):
+            return self._escalated(record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
         if not record.asked:
-            result, why, record = self._ask(record, rung)
+            result, why, record = self._ask(record, step)
             if result is not None:
-                return self._climbed(record, rung, result, why, began)
-        if rung.proof is Proof.GPU:
-            return self._climbed(record, rung, Climbed.TOOK, "nvidia-smi reports the reset", began)
-        result, why, alone = self._watch(record, rung)
+                return self._escalated(record, step, result, why, began)
+        if step.proof is VerifiedBy.GPU:
+            return self._escalated(record, step, StepOutcome.SUCCEEDED, "nvidia-smi reports the reset", began)
+        result, why, alone = self._watch(record, step)
         for higher in alone:
-            record = self._climbed(record, rung, Climbed.FAILED, "the machine climbed on by itself", began)
-            rung = higher
-        return self._climbed(record, rung, result, why, began)
+            record = self._escalated(record, step, StepOutcome.FAILED, "the machine climbed on by itself", began)
+            step = higher
+        return self._escalated(record, step, result, why, began)
 
-    def _ask(self, record: Record, rung: Rung) -> tuple[Climbed | None, str, Record]:
+    def _ask(self, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome | None, str, RepairRecord]:
         """Use a rung; a result when it ends there, and the record with the time when it was asked."""
-        if rung.over is Over.POWER and not self._hands.has_power():
-            return Climbed.SKIPPED, "no BMC is configured", record
+        if step.over is Channel.POWER and not self._machine_control.has_power():
+            return StepOutcome.SKIPPED, "no BMC is configured", record
         self._confirm(record)
-        self._say(f"{rung.title}")
-        if rung.over is Over.POWER:
+        self._say(f"{step.title}")
+        if step.over is Channel.POWER:
             try:
-                self._hands.cold_cycle() if rung.name == ladder.COLD else self._hands.reset()
+                self._machine_control.cold_cycle() if step.name == escalation.COLD else self._machine_control.reset()
             except GpunodesError as problem:
-                return Climbed.FAILED, str(problem), record
+                return StepOutcome.FAILED, str(problem), record
             asked, armed = time.time(), record.armed
         else:
-            later = ladder.armed(rung.name, hung=record.hung) if rung.proof is Proof.BOOT else []
-            said = self._ask_over_ssh(record, rung, later)
+            later = escalation.armed(step.name, hung=record.hung) if step.proof is VerifiedBy.BOOT else []
+            message = self._ask_over_ssh(record, step, later)
             asked, due = time.time(), dict(record.armed)
-            if not said.done and rung.name not in due:
-                return Climbed.SKIPPED, said.said, record
-            if not said.done:
-                self._say(f"{rung.title}: {said.said}; the machine was told before to do it by itself")
-                asked = max(asked, due[rung.name])
+            if not message.done and step.name not in due:
+                return StepOutcome.SKIPPED, message.message, record
+            if not message.done:
+                self._say(f"{step.title}: {message.message}; the machine was told before to do it by itself")
+                asked = max(asked, due[step.name])
             # What it was told first it does first.
-            armed = tuple(({name: asked + after for after, name in later if name in said.armed} | due).items())
-        record = record.to(Step.CLIMB, asked=asked, armed=armed)
+            armed = tuple(({name: asked + after for after, name in later if name in message.armed} | due).items())
+        record = record.to(Stage.ESCALATE, asked=asked, armed=armed)
         self._keep(record)
         return None, "", record
 
-    def _ask_over_ssh(self, record: Record, rung: Rung, later: Sequence[tuple[float, str]]) -> Asked:
-        if rung.proof is not Proof.GPU:
-            return self._hands.ask(rung, record.boot_id, later, ())
+    def _ask_over_ssh(
+        self, record: RepairRecord, step: EscalationStep, later: Sequence[tuple[float, str]]
+    ) -> StepResult:
+        if step.proof is not VerifiedBy.GPU:
+            return self._machine_control.ask(step, record.boot_id, later, ())
         cluster = self._tools.cluster if record.node else None
         if cluster:
-            cluster.set_aside(record.node, record.id)
+            cluster.taint_temporarily(record.node, record.id)
         try:
-            return self._hands.ask(rung, record.boot_id, later, record.resets)
+            return self._machine_control.ask(step, record.boot_id, later, record.resets)
         finally:
             if cluster:
-                cluster.take_back(record.node)
+                cluster.untaint(record.node)
 
-    def _watch(self, record: Record, rung: Rung) -> tuple[Climbed, str, Sequence[Rung]]:
+    def _watch(self, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome, str, Sequence[EscalationStep]]:
         """Wait until the machine is in another boot, or the rung's time is over; the rungs that it climbed by itself.
 
         A kernel that answers while no sshd does is a machine in its shutdown or start: going down must be over within
@@ -241,10 +253,14 @@ class OneRepair:
         gone, silent, refused = False, 0, False
         while True:
             self._alive()
-            seen = self._hands.boot()
+            seen = self._machine_control.boot()
             waited = time.time() - record.asked
             if self._rebooted(record, seen, waited):
-                return Climbed.TOOK, f"boot {seen.boot_id} after {waited:.0f} s", self._alone(record, rung, seen)
+                return (
+                    StepOutcome.SUCCEEDED,
+                    f"boot {seen.boot_id} after {waited:.0f} s",
+                    self._alone(record, step, seen),
+                )
             if seen.reached is Reached.SILENT:
                 silent += 1
                 gone = gone or silent > 1
@@ -252,7 +268,7 @@ class OneRepair:
                 silent = 0
                 refused = seen.reached is not Reached.ENDED
                 gone = gone and refused
-            if waited > (self._tools.limits.boot if gone else rung.limit(hung=record.hung)):
+            if waited > (self._tools.limits.boot if gone else step.limit(hung=record.hung)):
                 break
             self._tools.stop.wait(self._tools.limits.poll)
         why = "the old boot still answers"
@@ -260,9 +276,9 @@ class OneRepair:
             why = "it hangs in its shutdown: the kernel answers and sshd does not,"
         if gone:
             why = "it went down and does not answer"
-        return Climbed.FAILED, f"{why} {waited:.0f} s later", ()
+        return StepOutcome.FAILED, f"{why} {waited:.0f} s later", ()
 
-    def _alone(self, record: Record, rung: Rung, seen: Boot) -> Sequence[Rung]:
+    def _alone(self, record: RepairRecord, step: EscalationStep, seen: Boot) -> Sequence[EscalationStep]:
         """The rungs that a machine whose driver hangs climbed by itself before its new boot began.
 
         A machine may lose its address in its shutdown: nobody sees then that it hangs there, but a kernel that started
@@ -272,11 +288,11 @@ class OneRepair:
         if not record.hung or not seen.uptime_s:
             return ()
         began = time.time() - seen.uptime_s
-        climbed = {name for name, due in record.armed if due <= began}
-        rungs = ladder.rungs()
-        return [each for each in rungs[rungs.index(rung) + 1 :] if each.name in climbed]
+        escalated = {name for name, due in record.armed if due <= began}
+        steps = escalation.steps()
+        return [each for each in steps[steps.index(step) + 1 :] if each.name in escalated]
 
-    def _rebooted(self, record: Record, seen: Boot, waited: float) -> bool:
+    def _rebooted(self, record: RepairRecord, seen: Boot, waited: float) -> bool:
         if not seen.boot_id:
             return False
         if record.boot_id:
@@ -284,59 +300,63 @@ class OneRepair:
         # Nobody knows which boot it was in before: this one must have begun since we asked.
         return record.asked > 0 and 0 < seen.uptime_s < waited
 
-    def _climbed(self, record: Record, rung: Rung, result: Climbed, why: str, began: float) -> Record:
-        self._say(f"{rung.title}: {result.value}: {why}")
-        self._note(record, history.Kind.RUNG, rung.name, result.value, why, time.monotonic() - began)
-        if self._tools.cluster and record.node and result is not Climbed.SKIPPED:
+    def _escalated(
+        self, record: RepairRecord, step: EscalationStep, result: StepOutcome, why: str, began: float
+    ) -> RepairRecord:
+        self._say(f"{step.title}: {result.value}: {why}")
+        self._note(record, history.EntryKind.STEP, step.name, result.value, why, time.monotonic() - began)
+        if self._tools.cluster and record.node and result is not StepOutcome.SKIPPED:
             # For the loop guard of every operator. The control plane itself may be what was rebooted.
-            with contextlib.suppress(NoAnswer):
+            with contextlib.suppress(NoResponse):
                 self._tools.cluster.note_repair(record.node, record.started)
-        return way.climbed(record, result, why)
+        return flow.escalated(record, result, why)
 
-    def _verify(self, record: Record) -> Record:
+    def _verify(self, record: RepairRecord) -> RepairRecord:
         self._say("proving it well")
         began = time.monotonic()
         deadline = began + self._tools.limits.verify
-        why, bad, well_since = "", 0, 0.0
+        why, bad, healthy_since = "", 0, 0.0
         while True:
             # A machine that starts has better to do than to be looked at, and its node is up after it.
             self._await_node(record, min(deadline, time.monotonic() + _LEFT_ALONE_S))
             asked = time.monotonic()
-            verdict, facts = self._tools.look(record.machine)
+            verdict, facts = self._tools.scan(record.machine)
             why, final = self._unproven(record, verdict, facts)
             now = time.monotonic()
             bad = bad + 1 if final else 0
-            well_since = 0.0 if why else well_since or now
+            healthy_since = 0.0 if why else healthy_since or now
             why = why or self._unready(record, verdict.boot_id or "")
             # The machine settles while its node comes back; else half of its time at least is its own.
-            rest = max(self._tools.limits.poll, now - asked) if why else self._tools.limits.settle - (now - well_since)
+            rest = (
+                max(self._tools.limits.poll, now - asked) if why else self._tools.limits.settle - (now - healthy_since)
+            )
             # What a boot found twice it will find again; all else may yet come.
             if (not why and rest <= 0) or bad > 1 or now > deadline:
                 break
             self._tools.stop.wait(rest)
-        proof = why or _proof(verdict)
+        proof = why or _verified_state(verdict)
         self._say(f"not well: {why}" if why else f"well: {proof}")
         outcome = "failed" if why else "passed"
-        self._note(record, history.Kind.PROOF, record.rung, outcome, proof, time.monotonic() - began)
-        return way.verified(record, why, verdict.boot_id or "")
+        self._note(record, history.EntryKind.VERIFICATION, record.step, outcome, proof, time.monotonic() - began)
+        return flow.verified(record, why, verdict.boot_id or "")
 
-    def _await_node(self, record: Record, until: float) -> None:
+    def _await_node(self, record: RepairRecord, until: float) -> None:
         """Wait for its node to be ready; until ``until`` (monotonic) at most."""
         while self._unready(record) and time.monotonic() < until:
             self._alive()
             self._tools.stop.wait(self._tools.limits.poll)
         self._alive()
 
-    def _unproven(self, record: Record, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
+    def _unproven(self, record: RepairRecord, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
         """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""
         if verdict.state in (State.UNREACHABLE, State.UNKNOWN):
             return f"it is {verdict.state.value}", False
-        booted = ladder.rung(record.rung).proof is Proof.BOOT
+        booted = escalation.step(record.step).proof is VerifiedBy.BOOT
         if booted and record.boot_id and verdict.boot_id == record.boot_id:
             return "it is still in the old boot", False
-        if verdict.state is not State.WELL:
+        if verdict.state is not State.HEALTHY:
             # What the log says, and a hang, will not pass; a driver that is still being loaded will.
-            logged = any(finding.first for finding in verdict.findings if finding.state is not State.WELL)
+            logged = any(finding.first for finding in verdict.findings if finding.state is not State.HEALTHY)
             found = f"{describe(verdict)} ({verdict.state.value})"
             return f"the {'new boot' if booted else 'GPU'} has findings: {found}", (logged or verdict.hung_in_driver)
         gpus = max(record.gpus or 0, verdict.gpus_expected or 0)
@@ -344,22 +364,22 @@ class OneRepair:
             return f"{verdict.gpus_seen or 0} of {gpus} GPUs are seen", False
         smi = (facts or {}).get("smi", {})
         if gpus and smi.get("status") != "ok":
-            said = " ".join(str(smi.get("said") or smi.get("status")).split())
-            return f"nvidia-smi does not end with 0: {said[:200]}", False
+            message = " ".join(str(smi.get("message") or smi.get("status")).split())
+            return f"nvidia-smi does not end with 0: {message[:200]}", False
         return "", False
 
-    def _unready(self, record: Record, boot_id: str = "") -> str:
+    def _unready(self, record: RepairRecord, boot_id: str = "") -> str:
         """What its node lacks yet, "" for nothing, and where no cluster is asked; ``boot_id`` is its boot, if known."""
         if not self._tools.cluster or not record.node:
             return ""
         try:
             node = self._tools.cluster.node(record.node)
-        except NoAnswer as problem:
+        except NoResponse as problem:
             return str(problem)
         if node is None:
             return "it is no node of the cluster any more"
         offered = node.allocatable or 0
-        booted = ladder.rung(record.rung).proof is Proof.BOOT
+        booted = escalation.step(record.step).proof is VerifiedBy.BOOT
         old = node.boot_id != boot_id if boot_id else booted and node.boot_id == record.boot_id
         lacks = (
             (not node.ready, "its kubelet is not ready"),
@@ -368,32 +388,32 @@ class OneRepair:
         )
         return next((why for lacking, why in lacks if lacking), "")
 
-    def _give_back(self, record: Record) -> Record:
+    def _give_back(self, record: RepairRecord) -> RepairRecord:
         good = record.outcome is not None and record.outcome.good
         if self._tools.cluster and record.node:
             free = self._tools.cluster.uncordon(record.node, record.id)
             self._say("uncordoned" if free else "its cordon is somebody else's: it stays")
-            said = "is proven well" if good else f"was not repaired: {record.why}"
-            self._event(record, "RepairEnded" if good else "RepairFailed", f"this machine {said}", warning=not good)
-        return record.to(Step.RELEASE)
+            message = "is proven well" if good else f"was not repaired: {record.why}"
+            self._event(record, "RepairEnded" if good else "RepairFailed", f"this machine {message}", warning=not good)
+        return record.to(Stage.RELEASE)
 
-    def _give_up(self, record: Record) -> Record:
+    def _give_up(self, record: RepairRecord) -> RepairRecord:
         if self._tools.cluster and record.node:
             self._tools.cluster.give_up(record.node, record.id, record.why)
-            said = (
+            message = (
                 f"this machine needs repair by hand: {record.why}; `gpunodes uncordon {record.machine}` when it is done"
             )
-            self._event(record, "NeedsRepair", said, warning=True)
-        return record.to(Step.RELEASE)
+            self._event(record, "NeedsRepair", message, warning=True)
+        return record.to(Stage.RELEASE)
 
-    def _release(self, record: Record) -> Record:
+    def _release(self, record: RepairRecord) -> RepairRecord:
         # The history first: a repair that is in no lock and no history would be forgotten.
-        outcome = record.outcome or Outcome.NOT_NEEDED
-        self._note(record, history.Kind.END, "repair", outcome.value, record.why, time.time() - record.started)
+        outcome = record.outcome or RepairOutcome.NOT_NEEDED
+        self._note(record, history.EntryKind.END, "repair", outcome.value, record.why, time.time() - record.started)
         if self._tools.leases and record.node:
             self._tools.leases.release(record.node)
         self._say(outcome.value + (f": {record.why}" if record.why else ""))
-        return record.to(Step.END)
+        return record.to(Stage.END)
 
     # Around the steps
 
@@ -401,24 +421,24 @@ class OneRepair:
         if self._tools.stop.is_set():
             raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to go on")
 
-    def _may_go_on(self, record: Record) -> None:
+    def _may_go_on(self, record: RepairRecord) -> None:
         """For the middle of a step that does much: nobody has interrupted us, and the lock is still ours."""
         self._alive()
         if self._tools.leases and record.node:
             with contextlib.suppress(*((Unsure,) if self._tools.control_plane else ())):
                 self._tools.leases.check(record.node)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: RepairRecord) -> None:
         """Write the record before what it tells of; raises Lost when the lock is, or may be, somebody else's by now."""
         records.write(record)
         self._confirm(record)
 
-    def _confirm(self, record: Record) -> None:
+    def _confirm(self, record: RepairRecord) -> None:
         """Be sure of the lock before something is done; the control plane alone is repaired without it if need be."""
         if not self._tools.leases or not record.node:
             return
         lost = self._tools.lock.lost() if self._tools.lock else None
-        if lost and not isinstance(lost, Silent):
+        if lost and not isinstance(lost, Unresponsive):
             raise lost
         try:
             self._tools.leases.write(record.node, record.text(), wait=not self._tools.control_plane)
@@ -432,15 +452,21 @@ class OneRepair:
     def _say(self, text: str) -> None:
         self._tools.say(self._record.machine, text)
 
-    def _event(self, record: Record, reason: str, message: str, *, warning: bool = False) -> None:
+    def _event(self, record: RepairRecord, reason: str, message: str, *, warning: bool = False) -> None:
         if self._tools.cluster:
             self._tools.cluster.event(record.node, reason, message, warning=warning)
 
     def _note(
-        self, record: Record, kind: history.Kind, what: str, outcome: str = "", detail: str = "", seconds: float = 0.0
+        self,
+        record: RepairRecord,
+        kind: history.EntryKind,
+        what: str,
+        outcome: str = "",
+        detail: str = "",
+        seconds: float = 0.0,
     ) -> None:
         history.append(
-            history.Entry(
+            history.HistoryEntry(
                 time=time.time(),
                 machine=record.machine,
                 kind=kind,
@@ -470,7 +496,7 @@ def resets(verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, ...]
     Some are named only where nothing is wrong beside them, since a reset ends what the log says of all; and where no
     NVSwitch joins the GPUs: those are reset together (NVIDIA Fabric Manager user guide; nvidia-smi(1), --gpu-reset).
     """
-    wrong = [finding for finding in verdict.findings if finding.state is not State.WELL]
+    wrong = [finding for finding in verdict.findings if finding.state is not State.HEALTHY]
     functions = read(facts or {}).functions
     gpus = {function.address for function in functions if function.is_gpu}
     if any(function.is_switch for function in functions) or not all(
@@ -496,6 +522,6 @@ def faults(verdict: Verdict, facts: Mapping[str, Any] | None) -> Collection[str]
     return ()
 
 
-def _proof(verdict: Verdict) -> str:
+def _verified_state(verdict: Verdict) -> str:
     gpus = f", {verdict.gpus_seen} GPUs" if verdict.gpus_seen is not None else ""
     return f"{verdict.state.value}{gpus}, boot {verdict.boot_id or 'unknown'}"

@@ -14,10 +14,10 @@ from gpunodes.engine import journal, locks, runner
 from gpunodes.engine.cluster import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Finding, Machine, MachineResult, Only, Outcome, Phase, RunResult, Severity
+from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
 from gpunodes.operations import claims, preflight
 from gpunodes.operations import phases as phase_list
-from gpunodes.operations.tracker import Tracker, View
+from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu
 
 
@@ -42,7 +42,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """What a user may say of any run. ``variables`` are settings for this run; they hold no secret."""
 
     kubernetes: str | None = None
@@ -50,12 +50,12 @@ class Options:
     from_phase: str | None = None
     dry_run: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
-    seen: preflight.Look | None = None
+    seen: preflight.Inspection | None = None
     """A look at the machines that was had already."""
 
 
 def carry_out(
-    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View, options: Options
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> RunResult:
     """Walk ``operation`` on ``machines``.
 
@@ -66,16 +66,16 @@ def carry_out(
     phases = [phase for phase in operation.phases if phase.name not in skip]
     control = inventory.control_plane()
     preflight.check_settings(inventory, machines)
-    version = preflight.wished_version(inventory, options.kubernetes)
+    version = preflight.requested_version(inventory, options.kubernetes)
     variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
 
     folder = journal.open_run(operation.name)
     view.begin(operation.name, machines)
     result = RunResult(operation.name, (), log=str(folder), dry_run=options.dry_run)
-    findings: Sequence[Finding] = ()
+    findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    concerned = _concerned(inventory, machines, options, control.name)
+    applicable = _applicable(inventory, machines, options, control.name)
     unlocked: GpunodesError | None = None
     claim: claims.Claim | None = None
     with contextlib.ExitStack() as held:
@@ -84,7 +84,7 @@ def carry_out(
         except (NoSession, locks.NoLock) as error:
             unlocked = error
         if phase_list.PREFLIGHT in phases:
-            seen = preflight.look(inventory, machines, folder, view, variables)
+            seen = preflight.inspect(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version)
             if operation.needs_cluster and seen.cluster is None and not seen.interrupted:
                 findings = [*findings, seen.no_cluster(control.name)]
@@ -99,7 +99,7 @@ def carry_out(
                     interrupted=seen.interrupted,
                 )
             facts, cluster = seen.facts, seen.cluster or {}
-            concerned |= _told(seen.facts)
+            applicable |= _told(seen.facts)
         elif claim and claim.findings:
             findings = claim.findings
             view.findings(findings)
@@ -113,10 +113,10 @@ def carry_out(
             claim.take_more(facts)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         every = {machine.name for machine in machines}
-        spared = phase_list.spared(work, every, concerned)
+        not_applicable = phase_list.not_applicable(work, every, applicable)
         # Phases that concern nobody cost nothing.
-        idle = [name for name, names in spared.items() if names == every]
-        tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, spared)
+        idle = [name for name, names in not_applicable.items() if names == every]
+        tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, not_applicable)
         play = runner.Play(
             playbook=operation.playbook,
             inventory=inventory.path,
@@ -135,7 +135,7 @@ def carry_out(
     interrupted = ended.interrupted and lost is None
     return replace(
         result,
-        machines=tracker.results(ok=ended.ok, interrupted=interrupted, complaint=str(lost or ended.complaint)),
+        machines=tracker.results(ok=ended.ok, interrupted=interrupted, error_text=str(lost or ended.error_text)),
         findings=findings,
         log=str(ended.log),
         interrupted=interrupted,
@@ -143,7 +143,7 @@ def carry_out(
 
 
 def _claimed(
-    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: View, options: Options
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> contextlib.AbstractContextManager[claims.Claim | None]:
     """What this run must hold; nothing for a dry run, which changes nothing."""
     if options.dry_run:
@@ -167,12 +167,12 @@ def _told(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
 
 
 def _identities(
-    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: View, variables: Mapping[str, Any]
+    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: RunView, variables: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What machines and their cluster report, where no preflight has asked them."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
-    seen = preflight.look(inventory, machines, own, view, variables, sources=False)
+    seen = preflight.inspect(inventory, machines, own, view, variables, sources=False)
     return seen.facts, seen.cluster or {}
 
 
@@ -187,8 +187,8 @@ def _play(
     on_event: Callable[[Event], None],
     claim: claims.Claim | None,
     at_work: Callable[[], bool],
-    view: View,
-) -> tuple[runner.Ended, GpunodesError | None]:
+    view: RunView,
+) -> tuple[runner.PlayResult, GpunodesError | None]:
     """Run the playbook for as long as the locks are surely ours; how it ended, and why they may be ours no more."""
     if claim is None:
         return runner.run(play, folder, on_event), None
@@ -208,19 +208,22 @@ def _play(
     return ended, claim.lost(at_work=at_work()) if ended.interrupted else None
 
 
-def _concerned(
-    inventory: Inventory, machines: Sequence[Machine], options: Options, control: str
+def _applicable(
+    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: str
 ) -> dict[Only, set[str]]:
     """The machines that phases concern, as far as the settings tell: all of them where only facts do."""
-    wishes = {
-        machine.name: settings.of({**inventory.variables(machine.name), **options.variables}) for machine in machines
+    requested = {
+        machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
+        for machine in machines
     }
     return {
-        Only.GPUS: set(wishes),
-        Only.NODES: set(wishes),
+        Only.GPUS: set(requested),
+        Only.NODES: set(requested),
         Only.CUDA: {
-            name for name, wish in wishes.items() if wish["gpunodes_cuda_versions"] or wish["gpunodes_cudnn_version"]
+            name
+            for name, request in requested.items()
+            if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
-        Only.DOCKER: {name for name, wish in wishes.items() if wish["gpunodes_runtime"] == "docker"},
+        Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
         Only.CONTROL_PLANE: {control},
     }

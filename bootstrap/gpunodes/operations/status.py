@@ -13,14 +13,14 @@ from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster
-from gpunodes.operations.tracker import Tracker, View
+from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeStatus:
     """A node of the cluster. ``machine`` is its name in the inventory, "" for a node that is not there."""
 
     name: str
@@ -34,21 +34,21 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """The cluster as its control plane sees it."""
 
     endpoint: str
     version: str
-    nodes: Sequence[Node]
+    nodes: Sequence[NodeStatus]
     missing: Sequence[str]
     """Machines of the inventory that are no nodes."""
 
     @property
-    def well(self) -> bool:
+    def healthy(self) -> bool:
         return all(node.ready for node in self.nodes)
 
 
-def run(inventory: Inventory, view: View) -> Status:
+def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     """Read the cluster; raises GpunodesError when there is none, or when its control plane does not answer."""
     control = inventory.control_plane()
     tracker = Tracker([control], PHASES, view)
@@ -67,7 +67,7 @@ def run(inventory: Inventory, view: View) -> Status:
     return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
 
 
-def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> Status:
+def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:
     """Match the cluster's nodes with the inventory's machines; none is asked who it is, since nothing is done by it."""
     matcher = identity.Matcher([identity.described(node) for node in cluster["nodes"]], machines)
     matches = [(machine.name, matcher.match(machine, sure=False).node) for machine in machines]
@@ -76,7 +76,7 @@ def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str,
     for node in cluster["nodes"]:
         machine = machine_of.get(node["name"], "")
         nodes.append(
-            Node(
+            NodeStatus(
                 name=node["name"],
                 machine=machine,
                 role=node["role"],
@@ -88,7 +88,7 @@ def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str,
         )
     present = {node.machine for node in nodes}
     missing = [machine.name for machine in machines if machine.name not in present]
-    return Status(cluster["endpoint"], cluster["version"], nodes, missing)
+    return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing)
 
 
 def _kept(node: Mapping[str, Any], now: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpunodes.engine.events import cause
-from gpunodes.model import Event, Finding, Machine, MachineResult, Outcome, Phase, TaskEnded
+from gpunodes.model import Event, Machine, MachineResult, Outcome, Phase, PreflightFinding, TaskEnded
 
 _ANSWERS = {
     "settings": "host_facts",
@@ -20,7 +20,7 @@ _ANSWERS = {
 """What the command line reads of a role's answers. A machine may put more into any answer of its own."""
 
 
-class View(Protocol):
+class RunView(Protocol):
     """What shows a run while it goes on."""
 
     def begin(self, title: str, machines: Sequence[Machine]) -> None:
@@ -29,7 +29,7 @@ class View(Protocol):
     def phase(self, machine: str, phase: Phase) -> None:
         """A machine enters a phase."""
 
-    def findings(self, findings: Sequence[Finding]) -> None:
+    def findings(self, findings: Sequence[PreflightFinding]) -> None:
         """Preflight found these."""
 
     def ended(self, result: MachineResult) -> None:
@@ -56,15 +56,15 @@ class Tracker:
         self,
         machines: Sequence[Machine],
         phases: Sequence[Phase],
-        view: View,
-        spared: Mapping[str, Collection[str]] | None = None,
+        view: RunView,
+        not_applicable: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         """``spared`` are the machines that have nothing to do in a phase, by its name."""
         now = time.monotonic()
         self._machines = {machine.name: _State(started=now) for machine in machines}
         self._phases = {phase.name: phase for phase in phases}
         self._view = view
-        self._spared = spared or {}
+        self._not_applicable = not_applicable or {}
         self.answers: dict[str, dict[str, Any]] = {}
         """What tasks returned under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
@@ -102,16 +102,16 @@ class Tracker:
 
     def _concerns(self, event: Event) -> bool:
         """Whether a machine does anything in a phase: Ansible starts tasks that it then skips, too."""
-        return event.machine not in self._spared.get(event.phase, ())
+        return event.machine not in self._not_applicable.get(event.phase, ())
 
-    def results(self, *, ok: bool, interrupted: bool = False, complaint: str = "") -> list[MachineResult]:
+    def results(self, *, ok: bool, interrupted: bool = False, error_text: str = "") -> list[MachineResult]:
         """How every machine came out.
 
         ``ok`` is Ansible's own verdict: with it no failure stands, each was mended. ``complaint`` is its own error for
         a run that failed on no machine.
         """
         first = next(iter(self.failures.values()), None)
-        stopped = f"stopped because {first.machine} failed: {cause(first)}" if first else complaint
+        stopped = f"stopped because {first.machine} failed: {cause(first)}" if first else error_text
         results = []
         for name, state in self._machines.items():
             # Ansible may stop before a machine has gone all the way: another one's failure ended the run for it too.

@@ -19,7 +19,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.planner import tables
 
 
-class Status(StrEnum):
+class GateStatus(StrEnum):
     """How ripe a gate is in a version."""
 
     ABSENT = "absent"
@@ -34,7 +34,7 @@ class Gate:
     """A gate in one Kubernetes version."""
 
     name: str
-    status: Status
+    status: GateStatus
     default: bool | None
     """None where it is absent."""
     locked: bool
@@ -88,11 +88,11 @@ def needed(version: str) -> dict[str, bool]:
     return {gate.name: gate.we_set for gate in gates(version) if gate.we_set is not None}
 
 
-def check(version: str, wishes: Mapping[str, Any]) -> list[Conflict]:
+def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
     """Every wish that the kubelet of ``version`` would not take: unknown, gone, not there yet, locked, no boolean."""
     minor = minor_of(version)
     found = []
-    for name, value in wishes.items():
+    for name, value in requested.items():
         if not isinstance(value, bool):
             found.append(
                 Conflict(f"the feature gate {name} is wished to be {value!r}", "true or false", "correct the wish")
@@ -107,7 +107,7 @@ def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     if row is None:
         return _other(name, minor, value=value)
     gate = _gate(row, minor)
-    if gate.status is Status.ABSENT:
+    if gate.status is GateStatus.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
             return Conflict(
                 f"the feature gate {name} is {_went(row)}",
@@ -146,7 +146,7 @@ def _other(name: str, minor: str, *, value: bool) -> Conflict | None:
         remedy = f"is {near[0]} meant?" if near else "take it out, or check its spelling"
         return Conflict(f"the feature gate {name} is not known in Kubernetes {minor}", knows, remedy)
     since, status, *rest = stages[-1]
-    if status == Status.ABSENT:
+    if status == GateStatus.ABSENT:
         return Conflict(f"the feature gate {name} is gone since Kubernetes {since}", knows, "take it out")
     if "locked" in rest and value != ("on" in rest):
         return Conflict(
@@ -167,7 +167,7 @@ def _gate(row: Mapping[str, Any], minor: str) -> Gate:
     source = str(tables.read("gates")["sources"][row["source"]])
     return Gate(
         name=row["name"],
-        status=Status(stage["status"]) if stage else Status.ABSENT,
+        status=GateStatus(stage["status"]) if stage else GateStatus.ABSENT,
         default=stage["default"] if stage else None,
         locked=bool(stage and stage["locked"]),
         removed_in=removed,

@@ -18,7 +18,7 @@ from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu_case import Case, Row, branches, cite, fill, gpus_of, is_gpu, number, version_of
-from gpunodes.planner.gpu_words import (
+from gpunodes.planner.gpu_model import (
     Facts,
     Flavour,
     Gpu,
@@ -28,8 +28,8 @@ from gpunodes.planner.gpu_words import (
     Planned,
     Plans,
     Reason,
+    RequestedSoftware,
     Source,
-    Wishes,
 )
 
 __all__ = [
@@ -42,28 +42,28 @@ __all__ = [
     "Planned",
     "Plans",
     "Reason",
+    "RequestedSoftware",
     "Source",
-    "Wishes",
-    "at",
     "check",
+    "for_kubernetes",
     "gpus_of",
     "plan",
     "planned",
-    "wishes_of",
+    "requested_of",
 ]
 
 
-def plan(machine: str, facts: Facts, wishes: Wishes) -> Plan | tuple[Conflict, ...]:
+def plan(machine: str, facts: Facts, requested: RequestedSoftware) -> Plan | tuple[Conflict, ...]:
     """What ``machine`` gets, or every reason why it cannot get what is wished.
 
     ``facts`` is what the module ``host_facts`` returns.
     """
-    case = Case(machine, facts, wishes)
+    case = Case(machine, facts, requested)
     ours = _gates(case)
     cri_dockerd = _runtime(case)
     if not case.gpus:
         _without_gpus(case)
-        made = Plan(case.machine, runtime=case.wishes.runtime, cri_dockerd=cri_dockerd, gates=ours)
+        made = Plan(case.machine, runtime=case.requested.runtime, cri_dockerd=cri_dockerd, gates=ours)
     else:
         made = _with_gpus(case, ours, cri_dockerd=cri_dockerd)
     if case.conflicts:
@@ -71,86 +71,86 @@ def plan(machine: str, facts: Facts, wishes: Wishes) -> Plan | tuple[Conflict, .
     return replace(made, warnings=tuple(case.warnings), reasons=tuple(dict.fromkeys(case.reasons)))
 
 
-def planned(machine: str, facts: Facts | None, wishes: Wishes, unreachable: str = "") -> Planned:
+def planned(machine: str, facts: Facts | None, requested: RequestedSoftware, unreachable: str = "") -> Planned:
     """``plan`` for one machine of several, with all that led to it."""
     if facts is None:
-        return Planned(machine, wishes, unreachable=unreachable or "its facts could not be read")
-    found = plan(machine, facts, wishes)
+        return Planned(machine, requested, unreachable=unreachable or "its facts could not be read")
+    found = plan(machine, facts, requested)
     if isinstance(found, Plan):
-        return Planned(machine, wishes, plan=found, facts=facts)
-    return Planned(machine, wishes, conflicts=found, facts=facts)
+        return Planned(machine, requested, plan=found, facts=facts)
+    return Planned(machine, requested, conflicts=found, facts=facts)
 
 
-def wishes_of(settings: Mapping[str, Any], kubernetes_version: str) -> Wishes:
+def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> RequestedSoftware:
     """The wishes that a machine's settings hold; raises WrongInput for values of another kind."""
-    wished = settings["gpunodes_feature_gates"] or {}
-    if not isinstance(wished, Mapping):
+    requested = settings["gpunodes_feature_gates"] or {}
+    if not isinstance(requested, Mapping):
         raise WrongInput(
-            f"gpunodes_feature_gates is {wished!r}", "a mapping of gates to true or false", "correct the setting"
+            f"gpunodes_feature_gates is {requested!r}", "a mapping of gates to true or false", "correct the setting"
         )
     versions = settings["gpunodes_cuda_versions"] or []
     if isinstance(versions, str | int | float):
         versions = [versions]
-    return Wishes(
+    return RequestedSoftware(
         kubernetes_version=kubernetes_version,
         driver=str(settings["gpunodes_driver_branch"] or ""),
         cuda=tuple(str(version) for version in versions),
         cudnn=str(settings["gpunodes_cudnn_version"] or ""),
         runtime=str(settings["gpunodes_runtime"]),
         source=str(settings["gpunodes_driver_source"] or ""),
-        gates=dict(wished),
+        gates=dict(requested),
     )
 
 
-def check(wishes: Wishes) -> None:
+def check(requested: RequestedSoftware) -> None:
     """Raise WrongInput for a wish that no machine can have: a version that no table knows."""
-    for conflict in _unknown(wishes):
+    for conflict in _unknown(requested):
         raise WrongInput(conflict.fact, conflict.limit, conflict.remedy)
 
 
-def at(wishes: Wishes, kubernetes_version: str) -> Wishes:
+def for_kubernetes(requested: RequestedSoftware, kubernetes_version: str) -> RequestedSoftware:
     """The same wishes for another Kubernetes version."""
-    return replace(wishes, kubernetes_version=kubernetes_version)
+    return replace(requested, kubernetes_version=kubernetes_version)
 
 
-def _unknown(wishes: Wishes) -> Iterator[Conflict]:
-    if wishes.driver and wishes.driver not in branches():
-        fact = f"the driver branch {wishes.driver!r} is wished"
+def _unknown(requested: RequestedSoftware) -> Iterator[Conflict]:
+    if requested.driver and requested.driver not in branches():
+        fact = f"the driver branch {requested.driver!r} is wished"
         yield Conflict(fact, f"one of {', '.join(branches())}", "choose one of these")
     known = [minor for row in tables.read("cuda")["cuda"] for minor in row["minors"]]
-    for version in wishes.cuda:
+    for version in requested.cuda:
         if version not in known:
             limit = f"one that is known here: {', '.join(known)}"
             yield Conflict(f"CUDA {version} is wished", limit, "choose one of these")
-    if wishes.cudnn and not software.knows_cudnn(wishes.cudnn):
+    if requested.cudnn and not software.knows_cudnn(requested.cudnn):
         rows = tables.read("cuda")["cudnn"]
         limit = f"one that is known here: {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
-        yield Conflict(f"cuDNN {wishes.cudnn} is wished", limit, "choose one of these")
+        yield Conflict(f"cuDNN {requested.cudnn} is wished", limit, "choose one of these")
 
 
 def _gates(case: Case) -> dict[str, bool]:
-    version = case.wishes.kubernetes_version
+    version = case.requested.kubernetes_version
     try:
         known = gates.gates(version)
     except WrongInput as error:  # a cluster of another version than those that we install
-        if case.wishes.gates:
+        if case.requested.gates:
             case.refuse(error.found, error.wanted, "take the wishes for feature gates out")
         return {}
-    case.conflicts += gates.check(version, case.wishes.gates)
+    case.conflicts += gates.check(version, case.requested.gates)
     ours = gates.needed(version) if case.gpus else {}
     for gate in known:
         if gate.name in ours:
             case.say(f"feature gate {gate.name}", gate.why, gate.source)
-    for name in case.wishes.gates:
+    for name in case.requested.gates:
         case.say(f"feature gate {name}", "it is wished")
-    return {**ours, **case.wishes.gates}
+    return {**ours, **case.requested.gates}
 
 
 def _runtime(case: Case) -> bool:
     """Judge the wished runtime; whether it needs cri-dockerd."""
     table = tables.read("toolkit")
     rows = {row["name"]: row for row in table["runtime"]}
-    name = case.wishes.runtime
+    name = case.requested.runtime
     row = rows.get(name)
     if row is None:
         case.refuse(f"the runtime {name!r} is wished", " or ".join(rows), "correct gpunodes_runtime")
@@ -159,7 +159,7 @@ def _runtime(case: Case) -> bool:
     if case.gpus:
         _cdi(case, row)
     shim = table["cri_dockerd"]
-    if name == "docker" and version_of(case.wishes.kubernetes_version) >= version_of(shim["from"]):
+    if name == "docker" and version_of(case.requested.kubernetes_version) >= version_of(shim["from"]):
         case.say("cri-dockerd", f"Kubernetes has no dockershim from {shim['from']} on", cite("toolkit", shim))
         return True
     return False
@@ -179,10 +179,10 @@ def _cdi(case: Case, row: Row) -> None:
 
 def _without_gpus(case: Case) -> None:
     asked = {
-        "driver": case.wishes.driver,
-        "source": case.wishes.source,
-        "CUDA": ", ".join(case.wishes.cuda),
-        "cuDNN": case.wishes.cudnn,
+        "driver": case.requested.driver,
+        "source": case.requested.source,
+        "CUDA": ", ".join(case.requested.cuda),
+        "cuDNN": case.requested.cudnn,
     }
     case.say("CPU node", "no NVIDIA GPU is on its PCI bus")
     for what, value in asked.items():
@@ -205,12 +205,12 @@ def _passed_through(case: Case) -> None:
 
 def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
     _passed_through(case)
-    case.conflicts += _unknown(case.wishes)
+    case.conflicts += _unknown(case.requested)
     flavours = _flavours(case)
     _limits(case)
-    if case.wishes.cudnn:
+    if case.requested.cudnn:
         software.cudnn_limits(case)
-    cudas = software.wished_cudas(case)
+    cudas = software.requested_cudas(case)
     offer, branch, flavour = drivers.choose(case, flavours, cudas)
     if offer is None or flavour is None:
         software.headers(case, signed=False)
@@ -239,7 +239,7 @@ def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Pl
         blacklist_nouveau=nouveau != "absent",
         fabric_manager=any(package.group is Group.FABRIC_MANAGER for package in packages),
         persistence=True,
-        runtime=case.wishes.runtime,
+        runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=ours,
         reboot_needed=drivers.reboot(case, branch, flavour, nouveau),

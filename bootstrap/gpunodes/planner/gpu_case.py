@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu_words import SOURCES, Facts, Gpu, Reason, Wishes
+from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 
 Row = Mapping[str, Any]
 
@@ -20,11 +20,11 @@ _DISPLAY = "03"
 class Case:
     """A machine, its facts and what is wished of it; collects conflicts, warnings and reasons."""
 
-    def __init__(self, machine: str, facts: Facts, wishes: Wishes) -> None:
+    def __init__(self, machine: str, facts: Facts, requested: RequestedSoftware) -> None:
         self.machine = machine
         self.facts = facts
         self.gpu: Row = facts.get("gpu") or {}
-        self.wishes = wishes
+        self.requested = requested
         self.conflicts: list[Conflict] = []
         self.warnings: list[str] = []
         self.reasons: list[Reason] = []
@@ -53,7 +53,7 @@ class Case:
 
     def where(self) -> str:
         """The source that is wished, in words."""
-        return SOURCES.get(self.wishes.source, "any source that is known")
+        return SOURCES.get(self.requested.source, "any source that is known")
 
     def has(self, generation: str) -> bool:
         """Whether a GPU is of this generation."""
@@ -131,7 +131,7 @@ def number(branch: str) -> int:
     return int(branch)
 
 
-def there(driver: Row) -> str:
+def installed_driver(driver: Row) -> str:
     """The version of the driver that is installed, built or not yet; empty where there is none."""
     versions = [driver.get("module"), *(driver.get("packages") or {}).values()]
     found = (re.search(r"\b\d{3}\.\d+(\.\d+)?", str(version or "")) for version in versions)

@@ -9,30 +9,30 @@ from collections.abc import Iterator, Sequence
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
-from gpunodes.planner.gpu_case import Case, Row, branches, cite, number, there, version_of
-from gpunodes.planner.gpu_words import SOURCES, Flavour, Source
+from gpunodes.planner.gpu_case import Case, Row, branches, cite, installed_driver, number, version_of
+from gpunodes.planner.gpu_model import SOURCES, Flavour, Source
 
 
 def choose(
     case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> tuple[Row | None, str, Flavour | None]:
     """Which offer, branch and modules; a conflict for each limit that is broken."""
-    wish = case.wishes
-    if wish.source and wish.source not in {Source.NVIDIA, Source.DISTRIBUTION}:
-        case.refuse(f"drivers from {wish.source!r} are wished", "nvidia or distribution", "correct the setting")
-    if wish.driver in branches():
-        _judge_branch(case, wish.driver, cudas)
+    request = case.requested
+    if request.source and request.source not in {Source.NVIDIA, Source.DISTRIBUTION}:
+        case.refuse(f"drivers from {request.source!r} are wished", "nvidia or distribution", "correct the setting")
+    if request.driver in branches():
+        _judge_branch(case, request.driver, cudas)
     offers = [
         offer
         for offer in tables.read("drivers")["offer"]
         if case.system in offer["systems"] and case.facts.get("arch") in offer["architectures"]
     ]
-    if wish.source:
-        offers = [offer for offer in offers if offer["source_of"] == wish.source]
+    if request.source:
+        offers = [offer for offer in offers if offer["source_of"] == request.source]
     if not offers:
         case.refuse(
             f"no NVIDIA driver is known for {case.system or 'this system'} on {case.facts.get('arch')}"
-            + (f" from {wish.source}" if wish.source else ""),
+            + (f" from {request.source}" if request.source else ""),
             "a system that has one",
             "choose another gpunodes_driver_source, or install another system",
         )
@@ -63,7 +63,9 @@ def _choices(
 ) -> Iterator[tuple[Row, str, Flavour]]:
     """All that would do what is wished."""
     for choice in _fitting(case, offers, flavours, cudas):
-        if case.wishes.driver in {"", choice[1]} and (not case.wishes.cudnn or software.cudnn_row(case, *choice[:2])):
+        if case.requested.driver in {"", choice[1]} and (
+            not case.requested.cudnn or software.cudnn_row(case, *choice[:2])
+        ):
             yield choice
 
 
@@ -106,25 +108,25 @@ def _unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | Non
 
 def _broken(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Conflict]:
     """The limits of GPUs and CUDA that a branch breaks."""
-    wished = f"the driver branch {branch} is wished"
+    requested = f"the driver branch {branch} is wished"
     for row in case.generations:
         who = f"{row['title']} GPUs ({case.products(row)})"
         if row["last"] and number(branch) > number(row["last"]):
             yield Conflict(
-                f"{wished}, for {who}",
+                f"{requested}, for {who}",
                 f"{row['last']}, the last branch for them ({cite('drivers', row)})",
                 f"wish for {row['last']} or older, or for none",
             )
         if row["first"] and number(branch) < number(row["first"]):
             yield Conflict(
-                f"{wished}, for {who}",
+                f"{requested}, for {who}",
                 f"{row['first']}, the first branch for them ({cite('drivers', row)})",
                 f"wish for {row['first']} or newer, or for none",
             )
     for version, row in cudas:
         if number(branch) < number(row["least_driver"]):
             yield Conflict(
-                f"{wished}, and CUDA {version}",
+                f"{requested}, and CUDA {version}",
                 f"{row['least_driver']} or newer for CUDA {version} ({cite('cuda', row)})",
                 f"wish for the branch {row['least_driver']} or newer, or for an older CUDA",
             )
@@ -145,10 +147,10 @@ def _no_choice(
 ) -> None:
     """Say why no offer does, as far as it has not been said."""
     system = case.system
-    if case.wishes.driver in branches() and not any(case.wishes.driver in offer["branches"] for offer in offers):
+    if case.requested.driver in branches() and not any(case.requested.driver in offer["branches"] for offer in offers):
         has = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
         case.refuse(
-            f"the driver branch {case.wishes.driver} is wished, which {case.where()} has not for {system}",
+            f"the driver branch {case.requested.driver} is wished, which {case.where()} has not for {system}",
             f"one of {has}",
             "choose one of these, or another gpunodes_driver_source",
         )
@@ -166,13 +168,13 @@ def _no_choice(
             "take the driver from NVIDIA (gpunodes_driver_source: nvidia)",
         )
     kernel_said = _judge_kernel(case, offers, flavours)
-    fitting = [choice for choice in _fitting(case, offers, flavours, cudas) if case.wishes.driver in {"", choice[1]}]
+    fitting = [choice for choice in _fitting(case, offers, flavours, cudas) if case.requested.driver in {"", choice[1]}]
     if (
-        software.knows_cudnn(case.wishes.cudnn)
+        software.knows_cudnn(case.requested.cudnn)
         and fitting
         and not any(software.cudnn_row(case, *choice[:2]) for choice in fitting)
     ):
-        there = [
+        installed_driver = [
             f"{row['version']} for CUDA {row['cuda']} from {row['source_of']}"
             for row in tables.read("cuda")["cudnn"]
             if any(row["source_of"] == choice[0]["source_of"] for choice in fitting)
@@ -180,8 +182,8 @@ def _no_choice(
         ]
         majors = software.cuda_majors(case)
         case.refuse(
-            f"cuDNN {case.wishes.cudnn} is wished" + (f", with CUDA {majors[-1]}" if majors else ""),
-            f"one that there is for {system}: {', '.join(there) or 'none'}",
+            f"cuDNN {case.requested.cudnn} is wished" + (f", with CUDA {majors[-1]}" if majors else ""),
+            f"one that there is for {system}: {', '.join(installed_driver) or 'none'}",
             "choose one of these, or another gpunodes_driver_source, or take the wish out",
         )
     alone = any(_fitting(case, offers, flavours, ()))
@@ -204,20 +206,25 @@ def _no_choice(
 
 def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]) -> bool:
     """Say it of each branch that would drive the GPUs, were it not for the kernel; whether there was one."""
-    said = set()
+    message = set()
     for offer, flavour in itertools.product(offers, flavours):
         for branch in offer["branches"]:
             row = _unbuilt(case, offer, branch, flavour)
-            if not row or branch in said or case.wishes.driver not in {"", branch} or any(_broken(case, branch, ())):
+            if (
+                not row
+                or branch in message
+                or case.requested.driver not in {"", branch}
+                or any(_broken(case, branch, ()))
+            ):
                 continue
-            said.add(branch)
+            message.add(branch)
             case.refuse(
                 f"the {flavour} modules of the driver branch {branch} from {SOURCES[offer['source_of']]} do not build"
                 f" for the kernel {case.kernel()}: {row['why']}",
                 f"a kernel before {row['from']}, or a driver that knows this one ({cite('drivers', row)})",
                 "choose another gpunodes_driver_source or gpunodes_driver_branch, or boot an older kernel",
             )
-    return bool(said)
+    return bool(message)
 
 
 def _elsewhere(case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]) -> list[str]:
@@ -266,7 +273,7 @@ def _best(
         )
 
     best = max(better, key=rank)
-    if case.wishes.driver:
+    if case.requested.driver:
         why = "it is wished"
     elif best[1] == recommended:
         why = "long-term support, and it fits the GPUs"
@@ -276,8 +283,8 @@ def _best(
         why = "of those that fit the GPUs, it is supported longest"
     row = next(row for row in tables.read("drivers")["branch"] if row["name"] == best[1])
     case.say(f"driver branch {best[1]}", why, cite("drivers", row))
-    if case.wishes.source:
-        case.say(f"driver from {case.wishes.source}", "it is wished")
+    if case.requested.source:
+        case.say(f"driver from {case.requested.source}", "it is wished")
     if best[0]["signed"]:
         case.say("signed modules", "Secure Boot is on, and the distribution signs these", cite("drivers", best[0]))
     _say_modules(case, *best)
@@ -303,7 +310,7 @@ def _installed(case: Case) -> tuple[Source, str, Flavour | None] | None:
     """Source, branch and modules of a driver that packages brought, if there is one."""
     driver = case.gpu.get("driver") or {}
     origin = {"nvidia-repository": Source.NVIDIA, "distribution": Source.DISTRIBUTION}.get(driver.get("origin") or "")
-    version = there(driver)
+    version = installed_driver(driver)
     if not origin or not version:
         return None
     modules = driver.get("flavour")
@@ -317,13 +324,13 @@ def _judge_installed(
 ) -> None:
     driver = case.gpu.get("driver") or {}
     if installed is None:
-        if there(driver):
+        if installed_driver(driver):
             origin = {"runfile": "by NVIDIA's .run installer"}.get(driver.get("origin") or "", "by something unknown")
             remedy = (
                 "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
             )
             case.refuse(
-                f"the driver {there(driver)} was installed {origin}",
+                f"the driver {installed_driver(driver)} was installed {origin}",
                 "a driver from packages, or none: two would overwrite each other's files",
                 remedy,
             )
@@ -338,18 +345,18 @@ def _judge_installed(
     in_cluster = bool((case.facts.get("kubernetes") or {}).get("role"))
     used = driver.get("loaded") and (clients or (clients is None and in_cluster))
     who = f"{clients} processes use it" if clients else "pods may use it"
-    wished = {choice[0]["source_of"] for choice in choices}
-    known = f"the driver {there(driver)} ({modules or 'unknown'} modules, from {source}) is installed"
+    requested = {choice[0]["source_of"] for choice in choices}
+    known = f"the driver {installed_driver(driver)} ({modules or 'unknown'} modules, from {source}) is installed"
     if used:
         case.refuse(
             f"{known}, and {who}",
             "a driver that does what is wished, or one that nobody uses: none is replaced under running pods",
             f"drain the node, `gpunodes gpu remove {case.machine}`, and run again; or take the wish out",
         )
-    elif source not in wished:
+    elif source not in requested:
         case.refuse(
             known,
-            f"one from {' or '.join(sorted(wished))}: packages of two sources overwrite each other",
+            f"one from {' or '.join(sorted(requested))}: packages of two sources overwrite each other",
             f"`gpunodes gpu remove {case.machine}`, or set gpunodes_driver_source to {source}",
         )
     else:

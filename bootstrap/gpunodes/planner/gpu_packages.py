@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_case import Case, Row, cite, fill, number, product, version_of
-from gpunodes.planner.gpu_words import Flavour, Group, Package, Source
+from gpunodes.planner.gpu_model import Flavour, Group, Package, Source
 
 
 def headers(case: Case, *, signed: bool) -> list[Package]:
@@ -64,10 +64,10 @@ def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> lis
     return found
 
 
-def wished_cudas(case: Case) -> list[tuple[str, Row]]:
+def requested_cudas(case: Case) -> list[tuple[str, Row]]:
     """The CUDA versions that are wished and known, each with its major's row."""
     found = []
-    for version in dict.fromkeys(case.wishes.cuda):
+    for version in dict.fromkeys(case.requested.cuda):
         row = next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
         if row is None:
             continue  # it is among the conflicts
@@ -112,7 +112,7 @@ def cudas_of(case: Case, offers: Sequence[Row]) -> str:
 def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
     source = Source(offer["source_of"])
     found = []
-    for version in dict.fromkeys(case.wishes.cuda):
+    for version in dict.fromkeys(case.requested.cuda):
         row = cuda_row(case, offer, version)
         if row is None:
             continue  # an unknown version: it is among the conflicts
@@ -125,17 +125,17 @@ def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
 
 
 def _cudnn(case: Case, offer: Row, branch: str) -> list[Package]:
-    wish = case.wishes.cudnn
-    row = cudnn_row(case, offer, branch) if wish else None
+    request = case.requested.cudnn
+    row = cudnn_row(case, offer, branch) if request else None
     if row is None:
         return []
     majors = cuda_majors(case)
     if len(majors) > 1:
         case.warnings.append(f"cuDNN is installed for CUDA {majors[-1]} only, the newest that is wished")
     last = _last_cudnn(case)
-    minor = next((version for version in (wish, row["version"], last) if "." in version), wish)
-    why = f"cuDNN {wish} is wished; for CUDA {row['cuda']}"
-    if minor == last != wish:
+    minor = next((version for version in (request, row["version"], last) if "." in version), request)
+    why = f"cuDNN {request} is wished; for CUDA {row['cuda']}"
+    if minor == last != request:
         why += f", and {last} is the last for these GPUs"
     case.say(row["package"], why, cite("cuda", row))
     return [Package(Group.CUDNN, row["package"], f"{minor}.*", "", Source(offer["source_of"]), why)]
@@ -148,14 +148,14 @@ def _last_cudnn(case: Case) -> str:
 
 
 def cudnn_limits(case: Case) -> None:
-    wish = case.wishes.cudnn
+    request = case.requested.cudnn
     matrix = tables.read("cuda")["sources"]["cudnn-matrix"]
     for generation in case.generations:
         limit = generation["last_cudnn"]
-        fact = f"cuDNN {wish} is wished, for {generation['title']} GPUs ({case.products(generation)})"
-        if limit == "none" and version_of(wish) >= (9,):
+        fact = f"cuDNN {request} is wished, for {generation['title']} GPUs ({case.products(generation)})"
+        if limit == "none" and version_of(request) >= (9,):
             case.refuse(fact, f"cuDNN 8, the last for them ({matrix})", "take the wish out")
-        elif limit not in {"", "none"} and "." in wish and version_of(wish) > version_of(limit):
+        elif limit not in {"", "none"} and "." in request and version_of(request) > version_of(limit):
             case.refuse(fact, f"cuDNN {limit}, the last for them ({matrix})", f"wish for {limit}, or for 9")
 
 
@@ -184,22 +184,22 @@ def _cudnn_rows(case: Case, source: str) -> list[Row]:
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or case.system in row["systems"])
-        and _is_of(case.wishes.cudnn, row["version"])
+        and _is_of(case.requested.cudnn, row["version"])
     ]
 
 
-def knows_cudnn(wish: str) -> bool:
+def knows_cudnn(request: str) -> bool:
     """Whether any source has the wished cuDNN, for whatever machine."""
-    return any(_is_of(wish, row["version"]) for row in tables.read("cuda")["cudnn"])
+    return any(_is_of(request, row["version"]) for row in tables.read("cuda")["cudnn"])
 
 
-def _is_of(wish: str, version: str) -> bool:
+def _is_of(request: str, version: str) -> bool:
     """Whether one is the other's major: ``9.12`` is of 9, and 8.5 serves a wish for ``8``."""
-    return f"{wish}.".startswith(f"{version}.") or f"{version}.".startswith(f"{wish}.")
+    return f"{request}.".startswith(f"{version}.") or f"{version}.".startswith(f"{request}.")
 
 
 def cuda_majors(case: Case) -> list[str]:
-    return sorted({version.partition(".")[0] for version in case.wishes.cuda}, key=int)
+    return sorted({version.partition(".")[0] for version in case.requested.cuda}, key=int)
 
 
 def container_toolkit(case: Case) -> list[Package]:

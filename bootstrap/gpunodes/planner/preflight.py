@@ -13,14 +13,14 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, described, reported, same_uuid
 from gpunodes.errors import WrongInput
-from gpunodes.model import Finding, Role, Severity
+from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import gates, gpu, tables, versions
 
 Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class MachineFacts:
     """A machine that is to become a node, or is one: its facts, or why there are none."""
 
     name: str
@@ -30,14 +30,14 @@ class Candidate:
     """Why its facts could not be read."""
     read_at: float | None = None
     """Our own clock when its facts came, in seconds since 1970; None where nobody noted it."""
-    wishes: gpu.Wishes = field(default_factory=lambda: gpu.Wishes(""))
+    requested: gpu.RequestedSoftware = field(default_factory=lambda: gpu.RequestedSoftware(""))
     """What its settings ask for; the version is that of ``Wants``."""
     address: str = ""
     """That of the inventory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class ClusterRequirements:
     """What the machines are wanted for."""
 
     kubernetes: str
@@ -64,13 +64,13 @@ class Check:
 
     name: str
     title: str
-    run: Callable[[Candidate, Facts, Wants], Iterator[Problem]]
+    run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
 
 
-def wants_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Wants:
+def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
     """What machines are wanted for: the cluster's own version where there is one (a result of ``cluster_info``)."""
     cluster = cluster or {}
-    return Wants(
+    return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
         nodes=[{key: str(node.get(key) or "") for key in _OF_NODES} for node in cluster.get("nodes", ())],
@@ -80,10 +80,10 @@ def wants_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Wants:
 _OF_NODES = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
 
 
-def judge(candidates: Sequence[Candidate], wants: Wants) -> list[Finding]:
+def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
-    shared = _shared(candidates, wants)
+    shared = _shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -94,17 +94,17 @@ def judge(candidates: Sequence[Candidate], wants: Wants) -> list[Finding]:
         findings += [
             _finding(candidate, check.name, problem)
             for check in CHECKS
-            for problem in check.run(candidate, candidate.facts, wants)
+            for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
     return findings
 
 
-def _finding(candidate: Candidate, check: str, problem: Problem) -> Finding:
-    return Finding(candidate.name, check, problem.fact, problem.limit, problem.remedy, problem.severity)
+def _finding(candidate: MachineFacts, check: str, problem: Problem) -> PreflightFinding:
+    return PreflightFinding(candidate.name, check, problem.fact, problem.limit, problem.remedy, problem.severity)
 
 
-def _system(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _system(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     os = facts["os"]
     rows = [row for row in tables.read("systems")["system"] if row["id"] == os["id"]]
     version = str(os["version"] or "")
@@ -113,13 +113,13 @@ def _system(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
         yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {known}", "install one of these")
 
 
-def _architecture(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _architecture(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     wanted = tables.read("limits")["architectures"]
     if facts["arch"] not in wanted:
         yield Problem(f"its architecture is {facts['arch']}", " or ".join(wanted), "use another machine")
 
 
-def _python(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _python(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     floor = tables.read("limits")["python"]
     if _numbers(facts["python"]) < _numbers(floor):
         yield Problem(
@@ -129,13 +129,13 @@ def _python(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
         )
 
 
-def _cpus(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+def _cpus(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     least = tables.read("limits")[candidate.role.value]["cpus"]
     if facts["cpus"] < least:
         yield Problem(f"it has {facts['cpus']} CPUs", f"at least {least}", "give it more, or use another machine")
 
 
-def _memory(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+def _memory(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     least = tables.read("limits")[candidate.role.value]["memory_mib"]
     if facts["memory_mib"] < least:
         yield Problem(
@@ -145,7 +145,7 @@ def _memory(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
         )
 
 
-def _disk(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _disk(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     least = tables.read("limits")["disk_mib"]
     # A node that is in a cluster has used what it needs: its images lie there.
     if facts["disk_free_mib"] < least and not facts["kubernetes"]["role"]:
@@ -156,17 +156,17 @@ def _disk(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
         )
 
 
-def _cgroup(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
-    row = versions.minors().get(versions.minor_of(wants.kubernetes), {})
+def _cgroup(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    row = versions.minors().get(versions.minor_of(requirements.kubernetes), {})
     if facts["cgroup"] == 1 and row.get("cgroup_v1") == "refused":
         yield Problem(
             "it runs cgroup v1",
-            f"cgroup v2: Kubernetes {wants.kubernetes} refuses v1",
+            f"cgroup v2: Kubernetes {requirements.kubernetes} refuses v1",
             "boot with systemd.unified_cgroup_hierarchy=1, or choose Kubernetes 1.34",
         )
 
 
-def _swap(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _swap(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     if facts["swap"]:
         devices = ", ".join(facts["swap"])
         yield Problem(
@@ -177,7 +177,7 @@ def _swap(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
         )
 
 
-def _hostname(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _hostname(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     name = facts["hostname"]
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name.lower()) or name.split(".")[0] == "localhost":
         yield Problem(
@@ -187,7 +187,7 @@ def _hostname(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
         )
 
 
-def _clock(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+def _clock(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     limit = tables.read("limits")["clock_skew_s"]
     if candidate.read_at is None:
         return
@@ -201,7 +201,7 @@ def _clock(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
         )
 
 
-def _ports(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
+def _ports(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     if facts["kubernetes"]["role"]:
         return  # its own services listen there
     taken = sorted(set(tables.read("limits")[candidate.role.value]["ports"]) & set(facts["listening"]))
@@ -214,7 +214,7 @@ def _ports(candidate: Candidate, facts: Facts, _: Wants) -> Iterator[Problem]:
         )
 
 
-def _modules(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
+def _modules(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
     for name in tables.read("limits")["modules"]:
         if facts["modules"].get(name) == "missing":
             yield Problem(
@@ -224,8 +224,8 @@ def _modules(_: Candidate, facts: Facts, __: Wants) -> Iterator[Problem]:
             )
 
 
-def _sources(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
-    planned = _planned(candidate, facts, wants)
+def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, requirements)
     packages = planned.packages if isinstance(planned, gpu.Plan) else ()
     idle = {source.value for source in gpu.Source} - {package.source.value for package in packages}
     for source in facts["sources"]:
@@ -238,11 +238,11 @@ def _sources(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Probl
             )
 
 
-def _cluster(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
     if not own["role"]:
         return
-    if wants.ca_hash and own["ca_hash"] and own["ca_hash"] != wants.ca_hash:
+    if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
         yield Problem(
             f"it belongs to another cluster ({own['server']})",
             "a machine of no cluster, or of this one",
@@ -257,11 +257,11 @@ def _cluster(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Probl
         )
 
 
-def _runtime(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
-    own = _node_names([candidate], wants)
-    for node in wants.nodes:
+def _runtime(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    own = _node_names([candidate], requirements)
+    for node in requirements.nodes:
         # A node of Docker stays one without being told so at every run.
-        if node["name"] in own and node.get("runtime") == "containerd" and candidate.wishes.runtime == "docker":
+        if node["name"] in own and node.get("runtime") == "containerd" and candidate.requested.runtime == "docker":
             yield Problem(
                 "its node runs containers by containerd",
                 "docker, which is wished: a node keeps what it has joined with",
@@ -269,10 +269,10 @@ def _runtime(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
             )
 
 
-def _version(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
+def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     for package in ("kubelet", "kubeadm"):
         installed = (facts["packages"].get(package) or "").split("-")[0]
-        wanted = wants.kubernetes
+        wanted = requirements.kubernetes
         if installed and installed != wanted and not installed.startswith(wanted + "."):
             yield Problem(
                 f"{package} {installed} is installed",
@@ -281,24 +281,26 @@ def _version(_: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
             )
 
 
-def _gates(candidate: Candidate, _: Facts, wants: Wants) -> Iterator[Problem]:
-    if not candidate.wishes.gates:
+def _gates(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    if not candidate.requested.gates:
         return
     try:
-        found = gates.check(wants.kubernetes, candidate.wishes.gates)
+        found = gates.check(requirements.kubernetes, candidate.requested.gates)
     except WrongInput as error:
         found = [gates.Conflict(error.found, error.wanted, "take the wishes for feature gates out")]
     yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in found)
 
 
-def _planned(candidate: Candidate, facts: Facts, wants: Wants) -> gpu.Plan | Sequence[gates.Conflict]:
+def _planned(
+    candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements
+) -> gpu.Plan | Sequence[gates.Conflict]:
     """What the machine gets for its GPUs; feature gates are judged elsewhere."""
-    wishes = replace(candidate.wishes, kubernetes_version=wants.kubernetes, gates={})
-    return gpu.plan(candidate.name, facts, wishes)
+    requested = replace(candidate.requested, kubernetes_version=requirements.kubernetes, gates={})
+    return gpu.plan(candidate.name, facts, requested)
 
 
-def _gpu(candidate: Candidate, facts: Facts, wants: Wants) -> Iterator[Problem]:
-    planned = _planned(candidate, facts, wants)
+def _gpu(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, requirements)
     if not isinstance(planned, gpu.Plan):
         yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in planned)
         return
@@ -335,12 +337,12 @@ _UNIQUE = {
 }
 
 
-def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Finding]]:
+def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, list[PreflightFinding]]:
     """What two machines have in common and must not, by machine; the cluster's nodes count too."""
-    found: dict[str, list[Finding]] = defaultdict(list)
+    found: dict[str, list[PreflightFinding]] = defaultdict(list)
     known = [candidate for candidate in candidates if candidate.facts]
-    own = _node_names(known, wants)
-    strangers = [node for node in wants.nodes if node["name"] not in own]
+    own = _node_names(known, requirements)
+    strangers = [node for node in requirements.nodes if node["name"] not in own]
     for key, remedy in _UNIQUE.items():
         owners: dict[str, list[str]] = defaultdict(list)
         for candidate in known:
@@ -359,14 +361,14 @@ def _shared(candidates: Sequence[Candidate], wants: Wants) -> dict[str, list[Fin
                     gone = "; or delete that node, if its machine is gone or was installed anew"
                     what = f"{remedy}{gone if 'node ' in others else ''}"
                     problem = Problem(f"its {word} {value} is also that of {others}", "one of its own", what)
-                    found[name].append(Finding(name, key, problem.fact, problem.limit, problem.remedy))
+                    found[name].append(PreflightFinding(name, key, problem.fact, problem.limit, problem.remedy))
     return found
 
 
-def _node_names(candidates: Sequence[Candidate], wants: Wants) -> set[str]:
+def _node_names(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> set[str]:
     """The nodes that these machines are: in the cluster already, or joining again after an interruption."""
     machines = {each.name: reported(each.name, each.address, each.facts) for each in candidates}
-    matcher = Matcher([described(node) for node in wants.nodes], machines.values())
+    matcher = Matcher([described(node) for node in requirements.nodes], machines.values())
     found = set()
     for candidate in candidates:
         member = bool((candidate.facts or {})["kubernetes"]["role"])

@@ -82,7 +82,7 @@ def pool_name(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RepairCandidate:
     """A machine under judgement, with what is known of it. ``node`` is None where no cluster is asked."""
 
     name: str
@@ -124,12 +124,12 @@ def budget(text: str) -> Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RepairLimits:
     """What the user and the settings allow."""
 
     actions: frozenset[Action] = frozenset({Action.REBOOT})
     max_unavailable: Budget = Budget(1)
-    sick_percent: int = 30
+    unhealthy_percent: int = 30
     """More of a pool than this unhealthy at once: nothing is repaired there. One alone never counts as too many."""
     guard_repairs: int = 2
     guard_hours: float = 24.0
@@ -137,7 +137,7 @@ class Limits:
     """The user asked for these machines, whatever their verdict: `gpunodes repair NAME`."""
 
 
-class Ruling(StrEnum):
+class Decision(StrEnum):
     """What is decided for a machine."""
 
     REPAIR = "repair"
@@ -151,23 +151,23 @@ class Ruling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class MachineDecision:
     """What is decided for one machine, and why."""
 
     machine: str
-    ruling: Ruling
+    decision: Decision
     why: str
     give_up: bool = False
     """It needs repair from now on: its node is to be marked."""
 
 
 def decide(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[RepairCandidate],
     nodes: Sequence[Node],
-    limits: Limits,
+    limits: RepairLimits,
     now: float,
-    beside: Sequence[Candidate] = (),
-) -> list[Decision]:
+    beside: Sequence[RepairCandidate] = (),
+) -> list[MachineDecision]:
     """A decision for each candidate, in the order in which they are to be repaired.
 
     ``nodes`` are all nodes of the cluster, ``beside`` the machines whose verdict is known and on which nothing is
@@ -177,34 +177,34 @@ def decide(
     pools = _pools([*candidates, *beside], nodes)
     decisions = []
     for each in sorted(candidates, key=_order):
-        ruling, why = _alone(each, limits, now)
-        if ruling is Ruling.REPAIR:
-            ruling, why = _together(each, pools[_pool(each)], limits) or (ruling, why)
-        if ruling is Ruling.REPAIR:
+        decision, why = _decide_alone(each, limits, now)
+        if decision is Decision.REPAIR:
+            decision, why = _decide_in_pool(each, pools[_pool(each)], limits) or (decision, why)
+        if decision is Decision.REPAIR:
             pools[_pool(each)].unavailable.add(_name(each))
         # What asks for a repair and was not given up before has met the loop guard.
         guarded_now = each.verdict.action in limits.actions and not (limits.by_hand or _given_up(each))
-        decisions.append(Decision(each.name, ruling, why, ruling is Ruling.NEEDS_REPAIR and guarded_now))
+        decisions.append(MachineDecision(each.name, decision, why, decision is Decision.NEEDS_REPAIR and guarded_now))
     return decisions
 
 
-def guarded(repairs: Iterable[float], limits: Limits, now: float) -> int:
+def guarded(repairs: Iterable[float], limits: RepairLimits, now: float) -> int:
     """How many of these repairs count for the loop guard; one that a fast clock dated after now counts as now."""
     return sum(now - limits.guard_hours * 3600 < moment for moment in repairs)
 
 
-def sick(verdict: Verdict) -> bool:
+def is_unhealthy(verdict: Verdict) -> bool:
     """Whether a machine counts among the unhealthy of its pool: it cannot be used or reached, or asks for a reset."""
     return verdict.state.rank >= State.SICK.rank or verdict.action.rank >= Action.RESET_GPU.rank
 
 
-def _order(each: Candidate) -> tuple[bool, bool, bool, int, str]:
+def _order(each: RepairCandidate) -> tuple[bool, bool, bool, int, str]:
     """Workers before control planes; what is lost already first, then what hangs, then the stronger action."""
     available = each.node is None or each.node.available
     return (_control(each), available, not each.verdict.hung_in_driver, -each.verdict.action.rank, each.name)
 
 
-def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
+def _decide_alone(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
     """The decision that the machine's own state leads to."""
     verdict = each.verdict
     given_up = _given_up(each)
@@ -215,52 +215,52 @@ def _alone(each: Candidate, limits: Limits, now: float) -> tuple[Ruling, str]:
     found = each.node.maintenance if each.node else None
     kept = found.described() if found and found.holds(now) else ""
     answers = [
-        (bool(each.busy), Ruling.REFUSE, f"it is being worked on: {each.busy}"),
+        (bool(each.busy), Decision.REFUSE, f"it is being worked on: {each.busy}"),
         (
-            bool(kept) and (asked or sick(verdict)),
-            Ruling.REFUSE,
+            bool(kept) and (asked or is_unhealthy(verdict)),
+            Decision.REFUSE,
             f"it is in maintenance: {kept}; `gpunodes maintenance off {each.name}` ends that",
         ),
         (
-            bool(given_up) and (asked or sick(verdict)),
-            Ruling.NEEDS_REPAIR,
+            bool(given_up) and (asked or is_unhealthy(verdict)),
+            Decision.NEEDS_REPAIR,
             f"it was given up ({given_up}); `gpunodes uncordon {each.name}` allows repairs again",
         ),
         (
             verdict.action is Action.REPAIR and not limits.by_hand,
-            Ruling.NEEDS_REPAIR,
+            Decision.NEEDS_REPAIR,
             "its verdict asks for hands, not for a reboot",
         ),
         (
             verdict.state is State.UNREACHABLE and not limits.by_hand,
-            Ruling.REFUSE,
+            Decision.REFUSE,
             f"it cannot be reached, and nothing says it is sick; `gpunodes repair {each.name} --from bmc` resets it",
         ),
-        (not asked, Ruling.NOTHING, f"its verdict asks for {_words(verdict.action)}"),
-        (bool(each.unmatched), Ruling.REFUSE, each.unmatched),
+        (not asked, Decision.NOTHING, f"its verdict asks for {_words(verdict.action)}"),
+        (bool(each.unmatched), Decision.REFUSE, each.unmatched),
         (
             _control(each) and not each.named,
-            Ruling.REFUSE,
+            Decision.REFUSE,
             "it is a control-plane machine; such a machine is repaired only when it is named",
         ),
         (
             each.node is not None and each.node.cordoned_by_others and not each.named,
-            Ruling.REFUSE,
+            Decision.REFUSE,
             f"somebody cordoned it, and may be at work there; `gpunodes repair {each.name}` repairs it all the same",
         ),
         (
             past >= limits.guard_repairs,
-            Ruling.NEEDS_REPAIR,
+            Decision.NEEDS_REPAIR,
             f"it was repaired {past} times in {limits.guard_hours:g} h and is sick again",
         ),
     ]
-    for holds, ruling, why in answers:
+    for holds, decision, why in answers:
         if holds:
-            return ruling, why
-    return Ruling.REPAIR, f"its verdict asks for {_words(verdict.action)}" if not limits.by_hand else "as asked"
+            return decision, why
+    return Decision.REPAIR, f"its verdict asks for {_words(verdict.action)}" if not limits.by_hand else "as asked"
 
 
-def _given_up(each: Candidate) -> str:
+def _given_up(each: RepairCandidate) -> str:
     return each.needs_repair or (each.node.needs_repair if each.node else "")
 
 
@@ -280,52 +280,53 @@ class _Pool:
     """Not ready or cordoned, whoever cordoned them; those whose repair is decided are added."""
 
 
-def _together(each: Candidate, pool: _Pool, limits: Limits) -> tuple[Ruling, str] | None:
+def _decide_in_pool(each: RepairCandidate, pool: _Pool, limits: RepairLimits) -> tuple[Decision, str] | None:
     """What the others of its pool make of a machine that is to be repaired; None when they let it."""
     ill = len(pool.unhealthy)
-    if not limits.by_hand and ill > 1 and ill * 100 > limits.sick_percent * pool.size:
-        return Ruling.REFUSE, (
-            f"{ill} of {pool.size} machines of pool {pool.name} are sick at once, more than "
-            f"{limits.sick_percent} %: look for one cause (power, a switch, a driver roll-out); reboots do not cure it"
+    if not limits.by_hand and ill > 1 and ill * 100 > limits.unhealthy_percent * pool.size:
+        return Decision.REFUSE, (
+            f"{ill} of {pool.size} machines of pool {pool.name} are unhealthy at the same time, more than "
+            f"{limits.unhealthy_percent} %: look for a common cause (power, a switch, a driver rollout); reboots "
+            "do not cure it"
         )
     others = pool.unavailable - {_name(each)}
     if _control(each) and others:
-        return Ruling.WAIT, f"{_some(others)} of the control plane is not available; never two at once"
+        return Decision.WAIT, f"{_names(others)} of the control plane is not available; never two at once"
     most = limits.max_unavailable.of(pool.size)
     if len(others) + 1 > most:
-        return Ruling.WAIT, (
-            f"{_some(others)} of pool {pool.name} not available; at most {most} may be (--max-unavailable)"
+        return Decision.WAIT, (
+            f"{_names(others)} of pool {pool.name} not available; at most {most} may be (--max-unavailable)"
         )
     return None
 
 
-def _some(names: Collection[str]) -> str:
+def _names(names: Collection[str]) -> str:
     first = sorted(names)
     return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")  # noqa: PLR2004 - three are named
 
 
-def _control(each: Candidate) -> bool:
+def _control(each: RepairCandidate) -> bool:
     return each.control_plane or (each.node is not None and each.node.control_plane)
 
 
-def _pool(each: Candidate) -> str:
+def _pool(each: RepairCandidate) -> str:
     if _control(each):
         return CONTROL_PLANE_POOL
     return pool_name(each.node) if each.node else GPU_POOL
 
 
-def _name(each: Candidate) -> str:
+def _name(each: RepairCandidate) -> str:
     return each.node.name if each.node else each.name
 
 
-def _pools(candidates: Sequence[Candidate], nodes: Sequence[Node]) -> dict[str, _Pool]:
+def _pools(candidates: Sequence[RepairCandidate], nodes: Sequence[Node]) -> dict[str, _Pool]:
     members: dict[str, dict[str, Node]] = {}
     for node in nodes:
         members.setdefault(pool_name(node), {})[node.name] = node
     for each in candidates:
         stand_in = Node(each.name, cordoned=bool(each.busy))
         members.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)
-    ill = {_name(each) for each in candidates if sick(each.verdict)}
+    ill = {_name(each) for each in candidates if is_unhealthy(each.verdict)}
     return {
         pool: _Pool(
             pool,

@@ -10,15 +10,15 @@ from enum import StrEnum
 from typing import Any
 
 
-class Step(StrEnum):
+class Stage(StrEnum):
     """The steps of a repair, in order; GIVE_UP and UNDO end it in another way than UNCORDON."""
 
-    LOOK = "look"
+    SCAN = "scan"
     LOCK = "lock"
     COLLECT = "collect"
     CORDON = "cordon"
     DRAIN = "drain"
-    CLIMB = "climb"
+    ESCALATE = "escalate"
     VERIFY = "verify"
     UNCORDON = "uncordon"
     GIVE_UP = "give-up"
@@ -30,7 +30,7 @@ class Step(StrEnum):
     END = "end"
 
 
-class Outcome(StrEnum):
+class RepairOutcome(StrEnum):
     """How the repair of a machine ended."""
 
     REPAIRED = "repaired"
@@ -43,11 +43,11 @@ class Outcome(StrEnum):
 
     @property
     def good(self) -> bool:
-        return self in {Outcome.REPAIRED, Outcome.NOT_NEEDED}
+        return self in {RepairOutcome.REPAIRED, RepairOutcome.NOT_NEEDED}
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RepairRecord:
     """One repair. Times are seconds since 1970.
 
     ``step`` is what is being done, or was when the command ended; each step can be done again without harm.
@@ -61,7 +61,7 @@ class Record:
     reason: str
     action: str
     """The verdict's action."""
-    step: Step = Step.LOOK
+    stage: Stage = Stage.SCAN
     hung: bool = False
     """The driver hangs: a graceful end of anything that uses it cannot be waited for."""
     node: str = ""
@@ -81,45 +81,45 @@ class Record:
     """GPUs, or slices of them, that the node is to offer; None where nothing offers any."""
     resets: tuple[str, ...] = ()
     """PCI addresses of the GPUs that a GPU reset names; none for all."""
-    rung: str = ""
+    step: str = ""
     asked: float = 0.0
     """When the present rung was asked for; 0 when it was not yet."""
     armed: tuple[tuple[str, float], ...] = ()
     """Rungs that the machine climbs by itself, and when."""
     tried: tuple[str, ...] = ()
-    outcome: Outcome | None = None
+    outcome: RepairOutcome | None = None
     why: str = ""
 
-    def to(self, step: Step, **changes: Any) -> Record:
+    def to(self, stage: Stage, **changes: Any) -> RepairRecord:
         """The record at another step."""
-        return dataclasses.replace(self, step=step, **changes)
+        return dataclasses.replace(self, stage=stage, **changes)
 
     def text(self) -> str:
         """The record as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
-def parse(text: str) -> Record:
+def parse(text: str) -> RepairRecord:
     """The record that ``text`` holds; keys that a newer version added are left out. Raises ValueError.
 
     It may come from a lock in the cluster: what has not the type of its field is no record.
     """
     try:
         read = json.loads(text)
-        known = {field.name for field in dataclasses.fields(Record)}
+        known = {field.name for field in dataclasses.fields(RepairRecord)}
         values = {name: value for name, value in read.items() if name in known}
-        values["step"] = Step(values.get("step", Step.LOOK))
-        values["outcome"] = Outcome(values["outcome"]) if values.get("outcome") else None
+        values["stage"] = Stage(values.get("stage", Stage.SCAN))
+        values["outcome"] = RepairOutcome(values["outcome"]) if values.get("outcome") else None
         values["armed"] = tuple((str(name), float(due)) for name, due in values.get("armed", ()))
         for name in ("tried", "resets"):
             values[name] = tuple(str(each) for each in values.get(name, ()))
-        record = Record(**values)
+        record = RepairRecord(**values)
         moments = [record.started, record.asked, *(due for _, due in record.armed)]
         if not all(0 <= moment < _LATEST for moment in moments):
             raise ValueError(f"its times are {moments}")
     except (TypeError, AttributeError, RecursionError, ArithmeticError, ValueError) as error:
         raise ValueError(f"not a record of a repair: {error}") from error
-    for field in dataclasses.fields(Record):
+    for field in dataclasses.fields(RepairRecord):
         if not isinstance(getattr(record, field.name), _TYPES.get(str(field.type), object)):
             raise ValueError(f"not a record of a repair: {field.name} is {getattr(record, field.name)!r}")
     return record

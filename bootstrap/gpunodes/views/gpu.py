@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpunodes.model import printable
 from gpunodes.planner.gates import Gate
 from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans
-from gpunodes.planner.gpu_words import SOURCES
+from gpunodes.planner.gpu_model import SOURCES
 from gpunodes.views import document
 from gpunodes.views.text import table
 
@@ -37,7 +37,7 @@ def plans_document(found: Plans) -> str:
             "machines": [
                 {
                     "name": one.name,
-                    "settings": one.wishes.settings(),
+                    "settings": one.requested.settings(),
                     "plan": dataclasses.asdict(one.plan) if one.plan else None,
                     "conflicts": [dataclasses.asdict(conflict) for conflict in one.conflicts],
                     "unreachable": one.unreachable,

@@ -41,7 +41,7 @@ def _finding(finding: Finding) -> Mapping[str, Any]:
         "count": finding.count,
         "first": finding.first or None,
         "last": finding.last or None,
-        "said": finding.said,
+        "message": finding.message,
         "evidence": list(finding.evidence),
         "source": finding.source,
     }
@@ -84,7 +84,7 @@ def listing(verdicts: Sequence[Verdict]) -> str:
     """Every machine that is not well, the worst first, with its findings; then how many are."""
     lines = []
     for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
-        if verdict.state is State.WELL and len(verdicts) > 1:
+        if verdict.state is State.HEALTHY and len(verdicts) > 1:
             continue
         action = f", {verdict.action.value.replace('_', ' ')}" if verdict.action is not Action.NONE else ""
         lines.append(f"{verdict.name}: {verdict.state.value}{action}")
@@ -95,8 +95,8 @@ def listing(verdicts: Sequence[Verdict]) -> str:
                 else ""
             )
             gpu = f"{finding.gpu}: " if finding.gpu else ""
-            lines.append(f"  {finding.rule}: {gpu}{finding.said}{times}")
+            lines.append(f"  {finding.rule}: {gpu}{finding.message}{times}")
             lines += [f"    | {line}" for line in finding.evidence[:1]]
-    well = sum(verdict.state is State.WELL for verdict in verdicts)
-    lines.append(f"{well} of {len(verdicts)} well.")
+    healthy = sum(verdict.state is State.HEALTHY for verdict in verdicts)
+    lines.append(f"{healthy} of {len(verdicts)} well.")
     return "\n".join(printable(line) for line in lines)

@@ -18,7 +18,7 @@ from gpunodes.views.text import duration
 WAITING = "·"
 # Letter and colour (ECMA-48 SGR) by state; the letter alone says it all.
 _CELLS = {
-    State.WELL: (".", "32"),
+    State.HEALTHY: (".", "32"),
     State.DEGRADED: ("d", "33"),
     State.UNKNOWN: ("?", "36"),
     State.SICK: ("S", "31"),
@@ -29,7 +29,7 @@ _GROUP = 10
 """Cells between two gaps, for the eye."""
 
 
-class Lines:
+class HealthLines:
     """Plain lines: one for each machine that is not well, one at the end."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -44,7 +44,7 @@ class Lines:
 
     def came(self, verdict: Verdict) -> None:
         self._done += 1
-        if verdict.state is not State.WELL:
+        if verdict.state is not State.HEALTHY:
             self._say(f"{verdict.name}: {_in_words(verdict)}")
         elif self._done % max(100, self._total // 10) == 0:
             self._say(f"{self._done} of {self._total}")
@@ -168,11 +168,11 @@ def _label(row: Sequence[str], width: int) -> str:
 def _in_words(verdict: Verdict) -> str:
     action = "" if verdict.action is Action.NONE else f", {verdict.action.value.replace('_', ' ')}"
     why = verdict.findings[0] if verdict.findings else None
-    said = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.said or why.rule}"
-    return f"{verdict.state.value}{action}{said}"
+    message = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.message or why.rule}"
+    return f"{verdict.state.value}{action}{message}"
 
 
-def progress(stream: TextIO | None = None, *, colour: bool = True) -> Lines | Map:
+def progress(stream: TextIO | None = None, *, colour: bool = True) -> HealthLines | Map:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Map(stream, colour=colour) if stream.isatty() else Lines(stream)
+    return Map(stream, colour=colour) if stream.isatty() else HealthLines(stream)

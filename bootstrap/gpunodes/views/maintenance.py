@@ -12,7 +12,7 @@ from gpunodes.views import document as documents
 from gpunodes.views import text
 
 
-class Kept(Protocol):
+class MaintainedNode(Protocol):
     """A node's maintenance."""
 
     @property
@@ -25,7 +25,7 @@ class Kept(Protocol):
     def cordoned(self) -> bool: ...
 
 
-def table(kept: Sequence[Kept]) -> str:
+def table(kept: Sequence[MaintainedNode]) -> str:
     """Nodes that are in maintenance."""
     if not kept:
         return "no node is in maintenance"
@@ -44,7 +44,7 @@ def table(kept: Sequence[Kept]) -> str:
     return text.table(rows)
 
 
-def ended(nodes: Sequence[Kept]) -> str:
+def ended(nodes: Sequence[MaintainedNode]) -> str:
     """Nodes whose maintenance was ended."""
     lines = []
     for each in nodes:
@@ -53,12 +53,12 @@ def ended(nodes: Sequence[Kept]) -> str:
     return "\n".join(lines)
 
 
-def document(kept: Sequence[Kept]) -> str:
+def document(kept: Sequence[MaintainedNode]) -> str:
     """``gpunodes.maintenance/1``."""
     return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": [_entry(each) for each in kept]})
 
 
-def _entry(each: Kept) -> dict[str, object]:
+def _entry(each: MaintainedNode) -> dict[str, object]:
     found = each.maintenance
     return {
         "node": each.node,

@@ -15,13 +15,13 @@ from gpunodes.model import printable
 from gpunodes.views.text import duration, table
 
 
-class Machine(Protocol):
+class RepairedMachine(Protocol):
     """How one machine came out (operations/repair.py, Repaired)."""
 
     @property
     def machine(self) -> str: ...
     @property
-    def ruling(self) -> str: ...
+    def decision(self) -> str: ...
     @property
     def outcome(self) -> str | None: ...
     @property
@@ -29,7 +29,7 @@ class Machine(Protocol):
     @property
     def verdict(self) -> Verdict | None: ...
     @property
-    def rung(self) -> str: ...
+    def step(self) -> str: ...
     @property
     def skipped(self) -> Sequence[str]: ...
     @property
@@ -40,13 +40,13 @@ class Machine(Protocol):
     def evidence(self) -> str: ...
 
 
-class Result(Protocol):
+class RepairOverview(Protocol):
     """What a repair command did (operations/repair.py, RepairResult)."""
 
     @property
     def command(self) -> str: ...
     @property
-    def machines(self) -> Sequence[Machine]: ...
+    def machines(self) -> Sequence[RepairedMachine]: ...
     @property
     def dry_run(self) -> bool: ...
     @property
@@ -55,7 +55,7 @@ class Result(Protocol):
     def exit_code(self) -> ExitCode: ...
 
 
-class Lines:
+class RepairLines:
     """A line for each thing that happens; safe for many threads."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -71,13 +71,13 @@ class Lines:
             print(printable(line), file=self._stream, flush=True)
 
 
-def summary(result: Result) -> str:
+def summary(result: RepairOverview) -> str:
     """The end of a repair, or the plan of one: what was done, or would be, and why."""
-    acted = [each for each in result.machines if each.ruling != "nothing"]
-    quiet = [each for each in result.machines if each.ruling == "nothing"]
+    acted = [each for each in result.machines if each.decision != "nothing"]
+    quiet = [each for each in result.machines if each.decision == "nothing"]
     lines = []
     for each in acted:
-        lines.append(printable(f"{each.machine}: {_said(each, dry_run=result.dry_run)}"))
+        lines.append(printable(f"{each.machine}: {_message(each, dry_run=result.dry_run)}"))
         if each.evidence:
             lines.append(f"    evidence: {each.evidence}")
         if result.dry_run:
@@ -89,21 +89,21 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _said(each: Machine, *, dry_run: bool) -> str:
+def _message(each: RepairedMachine, *, dry_run: bool) -> str:
     if each.outcome is not None:
         took = f" in {duration(each.seconds)}" if each.seconds else ""
-        by = f" by {each.rung}" if each.rung and each.outcome == "repaired" else ""
+        by = f" by {each.step}" if each.step and each.outcome == "repaired" else ""
         return f"{str(each.outcome).upper() if each.outcome != 'repaired' else 'repaired'}{by}{took}: {each.why}"
-    if each.ruling == "repair":
+    if each.decision == "repair":
         return f"{'would be repaired' if dry_run else 'to be repaired'}: {each.why}"
-    return f"{each.ruling}: {each.why}"
+    return f"{each.decision}: {each.why}"
 
 
-def _plan(each: Machine) -> list[str]:
-    if not each.rung:
+def _plan(each: RepairedMachine) -> list[str]:
+    if not each.step:
         return _evidence(each.verdict)
     return [
-        f"it would start with: {each.rung}",
+        f"it would start with: {each.step}",
         *(f"left out: {text}" for text in each.skipped),
         *_evidence(each.verdict),
     ]
@@ -115,11 +115,11 @@ def _evidence(verdict: Verdict | None) -> list[str]:
     return [
         f"{finding.rule} {finding.gpu}: {line}".replace(" :", ":")
         for finding in verdict.findings[:3]
-        for line in (finding.evidence[:1] or (finding.said,))
+        for line in (finding.evidence[:1] or (finding.message,))
     ]
 
 
-def document(result: Result) -> dict[str, Any]:
+def document(result: RepairOverview) -> dict[str, Any]:
     """``gpunodes.repair/1``"""
     return {
         "schema": "gpunodes.repair/1",
@@ -131,14 +131,14 @@ def document(result: Result) -> dict[str, Any]:
     }
 
 
-def _machine(each: Machine) -> dict[str, Any]:
+def _machine(each: RepairedMachine) -> dict[str, Any]:
     verdict = each.verdict
     return {
         "name": each.machine,
-        "ruling": str(each.ruling),
+        "decision": str(each.decision),
         "outcome": str(each.outcome) if each.outcome is not None else None,
         "why": each.why,
-        "rung": each.rung,
+        "step": each.step,
         "skipped": list(each.skipped),
         "repair": each.repair,
         "seconds": round(each.seconds, 1),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from gpunodes.model import Finding, Machine, MachineResult, Outcome, Phase, RunResult, Severity, printable
+from gpunodes.model import Machine, MachineResult, Outcome, Phase, PreflightFinding, RunResult, Severity, printable
 
 _SIGNS = {
     Outcome.UNCHANGED: "ok",
@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-class Lines:
+class RunLines:
     """Plain lines, one for each thing that happens."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -40,7 +40,7 @@ class Lines:
     def phase(self, machine: str, phase: Phase) -> None:
         self._say(f"{machine}: {phase.title}")
 
-    def findings(self, findings: Sequence[Finding]) -> None:
+    def findings(self, findings: Sequence[PreflightFinding]) -> None:
         for finding in findings:
             self._say(describe(finding))
 
@@ -85,7 +85,7 @@ class Live:
             self._lines[machine] = (phase.title, time.monotonic())
             self._draw()
 
-    def findings(self, findings: Sequence[Finding]) -> None:
+    def findings(self, findings: Sequence[PreflightFinding]) -> None:
         with self._guard:
             for finding in findings:
                 self._above(describe(finding))
@@ -136,7 +136,7 @@ class Live:
         self._stream.flush()
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: PreflightFinding) -> str:
     """A finding in one line."""
     word = "" if finding.severity is Severity.ERROR else " (warning)"
     return f"{finding.machine}: {finding.check}{word}: {finding.fact}; wanted: {finding.limit}. {finding.remedy}."
@@ -165,10 +165,10 @@ def summary(result: RunResult) -> str:
     return "\n".join(lines)
 
 
-def progress(stream: TextIO | None = None) -> Lines | Live:
+def progress(stream: TextIO | None = None) -> RunLines | Live:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Live(stream) if stream.isatty() else Lines(stream)
+    return Live(stream) if stream.isatty() else RunLines(stream)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -30,18 +30,18 @@ def preflight(
     """Every finding of every machine, one line each; ``settings`` are those that hold wishes, by machine."""
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
-    from gpunodes.planner.gpu import wishes_of
-    from gpunodes.planner.preflight import Candidate, judge, wants_of
+    from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
 
     try:
         candidates = [
-            Candidate(name=name, role=Role(roles[name]), facts=found, wishes=wishes_of(settings[name], ""))
+            MachineFacts(name=name, role=Role(roles[name]), facts=found, requested=requested_of(settings[name], ""))
             for name, found in facts.items()
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    wants = wants_of(cluster, kubernetes)
-    return [str(finding) for finding in judge(candidates, wants) if finding.severity is Severity.ERROR]
+    requirements = requirements_of(cluster, kubernetes)
+    return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 
 def match(
@@ -143,12 +143,12 @@ def health(
         rules = site.rules(xids or {}, sxids or {})
     except GpunodesError as error:
         raise AnsibleFilterError(str(error)) from error
-    wrong = shape.complaint(facts)
+    wrong = shape.violation(facts)
     verdict = judge.unreachable(name, "probe_failed", wrong) if wrong else judge.judge_facts(name, facts, rules)
     # Through JSON: templates get plain strings for enums.
     told: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
     action = "" if verdict.action == "none" else f", {verdict.action.replace('_', ' ')}"
-    why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.said}" for finding in verdict.findings)
+    why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.message}" for finding in verdict.findings)
     return {**told, "text": f"{name}: {verdict.state}{action}{why}"}
 
 
@@ -167,7 +167,7 @@ def machine(facts: Any, name: str) -> Any:
     return facts
 
 
-def cluster_complaint(cluster: Any, name: str) -> str:
+def cluster_problem(cluster: Any, name: str) -> str:
     """What is wrong with what the control plane ``name`` reports of its cluster (cluster_info), "" when nothing is."""
     from gpunodes.planner import reports
 
@@ -202,7 +202,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "gpunodes_calms": calms,
-            "gpunodes_cluster_complaint": cluster_complaint,
+            "gpunodes_cluster_complaint": cluster_problem,
             "gpunodes_data": data,
             "gpunodes_health": health,
             "gpunodes_key": key_text,

@@ -22,10 +22,10 @@ from ansible.errors import AnsibleFilterError
 def gpu_plan(facts: Mapping[str, Any], machine: str, settings: Mapping[str, Any], kubernetes: str) -> dict[str, Any]:
     """What a machine with GPUs gets (docs/json.md, gpunodes.gpu-plan/1, `plan`); fails with every conflict at once."""
     from gpunodes.errors import WrongInput
-    from gpunodes.planner.gpu import Plan, plan, wishes_of
+    from gpunodes.planner.gpu import Plan, plan, requested_of
 
     try:
-        found = plan(machine, facts, wishes_of(settings, kubernetes))
+        found = plan(machine, facts, requested_of(settings, kubernetes))
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Plan):
@@ -49,7 +49,7 @@ def gpu_install(plan: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": len(plan["gpus"]),
         "module_stream": plan["module_stream"],
         "holds": list(plan["hold"]),
-        "rival": "nouveau" if plan["blacklist_nouveau"] else "",
+        "conflicting_module": "nouveau" if plan["blacklist_nouveau"] else "",
         "services": (["nvidia-persistenced"] if plan["persistence"] else [])
         + (["nvidia-fabricmanager"] if plan["fabric_manager"] else []),
         "gates": dict(plan["gates"]),
@@ -205,7 +205,7 @@ def runtimes(facts: Mapping[str, Any]) -> list[str]:
     return [name for name, packages in known.items() if packages & there]
 
 
-def cuda_proofs(homes: Mapping[str, str], libraries: Sequence[str]) -> list[dict[str, Any]]:
+def cuda_checks(homes: Mapping[str, str], libraries: Sequence[str]) -> list[dict[str, Any]]:
     """The compiler of each version answers, and each library loads, as the module host takes proofs."""
     compilers = [
         {"command": [f"{home}/bin/nvcc", "--version"], "says": f"release {version}"} for version, home in homes.items()
@@ -239,7 +239,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "gpunodes_gpu_plan": gpu_plan,
-            "gpunodes_cuda_proofs": cuda_proofs,
+            "gpunodes_cuda_proofs": cuda_checks,
             "gpunodes_gpu_asked": gpu_asked,
             "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,

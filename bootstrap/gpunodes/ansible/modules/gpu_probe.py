@@ -65,7 +65,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    options = probe.Options(deadline_s=module.params["deadline"], expected_gpus=module.params["expected_gpus"] or None)
+    options = probe.ProbeOptions(
+        deadline_s=module.params["deadline"], expected_gpus=module.params["expected_gpus"] or None
+    )
     carry_out(module, lambda: {"changed": False, "gpu_probe": probe.read(options)}, changes=False)
 
 

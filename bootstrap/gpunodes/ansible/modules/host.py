@@ -207,7 +207,7 @@ options:
         type: list
         elements: str
         required: true
-      rival:
+      conflicting_module:
         description: The kernel's own module that must make way, in the initramfs too.
         type: str
   devices:
@@ -352,7 +352,7 @@ ARGUMENTS = {
         "type": "dict",
         "options": {
             "modules": {"type": "list", "elements": "str", "required": True},
-            "rival": {"type": "str"},
+            "conflicting_module": {"type": "str"},
         },
     },
     "devices": {"type": "bool", "default": False},

@@ -33,7 +33,7 @@ def command(
     machines: tuple[str, ...],
     inventory_path: Path,
     kubernetes_version: str | None,
-    wishes: Mapping[str, Any],
+    requested: Mapping[str, Any],
     driver_source: str | None,
     facts_file: Path | None,
     as_json: bool,
@@ -43,7 +43,7 @@ def command(
     MACHINES are names, addresses, groups or patterns of the inventory; by default all. Nothing is touched. Exit code 3
     when some machines cannot get what is wished, 1 when none can.
     """
-    variables = {**wishes, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
+    variables = {**requested, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
     if facts_file:
         plans = gpu_plan.from_file(facts_file, machines, kubernetes_version, variables)
     else:

@@ -13,7 +13,7 @@ from gpunodes.operations.gpu_remove import OPERATION
 @click.argument("machines", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common.run_options(OPERATION)
-def command(machines: tuple[str, ...], yes: bool, flags: common.Flags) -> int:
+def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:
     """Take the GPU software of machines away.
 
     MACHINES are names, addresses, groups or patterns of the inventory. What was there before us stays, and the kernel's

@@ -10,7 +10,7 @@ from gpunodes.cli import common, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
-from gpunodes.views import gpu_proof, text
+from gpunodes.views import gpu_verification, text
 
 
 @click.command()
@@ -30,6 +30,6 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
         proofs = gpu_verify.run(inventory, chosen, view, {})
     finally:
         view.close()
-    code = int(ExitCode.DONE if all(proof.well for proof in proofs) else ExitCode.PARTLY)
-    terminal.echo(gpu_proof.proof_document(proofs, code) if as_json else gpu_proof.table(proofs))
+    code = int(ExitCode.DONE if all(proof.healthy for proof in proofs) else ExitCode.PARTLY)
+    terminal.echo(gpu_verification.verification_document(proofs, code) if as_json else gpu_verification.table(proofs))
     return code

@@ -20,9 +20,9 @@ def command(inventory_path: Path, as_json: bool) -> int:
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
-    from gpunodes.operations.repair import World
+    from gpunodes.operations.repair import Fleet
     from gpunodes.views import maintenance as views
 
-    kept = maintenance.listed(World(Inventory(inventory_path)))
+    kept = maintenance.listed(Fleet(Inventory(inventory_path)))
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

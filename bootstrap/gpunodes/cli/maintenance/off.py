@@ -22,10 +22,10 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
-    from gpunodes.operations.repair import World
+    from gpunodes.operations.repair import Fleet
     from gpunodes.views import maintenance as views
 
     inventory = Inventory(inventory_path)
-    ended = maintenance.end(World(inventory), inventory.select(machines))
+    ended = maintenance.end(Fleet(inventory), inventory.select(machines))
     terminal.echo(views.document(ended) if as_json else views.ended(ended))
     return ExitCode.DONE

@@ -33,7 +33,7 @@ def command(
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
-    from gpunodes.operations.repair import World
+    from gpunodes.operations.repair import Fleet
     from gpunodes.views import maintenance as views
 
     if not reason.strip():
@@ -41,7 +41,7 @@ def command(
     ends = times.end(until, time.time()) if until is not None else None
     inventory = Inventory(inventory_path)
     kept = maintenance.begin(
-        World(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
+        Fleet(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
     )
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

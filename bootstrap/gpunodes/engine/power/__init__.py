@@ -155,11 +155,11 @@ def change(power: Power, order: Order, limit_s: float = CHANGE_S, poll_s: float 
         return
     power.order(order)
     deadline = time.monotonic() + limit_s
-    while (said := power.state()) is not wanted:
+    while (message := power.state()) is not wanted:
         if time.monotonic() > deadline:
             raise PowerProblem(
                 Trouble.LIED,
-                f"{power.name} took the order {order.value} and says {said.value} {limit_s:.0f} s later",
+                f"{power.name} took the order {order.value} and says {message.value} {limit_s:.0f} s later",
                 "look at the machine itself",
             )
         time.sleep(poll_s)
@@ -213,13 +213,13 @@ def _from_command(machine: str, command: str) -> str:
             timeout=_PASSWORD_COMMAND_S,
             check=False,
         )
-        said = "" if done.returncode == 0 else f"exit status {done.returncode}"
+        message = "" if done.returncode == 0 else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
-        said, done = f"no end in {_PASSWORD_COMMAND_S} s", None
-    if said or done is None or not done.stdout.strip():
+        message, done = f"no end in {_PASSWORD_COMMAND_S} s", None
+    if message or done is None or not done.stdout.strip():
         # What it printed may be the password.
         raise GpunodesError(
-            f"gpunodes_bmc_password_command of {machine} gave no password: {said or 'it printed nothing'}",
+            f"gpunodes_bmc_password_command of {machine} gave no password: {message or 'it printed nothing'}",
             "a command that prints the password",
             "try it in a shell, with GPUNODES_MACHINE set",
         )

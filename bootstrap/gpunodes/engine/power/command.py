@@ -21,8 +21,8 @@ class Command:
 
     def state(self) -> PowerState:
         """What it prints; raises PowerProblem."""
-        said = self._run("status").strip().lower()
-        return PowerState(said) if said in {"on", "off"} else PowerState.UNKNOWN
+        message = self._run("status").strip().lower()
+        return PowerState(message) if message in {"on", "off"} else PowerState.UNKNOWN
 
     def order(self, order: Order) -> None:
         """Call it; raises PowerProblem."""
@@ -39,8 +39,8 @@ class Command:
         except program.Failed as error:
             raise PowerProblem(Trouble.DOWN, f"{self.name} {error}") from error
         if done.code:
-            said = " ".join(done.err.split())[:300]
-            raise PowerProblem(Trouble.REFUSED, f"{self.name} refuses to {word}: {said or done.code}")
+            message = " ".join(done.err.split())[:300]
+            raise PowerProblem(Trouble.REFUSED, f"{self.name} refuses to {word}: {message or done.code}")
         return done.out
 
 

@@ -28,10 +28,10 @@ class Ipmi:
 
     def state(self) -> PowerState:
         """What the BMC says; raises PowerProblem."""
-        said = self._run("chassis", "power", "status")
-        if "is on" in said:
+        message = self._run("chassis", "power", "status")
+        if "is on" in message:
             return PowerState.ON
-        return PowerState.OFF if "is off" in said else PowerState.UNKNOWN
+        return PowerState.OFF if "is off" in message else PowerState.UNKNOWN
 
     def order(self, order: Order) -> None:
         """Tell it; raises PowerProblem."""
@@ -40,12 +40,12 @@ class Ipmi:
     def identity(self) -> BmcIdentity:
         """The system's GUID (IPMI 2.0, 22.14), nothing where it has none; raises PowerProblem when it is down."""
         try:
-            said = self._run("mc", "guid")
+            message = self._run("mc", "guid")
         except PowerProblem as problem:
             if problem.trouble is not Trouble.REFUSED:
                 raise
-            said = ""
-        found = re.search(r"^System GUID\s*:\s*([0-9A-Fa-f-]{32,36})\s*$", said, re.MULTILINE)
+            message = ""
+        found = re.search(r"^System GUID\s*:\s*([0-9A-Fa-f-]{32,36})\s*$", message, re.MULTILINE)
         return BmcIdentity(found[1].lower() if found else "")
 
     def _run(self, *command: str) -> str:
@@ -63,8 +63,8 @@ class Ipmi:
         except program.Failed as error:
             raise PowerProblem(Trouble.DOWN, f"{self.name} does not answer: ipmitool {error}") from error
         if done.code:
-            said = " ".join((done.err or done.out).split())[:300]
-            trouble = next((trouble for words_, trouble in _TROUBLES if words_ in said), Trouble.REFUSED)
+            output = " ".join((done.err or done.out).split())[:300]
+            trouble = next((trouble for words_, trouble in _TROUBLES if words_ in output), Trouble.REFUSED)
             how = {Trouble.DOWN: "does not answer", Trouble.LOGIN: "refuses the user"}.get(trouble, "refuses")
-            raise PowerProblem(trouble, f"{self.name} {how}: {said}")
+            raise PowerProblem(trouble, f"{self.name} {how}: {output}")
         return done.out

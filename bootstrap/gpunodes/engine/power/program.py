@@ -20,7 +20,7 @@ class Failed(Exception):  # noqa: N818 - reads as the sentence it makes
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ProgramResult:
     """How a program ended."""
 
     code: int
@@ -28,7 +28,7 @@ class Done:
     err: str
 
 
-def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> Done:
+def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> ProgramResult:
     """Run a program to its end. Raises Failed, also where it cannot be started; FileNotFoundError where there is none.
 
     At the limit it is ended with all that it has started. What a program leaves behind when it ends by itself may go
@@ -49,7 +49,7 @@ def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | N
         raise Failed(f"cannot be started: {getattr(error, 'strerror', None) or error}") from error
     try:
         out, err = _heard(process, time.monotonic() + limit_s, limit_s)
-        return Done(process.wait(), out, err)
+        return ProgramResult(process.wait(), out, err)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):  # it ended meanwhile, with all that it has started
             os.killpg(process.pid, signal.SIGKILL)

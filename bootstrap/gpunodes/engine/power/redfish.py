@@ -138,7 +138,7 @@ class Redfish:
         below: BaseException | None = error
         while below and not isinstance(below, Odd | Late | Untrusted | requests.TooManyRedirects):
             below = below.__cause__ or below.__context__
-        said = " ".join(str(below or error).split())[:300]
+        message = " ".join(str(below or error).split())[:300]
         if isinstance(below, Untrusted):
             return PowerProblem(
                 Trouble.TLS,
@@ -146,18 +146,20 @@ class Redfish:
                 "set gpunodes_bmc_verify to the file of its CA, or to false for this machine",
             )
         if isinstance(below, Odd | requests.TooManyRedirects):
-            return PowerProblem(Trouble.REFUSED, f"{self.name} is no Redfish service: {said}", "correct its address")
+            return PowerProblem(Trouble.REFUSED, f"{self.name} is no Redfish service: {message}", "correct its address")
         if isinstance(error, exceptions.AccessError):
             return PowerProblem(
                 Trouble.LOGIN, f"{self.name} refuses the user {self._access.user!r}", "correct user and password"
             )
         if isinstance(error, exceptions.ConnectionError | requests.RequestException | OSError):
-            return PowerProblem(Trouble.DOWN, f"{self.name} does not answer: {said}", "see that the BMC is reachable")
+            return PowerProblem(
+                Trouble.DOWN, f"{self.name} does not answer: {message}", "see that the BMC is reachable"
+            )
         if isinstance(error, exceptions.SushyError):
-            return PowerProblem(Trouble.REFUSED, f"{self.name} refuses: {said}")
+            return PowerProblem(Trouble.REFUSED, f"{self.name} refuses: {message}")
         return PowerProblem(
             Trouble.REFUSED,
-            f"{self.name} answers as no Redfish service does ({type(error).__name__}: {said})",
+            f"{self.name} answers as no Redfish service does ({type(error).__name__}: {message})",
             "see that its firmware is up to date",
         )
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpunodes.lab.mirror.tree import MTIME, Entry, write_compressed_tar, write_tar
+from gpunodes.lab.mirror.tree import MTIME, TreeEntry, write_compressed_tar, write_tar
 
 AR_HEADER_BYTES = 60
 
 
 @dataclass(frozen=True)
-class Package:
+class DebPackage:
     """What a package says of itself; the fields are those of deb-control(5)."""
 
     name: str
@@ -38,7 +38,7 @@ class Package:
         return f"{self.name}_{self.version}_{self.architecture}.deb"
 
 
-def control(package: Package, installed_kib: int) -> str:
+def control(package: DebPackage, installed_kib: int) -> str:
     """The control file's text."""
     fields = {
         "Package": package.name,
@@ -62,15 +62,15 @@ def _bytes(content: bytes | Path) -> bytes:
     return content if isinstance(content, bytes) else content.read_bytes()
 
 
-def write(package: Package, entries: Sequence[Entry], target: Path) -> None:
+def write(package: DebPackage, entries: Sequence[TreeEntry], target: Path) -> None:
     """Write the package to ``target``; dpkg reads its zstd from Debian 12 on."""
     files = [(entry.path, _bytes(entry.content)) for entry in entries if entry.content is not None]
     sums = "".join(f"{hashlib.md5(data, usedforsecurity=False).hexdigest()}  {path[1:]}\n" for path, data in files)
     installed_kib = sum(-(-len(data) // 1024) for _, data in files)
-    parts = [Entry("/control", control(package, installed_kib).encode()), Entry("/md5sums", sums.encode())]
+    parts = [TreeEntry("/control", control(package, installed_kib).encode()), TreeEntry("/md5sums", sums.encode())]
     if package.conffiles:
-        parts.append(Entry("/conffiles", "".join(f"{path}\n" for path in package.conffiles).encode()))
-    parts += [Entry(f"/{name}", text.encode(), 0o755) for name, text in package.scripts]
+        parts.append(TreeEntry("/conffiles", "".join(f"{path}\n" for path in package.conffiles).encode()))
+    parts += [TreeEntry(f"/{name}", text.encode(), 0o755) for name, text in package.scripts]
     meta = io.BytesIO()
     write_tar(meta, parts, "./")
     with target.open("wb") as out:

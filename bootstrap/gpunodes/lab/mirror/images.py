@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError
-from gpunodes.lab.mirror.oci import Blob, Image, Registry
+from gpunodes.lab.mirror.oci import Blob, OciImage, Registry
 from gpunodes.lab.mirror.pins import Minor, Pins
 from gpunodes.lab.mirror.programs import run
-from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.mirror.tree import TreeEntry
 
-_MERGED = tuple(Entry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+_MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
 _ACCOUNTS = (
-    Entry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
-    Entry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
-    Entry("/tmp", mode=0o1777),  # noqa: S108 - a directory of the image
+    TreeEntry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
+    TreeEntry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
+    TreeEntry("/tmp", mode=0o1777),  # noqa: S108 - a directory of the image
 )
 # What no program loads: documentation, other languages, and glibc's converters and dynamic-linker helpers.
 _LEFT_OUT = ("./usr/share/", "./usr/lib/systemd/", "./etc/ld.so.conf.d/", "./var/")
@@ -40,7 +40,7 @@ def wanted_archives(archives: Sequence[Path], names: Sequence[str]) -> list[Path
         raise GpunodesError(f"Debian has no package {missing} for the lab's images") from missing
 
 
-def unpack(archive: Path) -> Iterator[Entry]:
+def unpack(archive: Path) -> Iterator[TreeEntry]:
     """The files and links of a .deb that belong into an image."""
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -49,19 +49,19 @@ def unpack(archive: Path) -> Iterator[Entry]:
                 continue
             path = member.name.removeprefix(".")
             if member.issym():
-                yield Entry(path, link=member.linkname)
+                yield TreeEntry(path, link=member.linkname)
             elif (stream := tar.extractfile(member)) is not None:
-                yield Entry(path, stream.read(), member.mode & 0o755)
+                yield TreeEntry(path, stream.read(), member.mode & 0o755)
 
 
-def iptables_tree(archives: Sequence[Path]) -> list[Entry]:
+def iptables_tree(archives: Sequence[Path]) -> list[TreeEntry]:
     """A tree in which iptables and nft run: packages' files over a merged /usr, with iptables' links in place."""
     files = {entry.path: entry for archive in archives for entry in unpack(archive)}
-    links = [Entry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
+    links = [TreeEntry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
     return [*_MERGED, *_ACCOUNTS, *files.values(), *links]
 
 
-def busybox_tree(archive: Path, scratch: Path) -> list[Entry]:
+def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
     """busybox with a link for each of its programs, over a merged /usr."""
     program = next(entry for entry in unpack(archive) if entry.path.endswith("bin/busybox"))
     if not isinstance(program.content, bytes):
@@ -73,8 +73,8 @@ def busybox_tree(archive: Path, scratch: Path) -> list[Entry]:
     return [
         *_MERGED,
         *_ACCOUNTS,
-        Entry("/usr/bin/busybox", program.content, 0o755),
-        *(Entry(f"/usr/bin/{name}", link="busybox") for name in applets),
+        TreeEntry("/usr/bin/busybox", program.content, 0o755),
+        *(TreeEntry(f"/usr/bin/{name}", link="busybox") for name in applets),
     ]
 
 
@@ -98,16 +98,16 @@ def common(
     [busybox_archive] = wanted_archives(archives, [pins.busybox_package])
     iptables = registry.layer(iptables_tree(wanted_archives(archives, pins.image_packages)))
     busybox = registry.layer(busybox_tree(busybox_archive, scratch))
-    flannel = registry.layer([Entry("/opt/bin/flanneld", binaries["flannel"] / "flannel", 0o755)])
-    plugin = registry.layer([Entry("/flannel", binaries["flannel-cni-plugin"] / "flannel", 0o755)])
-    sandbox = registry.layer([Entry("/pause", pause_program, 0o755)])
-    registry.add(Image("pause", tuple(pause_tags), (sandbox,), ("/pause",)))
-    registry.add(Image("e2e-test-images/busybox", (pins.busybox_tag,), (busybox,)))
+    flannel = registry.layer([TreeEntry("/opt/bin/flanneld", binaries["flannel"] / "flannel", 0o755)])
+    plugin = registry.layer([TreeEntry("/flannel", binaries["flannel-cni-plugin"] / "flannel", 0o755)])
+    sandbox = registry.layer([TreeEntry("/pause", pause_program, 0o755)])
+    registry.add(OciImage("pause", tuple(pause_tags), (sandbox,), ("/pause",)))
+    registry.add(OciImage("e2e-test-images/busybox", (pins.busybox_tag,), (busybox,)))
     # The init containers of kube-flannel.yml start cp.
     registry.add(
-        Image("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
+        OciImage("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
     )
-    registry.add(Image("flannel-io/flannel-cni-plugin", (pins.flannel_cni_plugin_tag,), (busybox, plugin)))
+    registry.add(OciImage("flannel-io/flannel-cni-plugin", (pins.flannel_cni_plugin_tag,), (busybox, plugin)))
     return iptables
 
 
@@ -115,17 +115,17 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
     """The images of one Kubernetes minor."""
 
     def program(component: str, binary: str, path: str) -> Blob:
-        return registry.layer([Entry(path, binaries[component] / binary, 0o755)])
+        return registry.layer([TreeEntry(path, binaries[component] / binary, 0o755)])
 
     tags = (f"v{minor.kubernetes.version}",)
     for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"):
         layer = program(minor.kubernetes.name, name, f"/usr/local/bin/{name}")
         layers = (iptables, layer) if name == "kube-proxy" else (layer,)
-        registry.add(Image(name, tags, layers, (name,)))
+        registry.add(OciImage(name, tags, layers, (name,)))
     # etcd's main package is called server.
-    registry.add(Image("etcd", (minor.etcd_tag,), (program(minor.etcd.name, "server", "/usr/local/bin/etcd"),)))
+    registry.add(OciImage("etcd", (minor.etcd_tag,), (program(minor.etcd.name, "server", "/usr/local/bin/etcd"),)))
     coredns = program(minor.coredns.name, "coredns", "/coredns")
-    registry.add(Image("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
+    registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
 
 
 def check_tags(minor: Minor, kubeadm: Path, tree: Path, progress: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpunodes.lab.mirror.tree import Entry, write_compressed_tar
+from gpunodes.lab.mirror.tree import TreeEntry, write_compressed_tar
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -35,7 +35,7 @@ class Blob:
 
 
 @dataclass(frozen=True)
-class Image:
+class OciImage:
     """An image: its name after the registry's host, its tags, layers from the lowest, and how it starts."""
 
     name: str
@@ -44,7 +44,7 @@ class Image:
     entrypoint: tuple[str, ...] = ()
 
 
-def config(image: Image, architecture: str) -> bytes:
+def config(image: OciImage, architecture: str) -> bytes:
     """The image configuration."""
     return _json({
         "created": CREATED,
@@ -59,7 +59,7 @@ def config(image: Image, architecture: str) -> bytes:
     })  # fmt: skip
 
 
-def manifest(image: Image, configuration: Blob) -> bytes:
+def manifest(image: OciImage, configuration: Blob) -> bytes:
     """The image manifest."""
     return _json({
         "schemaVersion": 2,
@@ -82,7 +82,7 @@ class Registry:
         self._blobs = root / "blobs"
         self._blobs.mkdir(parents=True)
 
-    def layer(self, entries: Sequence[Entry]) -> Blob:
+    def layer(self, entries: Sequence[TreeEntry]) -> Blob:
         """Store a layer of ``entries``."""
         with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
             inflated = write_compressed_tar(stream, entries)
@@ -100,7 +100,7 @@ class Registry:
         file.rename(self._blobs / digest)
         return Blob(f"sha256:{digest}", (self._blobs / digest).stat().st_size)
 
-    def add(self, image: Image) -> None:
+    def add(self, image: OciImage) -> None:
         """Make ``image`` available under its name by every tag and by digest."""
         configuration = self._blob(config(image, self._architecture))
         data = manifest(image, configuration)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpunodes.lab.mirror.deb import Package
-from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.mirror.deb import DebPackage
+from gpunodes.lab.mirror.tree import TreeEntry
 
 REVISION = "1.1"
 """pkgs.k8s.io numbers the first build of a release so."""
@@ -99,17 +99,17 @@ def _scripts(unit: str, then: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Package, list[Entry]]]:
+def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[DebPackage, list[TreeEntry]]]:
     """kubelet, kubeadm and kubectl; their dependencies are those that 1.32 and later declare."""
 
-    def tool(name: str, description: str) -> tuple[Package, list[Entry]]:
-        package = Package(name, f"{version}-{REVISION}", architecture, KUBERNETES, description)
-        return package, [Entry(f"/usr/bin/{name}", binaries / name, 0o755)]
+    def tool(name: str, description: str) -> tuple[DebPackage, list[TreeEntry]]:
+        package = DebPackage(name, f"{version}-{REVISION}", architecture, KUBERNETES, description)
+        return package, [TreeEntry(f"/usr/bin/{name}", binaries / name, 0o755)]
 
-    drop_in = Entry("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROP_IN.encode())
+    drop_in = TreeEntry("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM_DROP_IN.encode())
     kubeadm, kubeadm_files = tool("kubeadm", "Command-line utility for administering a Kubernetes cluster")
 
-    kubelet = Package(
+    kubelet = DebPackage(
         "kubelet",
         f"{version}-{REVISION}",
         architecture,
@@ -125,11 +125,11 @@ def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Pa
         (
             kubelet,
             [
-                Entry("/usr/bin/kubelet", binaries / "kubelet", 0o755),
-                Entry("/usr/lib/systemd/system/kubelet.service", KUBELET_SERVICE.encode(), 0o600),
-                Entry("/etc/default/kubelet", b"KUBELET_EXTRA_ARGS=\n"),
-                Entry("/etc/kubernetes/manifests/.kubelet-keep", b""),
-                Entry("/var/lib/kubelet/.kubelet-keep", b""),
+                TreeEntry("/usr/bin/kubelet", binaries / "kubelet", 0o755),
+                TreeEntry("/usr/lib/systemd/system/kubelet.service", KUBELET_SERVICE.encode(), 0o600),
+                TreeEntry("/etc/default/kubelet", b"KUBELET_EXTRA_ARGS=\n"),
+                TreeEntry("/etc/kubernetes/manifests/.kubelet-keep", b""),
+                TreeEntry("/var/lib/kubelet/.kubelet-keep", b""),
             ],
         ),
         (kubeadm, [*kubeadm_files, drop_in]),
@@ -137,21 +137,21 @@ def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[Pa
     ]
 
 
-def cri_tools(version: str, architecture: str, binaries: Path) -> tuple[Package, list[Entry]]:
+def cri_tools(version: str, architecture: str, binaries: Path) -> tuple[DebPackage, list[TreeEntry]]:
     """crictl."""
-    package = Package(
+    package = DebPackage(
         "cri-tools",
         f"{version}-{REVISION}",
         architecture,
         KUBERNETES,
         "Command-line utility for interacting with a container runtime",
     )
-    return package, [Entry("/usr/bin/crictl", binaries / "crictl", 0o755)]
+    return package, [TreeEntry("/usr/bin/crictl", binaries / "crictl", 0o755)]
 
 
-def kubernetes_cni(version: str, architecture: str, binaries: Path) -> tuple[Package, list[Entry]]:
+def kubernetes_cni(version: str, architecture: str, binaries: Path) -> tuple[DebPackage, list[TreeEntry]]:
     """The CNI plugins, in /opt/cni/bin."""
-    package = Package(
+    package = DebPackage(
         "kubernetes-cni",
         f"{version}-{REVISION}",
         architecture,
@@ -159,15 +159,15 @@ def kubernetes_cni(version: str, architecture: str, binaries: Path) -> tuple[Pac
         "Binaries required to provision kubernetes container networking",
         section="net",
     )
-    return package, [Entry(f"/opt/cni/bin/{file.name}", file, 0o755) for file in sorted(binaries.iterdir())]
+    return package, [TreeEntry(f"/opt/cni/bin/{file.name}", file, 0o755) for file in sorted(binaries.iterdir())]
 
 
 def containerd_io(
     version: str, debian: tuple[str, int], architecture: str, containerd: Path, runc: Path
-) -> tuple[Package, list[Entry]]:
+) -> tuple[DebPackage, list[TreeEntry]]:
     """Docker's containerd.io for the Debian release ``debian`` (code name, number): containerd and runc."""
     codename, number = debian
-    package = Package(
+    package = DebPackage(
         "containerd.io",
         f"{version}-1~debian.{number}~{codename}",
         architecture,
@@ -180,10 +180,10 @@ def containerd_io(
         conffiles=("/etc/containerd/config.toml",),
         scripts=_scripts("containerd.service", "systemctl enable --now containerd.service"),
     )
-    programs = [Entry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(containerd.iterdir())]
+    programs = [TreeEntry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(containerd.iterdir())]
     return package, [
         *programs,
-        Entry("/usr/bin/runc", runc / "runc", 0o755),
-        Entry("/usr/lib/systemd/system/containerd.service", CONTAINERD_SERVICE.encode()),
-        Entry("/etc/containerd/config.toml", CONTAINERD_CONFIG.encode()),
+        TreeEntry("/usr/bin/runc", runc / "runc", 0o755),
+        TreeEntry("/usr/lib/systemd/system/containerd.service", CONTAINERD_SERVICE.encode()),
+        TreeEntry("/etc/containerd/config.toml", CONTAINERD_CONFIG.encode()),
     ]

@@ -70,9 +70,9 @@ def run(
     except subprocess.TimeoutExpired as late:
         raise GpunodesError(f"{command[0]} did not end within {limit_s} s", remedy=" ".join(command)) from late
     if done.returncode:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
+        output = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
         raise GpunodesError(
-            f"{' '.join(command[:3])} failed with status {done.returncode}: " + "\n".join(said),
+            f"{' '.join(command[:3])} failed with status {done.returncode}: " + "\n".join(output),
             remedy=f"try it by hand: {' '.join(command)}",
         )
     return done.stdout.decode()

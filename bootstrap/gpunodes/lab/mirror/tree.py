@@ -21,7 +21,7 @@ MTIME = 1767225600
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """One file of an archive, owned by root.
 
     ``path`` is absolute. ``content`` is a regular file's bytes, or the file they are read from; ``link`` is a symbolic
@@ -46,7 +46,7 @@ class _Hashed(io.RawIOBase):
         return self._sink.write(data)
 
 
-def write_compressed_tar(out: IO[bytes], entries: Iterable[Entry], prefix: str = "") -> str:
+def write_compressed_tar(out: IO[bytes], entries: Iterable[TreeEntry], prefix: str = "") -> str:
     """Write a tar archive, compressed by zstd, to the file ``out``; returns the SHA-256 of what was compressed.
 
     zstd at a low level: an emulated node inflates it twice as fast as gzip and in less time than it needs for reading
@@ -65,7 +65,7 @@ def write_compressed_tar(out: IO[bytes], entries: Iterable[Entry], prefix: str =
     return hashed.sum.hexdigest()
 
 
-def write_tar(sink: IO[bytes] | io.RawIOBase, entries: Iterable[Entry], prefix: str = "") -> None:
+def write_tar(sink: IO[bytes] | io.RawIOBase, entries: Iterable[TreeEntry], prefix: str = "") -> None:
     """Write ``entries`` and the directories above them as a tar archive; ``prefix`` is "./" in Debian packages."""
     known: set[str] = set()
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT) as tar:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes.lab.host import Say
+from gpunodes.lab.host import Report
 from gpunodes.lab.mirror import aptrepo, construct, debian, gobuild, images, oci, pins, programs, store
 from gpunodes.lab.mirror import deb as debfile
-from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.mirror.tree import TreeEntry
 from gpunodes.lab.standin import objects, packages
 from gpunodes.lab.standin.pins import HERE, load
 
@@ -38,7 +38,7 @@ _NOT_INPUTS = ("faults.py", "faults.toml", "board.py")
 """Files of this package that do not decide what is in the tree."""
 
 
-def build(cache: Path, *, suite: str, kernel: str, say: Say) -> Path:
+def build(cache: Path, *, suite: str, kernel: str, say: Report) -> Path:
     """The stand-in tree for machines of this Debian suite and kernel, made unless ``cache`` has it.
 
     Raises:
@@ -61,7 +61,7 @@ def _fingerprint(suite: str, kernel: str, key: str) -> str:
     return inputs.hexdigest()[:16]
 
 
-def compiled(cache: Path, *, suite: str, kernel: str, say: Say) -> objects.Objects:
+def compiled(cache: Path, *, suite: str, kernel: str, say: Report) -> objects.Objects:
     """The compiled parts alone: what the machines' disks need.
 
     Raises:
@@ -72,12 +72,12 @@ def compiled(cache: Path, *, suite: str, kernel: str, say: Say) -> objects.Objec
         return _objects(home, suite, kernel, gobuild.toolchain(home, pins.load(), say), say)
 
 
-def _objects(home: Path, suite: str, kernel: str, go: Path, say: Say) -> objects.Objects:
+def _objects(home: Path, suite: str, kernel: str, go: Path, say: Report) -> objects.Objects:
     bindings = load()["nvidia-container-toolkit"]
     return objects.get(home, suite, kernel, packages.DRIVERS, packages.STUBS, bindings, go, say)
 
 
-def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, say: Say) -> None:
+def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, say: Report) -> None:
     go = gobuild.toolchain(home, pins.load(), say)
     parts = _objects(home, suite, kernel, go, say)
     components = load()
@@ -141,9 +141,11 @@ def _images(tree: Path, archives: Sequence[Path], plugin: Path, version: str) ->
     for archive in images.wanted_archives(archives, _BASE_PACKAGES):
         files |= {entry.path: entry for entry in images.unpack(archive)}
     base = registry.layer(list(files.values()))
-    programs_layer = registry.layer([Entry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(plugin.iterdir())])
-    registry.add(oci.Image(PLUGIN_IMAGE, (f"v{version}",), (base, programs_layer), ("nvidia-device-plugin",)))
-    registry.add(oci.Image(CUDA_IMAGE, (CUDA_TAG,), (base,)))
+    programs_layer = registry.layer(
+        [TreeEntry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(plugin.iterdir())]
+    )
+    registry.add(oci.OciImage(PLUGIN_IMAGE, (f"v{version}",), (base, programs_layer), ("nvidia-device-plugin",)))
+    registry.add(oci.OciImage(CUDA_IMAGE, (CUDA_TAG,), (base,)))
 
 
 def settings(base_url: str, tree: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from string import Formatter
 
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import ssh
-from gpunodes.lab.layout import Layout, Machine
+from gpunodes.lab.layout import LabMachine, Layout
 
 _TABLE = Path(__file__).with_name("faults.toml")
 _ANSWER_LIMIT = 60
@@ -59,7 +59,7 @@ def known() -> Mapping[str, Fault]:
 
 
 @dataclass(frozen=True)
-class Wish:
+class FaultRequest:
     """A fault and what is to be said about it."""
 
     fault: Fault
@@ -71,36 +71,36 @@ class Wish:
     """Not now, but some seconds after the driver was loaded, at every start until cleared."""
 
 
-def script(wish: Wish) -> str:
+def script(request: FaultRequest) -> str:
     """The shell script that does it on the machine, as root.
 
     Raises:
         WrongInput: a code is missing, or there where none is wanted; a board's fault at boot.
     """
-    fault = wish.fault
-    if fault.asks_for_code != (wish.code is not None):
-        found = "no code" if wish.code is None else f"code {wish.code}"
+    fault = request.fault
+    if fault.asks_for_code != (request.code is not None):
+        found = "no code" if request.code is None else f"code {request.code}"
         raise WrongInput(
             f"fault {fault.name} got {found}", f"{fault.name} with{'' if fault.asks_for_code else 'out'} a CODE"
         )
     texts = _table()["sxid" if fault.name == "sxid" else "xid"]
     fields = {
-        "gpu": wish.gpu,
-        "code": wish.code,
-        "times": wish.times,
-        "seconds": wish.seconds,
-        "text": texts.get(str(wish.code), "pid='<unknown>', name=<unknown>"),
+        "gpu": request.gpu,
+        "code": request.code,
+        "times": request.times,
+        "seconds": request.seconds,
+        "text": texts.get(str(request.code), "pid='<unknown>', name=<unknown>"),
         **{f"text{code}": text for code, text in _table()["xid"].items()},
     }
     driver = [command.format(**fields) for command in fault.driver]
     board = [command.format(**fields) for command in fault.board]
-    if wish.at_boot:
+    if request.at_boot:
         if board or len(driver) != 1:
             raise WrongInput(f"fault {fault.name} cannot wait for the driver", "a fault of the driver alone")
         line = f'options nvidia fault="{driver[0]}"'
         return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_KEEP}"
     lines = ["set -e", *(_write(_BOARD, command) for command in board)]
-    if wish.times > _QUIET:
+    if request.times > _QUIET:
         lines.append("dmesg --console-level alert")
     if fault.name in _CURES:
         # The driver may be away, or not there yet.
@@ -118,7 +118,7 @@ def _write(file: str, command: str) -> str:
     return f"echo {shlex.quote(command)} > {file}"
 
 
-def make(layout: Layout, machine: Machine, wish: Wish) -> None:
+def make(layout: Layout, machine: LabMachine, request: FaultRequest) -> None:
     """Carry it out.
 
     Raises:
@@ -127,17 +127,17 @@ def make(layout: Layout, machine: Machine, wish: Wish) -> None:
     """
     if machine.boards is None:
         raise WrongInput(f"{machine.name} has no GPUs", "a machine of `gpunodes lab up --gpu-workers`")
-    if wish.gpu >= machine.boards.gpus:
-        raise WrongInput(f"{machine.name} has GPUs 0 to {machine.boards.gpus - 1}", f"GPU {wish.gpu}")
+    if request.gpu >= machine.boards.gpus:
+        raise WrongInput(f"{machine.name} has GPUs 0 to {machine.boards.gpus - 1}", f"GPU {request.gpu}")
     words = ssh.command(layout, machine, ["sudo", "sh"])
     try:
         done = subprocess.run(
-            words, input=script(wish), capture_output=True, text=True, timeout=_ANSWER_LIMIT, check=False
+            words, input=script(request), capture_output=True, text=True, timeout=_ANSWER_LIMIT, check=False
         )
     except subprocess.TimeoutExpired:
         raise GpunodesError(f"{machine.name} did not answer within {_ANSWER_LIMIT} s") from None
     if done.returncode:
         raise GpunodesError(
-            f"fault {wish.fault.name} on {machine.name} failed: {done.stderr.strip()}",
+            f"fault {request.fault.name} on {machine.name} failed: {done.stderr.strip()}",
             remedy="faults of the driver need the stand-in driver installed and loaded: `gpunodes join`",
         )

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError
-from gpunodes.lab.host import Say
+from gpunodes.lab.host import Report
 from gpunodes.lab.images import apt_options, debian_archive
 from gpunodes.lab.mirror import store
 from gpunodes.lab.mirror.programs import run
-from gpunodes.lab.standin.pins import HERE, Component
+from gpunodes.lab.standin.pins import HERE, StandinComponent
 
 SOURCES = HERE / "src"
 _LIMIT_S = 1800
@@ -81,9 +81,9 @@ def get(
     kernel: str,
     versions: Sequence[str],
     stubs: Sequence[str],
-    bindings: Component,
+    bindings: StandinComponent,
     go: Path,
-    say: Say,
+    say: Report,
 ) -> Objects:
     """The compiled files for this Debian and kernel, made unless ``home`` has them.
 
@@ -132,7 +132,7 @@ def get(
     return Objects(store.keep(home / f"objects-{suite}-{inputs.hexdigest()[:16]}", make))
 
 
-def nvml_header(bindings: Component, go: Path) -> str:
+def nvml_header(bindings: StandinComponent, go: Path) -> str:
     """nvml.h as NVIDIA publishes it, from the Go bindings that the component requires."""
     module = "github.com/NVIDIA/go-nvml"
     about = run([go, "mod", "download", "-json", module], cwd=bindings.modules[0].parent, env={"GOFLAGS": "-mod=mod"})

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpunodes.lab.mirror.deb import Package
-from gpunodes.lab.mirror.tree import Entry
+from gpunodes.lab.mirror.deb import DebPackage
+from gpunodes.lab.mirror.tree import TreeEntry
 from gpunodes.lab.standin.objects import SOURCES, Objects
 
 DRIVERS = ("580.65.06", "590.44.01")
@@ -27,7 +27,7 @@ _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _FIRST_WITH_STABLE_NAMES = 590
 """From here on no package's name carries the branch (driver installation guide, "Recent Updates")."""
 
-Parts = tuple[Package, list[Entry]]
+Parts = tuple[DebPackage, list[TreeEntry]]
 
 # STANDIN_FLAGS reaches Kbuild through make's command line.
 _DKMS = """PACKAGE_NAME="nvidia"
@@ -174,9 +174,9 @@ def _package(
     section: str = "admin",
     instead_of: str = "",
     provides: str = "",
-) -> Package:
+) -> DebPackage:
     """A package of ours; ``instead_of`` one that cannot be there at the same time."""
-    return Package(
+    return DebPackage(
         name,
         version,
         "amd64",
@@ -211,13 +211,13 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         (
             _package("nvidia-kernel-support", full, "NVIDIA kernel module support files"),
             [
-                Entry("/usr/lib/modprobe.d/nvidia-blacklists-nouveau.conf", _NOUVEAU),
-                Entry("/usr/lib/modprobe.d/nvidia.conf", _SOFTDEP),
+                TreeEntry("/usr/lib/modprobe.d/nvidia-blacklists-nouveau.conf", _NOUVEAU),
+                TreeEntry("/usr/lib/modprobe.d/nvidia.conf", _SOFTDEP),
             ],
         ),
         (
             _package("nvidia-modprobe", full, "utility to load NVIDIA kernel modules", ["kmod"]),
-            [Entry("/usr/bin/nvidia-modprobe", _MODPROBE, 0o755)],
+            [TreeEntry("/usr/bin/nvidia-modprobe", _MODPROBE, 0o755)],
         ),
         _library("libnvidia-ml1", version, "libnvidia-ml.so", objects.library(f"libnvidia-ml.so.{version}")),
         _library("libcuda1", version, "libcuda.so", objects.library("libcuda.so.1")),
@@ -227,8 +227,8 @@ def driver(version: str, objects: Objects) -> list[Parts]:
                 _service("nvidia-persistenced.service", _PERSISTENCED_THEN),
             ),
             [
-                Entry("/usr/bin/nvidia-persistenced", _PERSISTENCED, 0o755),
-                Entry("/usr/lib/systemd/system/nvidia-persistenced.service", _PERSISTENCED_SERVICE),
+                TreeEntry("/usr/bin/nvidia-persistenced", _PERSISTENCED, 0o755),
+                TreeEntry("/usr/lib/systemd/system/nvidia-persistenced.service", _PERSISTENCED_SERVICE),
             ],
         ),
         (
@@ -238,8 +238,8 @@ def driver(version: str, objects: Objects) -> list[Parts]:
                 provides="nvidia-smi", instead_of="nvidia-smi",
             ),
             [
-                Entry("/usr/bin/nvidia-smi", objects.nvidia_smi, 0o755),
-                Entry("/usr/share/doc/nvidia-driver-cuda/copyright", objects.library("copyright")),
+                TreeEntry("/usr/bin/nvidia-smi", objects.nvidia_smi, 0o755),
+                TreeEntry("/usr/share/doc/nvidia-driver-cuda/copyright", objects.library("copyright")),
             ],
         ),
         meta("nvidia-driver", same("nvidia-driver-cuda")),
@@ -251,8 +251,8 @@ def driver(version: str, objects: Objects) -> list[Parts]:
                 scripts=_service("nvidia-fabricmanager.service", ":"),
             ),
             [
-                Entry("/usr/bin/nv-fabricmanager", _FABRICMANAGER.format(version=version).encode(), 0o755),
-                Entry("/usr/lib/systemd/system/nvidia-fabricmanager.service", _FABRICMANAGER_SERVICE),
+                TreeEntry("/usr/bin/nv-fabricmanager", _FABRICMANAGER.format(version=version).encode(), 0o755),
+                TreeEntry("/usr/lib/systemd/system/nvidia-fabricmanager.service", _FABRICMANAGER_SERVICE),
             ],
         ),
     ]  # fmt: skip
@@ -273,7 +273,7 @@ def _pinning(branch: str) -> Parts:
         f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
     )
     package = _package(f"nvidia-driver-pinning-{branch}", f"{branch}-1", "keeps to a driver branch", instead_of=others)
-    return package, [Entry(f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}", text.encode())]
+    return package, [TreeEntry(f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}", text.encode())]
 
 
 def _dkms(name: str, other: str, version: str, flags: str) -> Parts:
@@ -287,15 +287,15 @@ def _dkms(name: str, other: str, version: str, flags: str) -> Parts:
         instead_of=other,
     )
     folder = f"/usr/src/nvidia-{version}"
-    files = [Entry(f"{folder}/{path.name}", path) for path in sorted((SOURCES / "nvidia").iterdir())]
-    return package, [*files, Entry(f"{folder}/dkms.conf", _DKMS.format(version=version, flags=flags).encode())]
+    files = [TreeEntry(f"{folder}/{path.name}", path) for path in sorted((SOURCES / "nvidia").iterdir())]
+    return package, [*files, TreeEntry(f"{folder}/dkms.conf", _DKMS.format(version=version, flags=flags).encode())]
 
 
 def _library(name: str, version: str, link: str, file: Path) -> Parts:
     package = _package(name, f"{version}-1", "NVIDIA library", ["libc6"], _LDCONFIG, section="libs")
     return package, [
-        Entry(f"{_LIBRARIES}/{link}.{version}", file, 0o644),
-        Entry(f"{_LIBRARIES}/{link}.1", link=f"{link}.{version}"),
+        TreeEntry(f"{_LIBRARIES}/{link}.{version}", file, 0o644),
+        TreeEntry(f"{_LIBRARIES}/{link}.1", link=f"{link}.{version}"),
     ]
 
 
@@ -312,10 +312,10 @@ def cuda_toolkit(version: str, objects: Objects) -> Parts:
         f"cuda-toolkit-{dashed}", f"{version}.0-1", "CUDA toolkit", scripts=alternatives, section="devel"
     )
     return package, [
-        Entry(f"{home}/bin/nvcc", _NVCC.format(version=version).encode(), 0o755),
-        Entry(f"{home}/lib64/{runtime}", objects.library(runtime)),
-        Entry(f"{home}/version.json", f'{{"cuda": {{"name": "CUDA SDK", "version": "{version}.0"}}}}\n'.encode()),
-        Entry(f"/etc/ld.so.conf.d/989_cuda-{dashed}.conf", f"{home}/lib64\n".encode()),
+        TreeEntry(f"{home}/bin/nvcc", _NVCC.format(version=version).encode(), 0o755),
+        TreeEntry(f"{home}/lib64/{runtime}", objects.library(runtime)),
+        TreeEntry(f"{home}/version.json", f'{{"cuda": {{"name": "CUDA SDK", "version": "{version}.0"}}}}\n'.encode()),
+        TreeEntry(f"/etc/ld.so.conf.d/989_cuda-{dashed}.conf", f"{home}/lib64\n".encode()),
     ]
 
 
@@ -325,8 +325,8 @@ def cudnn(cuda: str, objects: Objects) -> list[Parts]:
     name = f"libcudnn{major}-cuda-{cuda}"
     package = _package(name, f"{CUDNN}-1", "cuDNN runtime library", ["libc6"], _LDCONFIG, section="libs")
     files = [
-        Entry(f"{_LIBRARIES}/libcudnn.so.{CUDNN.rpartition('.')[0]}", objects.library("libcudnn.so.9")),
-        Entry(f"{_LIBRARIES}/libcudnn.so.{major}", link=f"libcudnn.so.{CUDNN.rpartition('.')[0]}"),
+        TreeEntry(f"{_LIBRARIES}/libcudnn.so.{CUDNN.rpartition('.')[0]}", objects.library("libcudnn.so.9")),
+        TreeEntry(f"{_LIBRARIES}/libcudnn.so.{major}", link=f"libcudnn.so.{CUDNN.rpartition('.')[0]}"),
     ]
     meta = _package(
         f"cudnn{major}-cuda-{cuda}",
@@ -355,23 +355,25 @@ def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]
                 "nvidia-cdi-hook", "nvidia-ctk")  # fmt: skip
     system = "/usr/lib/systemd/system"
     base_files = [
-        *(Entry(f"/usr/bin/{name}", binaries / name, 0o755) for name in programs),
-        Entry(f"{system}/nvidia-cdi-refresh.service", units / "nvidia-cdi-refresh.service"),
-        Entry(f"{system}/nvidia-cdi-refresh.path", units / "nvidia-cdi-refresh.path"),
-        Entry(f"{system}/nvidia-cdi-refresh.service.d/10-container-engines.conf", units / "10-container-engines.conf"),
-        Entry("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", units / "nvidia-cdi-refresh.env"),
-        Entry("/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", rules / "99-nvidia-cdi-refresh.rules"),
+        *(TreeEntry(f"/usr/bin/{name}", binaries / name, 0o755) for name in programs),
+        TreeEntry(f"{system}/nvidia-cdi-refresh.service", units / "nvidia-cdi-refresh.service"),
+        TreeEntry(f"{system}/nvidia-cdi-refresh.path", units / "nvidia-cdi-refresh.path"),
+        TreeEntry(
+            f"{system}/nvidia-cdi-refresh.service.d/10-container-engines.conf", units / "10-container-engines.conf"
+        ),
+        TreeEntry("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", units / "nvidia-cdi-refresh.env"),
+        TreeEntry("/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", rules / "99-nvidia-cdi-refresh.rules"),
     ]
     needs = [f"{name} (= {full})" for name in ("nvidia-container-toolkit-base", "libnvidia-container-tools")]
     cli = b"#!/bin/sh\necho 'a stand-in: this lab has CDI only' >&2\nexit 1\n"
-    hook = Entry("/usr/bin/nvidia-container-runtime-hook", binaries / "nvidia-container-runtime-hook", 0o755)
+    hook = TreeEntry("/usr/bin/nvidia-container-runtime-hook", binaries / "nvidia-container-runtime-hook", 0o755)
     return [
         (base, base_files),
         (_package("nvidia-container-toolkit", full, "NVIDIA Container toolkit", needs), [hook]),
         (
             _package("libnvidia-container-tools", full, "NVIDIA container runtime library tools",
                      [f"libnvidia-container1 (= {full})"]),
-            [Entry("/usr/bin/nvidia-container-cli", cli, 0o755)],
+            [TreeEntry("/usr/bin/nvidia-container-cli", cli, 0o755)],
         ),
         (_package("libnvidia-container1", full, "NVIDIA container runtime library", section="libs"), []),
     ]  # fmt: skip
@@ -380,7 +382,7 @@ def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]
 def cri_dockerd(version: str, suite: str, binaries: Path, source: Path) -> Parts:
     """Mirantis' cri-dockerd as its releases package it (PACKAGE.VERSION-0.debian-SUITE)."""
     units = source / "packaging" / "systemd"
-    package = Package(
+    package = DebPackage(
         "cri-dockerd",
         f"{version}.3-0~debian-{suite}",
         "amd64",
@@ -391,7 +393,7 @@ def cri_dockerd(version: str, suite: str, binaries: Path, source: Path) -> Parts
         ),
     )
     return package, [
-        Entry("/usr/bin/cri-dockerd", binaries / "cri-dockerd", 0o755),
-        Entry("/usr/lib/systemd/system/cri-docker.service", units / "cri-docker.service"),
-        Entry("/usr/lib/systemd/system/cri-docker.socket", units / "cri-docker.socket"),
+        TreeEntry("/usr/bin/cri-dockerd", binaries / "cri-dockerd", 0o755),
+        TreeEntry("/usr/lib/systemd/system/cri-docker.service", units / "cri-docker.service"),
+        TreeEntry("/usr/lib/systemd/system/cri-docker.socket", units / "cri-docker.socket"),
     ]

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Component(mirror.Component):
+class StandinComponent(mirror.Component):
     """One Go module tree in standin/go/NAME/ and how its programs are built."""
 
     @property
@@ -24,10 +24,12 @@ class Component(mirror.Component):
 
 
 @cache
-def load() -> Mapping[str, Component]:
+def load() -> Mapping[str, StandinComponent]:
     """Read pins.toml; a wrong file is a fault of the package and raises what it raises."""
     raw = tomllib.loads((HERE / "pins.toml").read_text())
     return {
-        name: Component(name, entry["version"], cgo=entry.get("cgo", False), ldflags=tuple(entry.get("ldflags", ())))
+        name: StandinComponent(
+            name, entry["version"], cgo=entry.get("cgo", False), ldflags=tuple(entry.get("ldflags", ()))
+        )
         for name, entry in raw["components"].items()
     }

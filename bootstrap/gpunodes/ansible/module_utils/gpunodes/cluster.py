@@ -438,8 +438,8 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
         watch.done = True
     elif pod["status"].get("phase") == "Failed":
         ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
-        said = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
-        watch.why = f"a pod there does not reach the API service: {said or 'its program failed'}"
+        message = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
+        watch.why = f"a pod there does not reach the API service: {message or 'its program failed'}"
         client.delete(f"{_SYSTEM}/pods/{watch.probe}", gracePeriodSeconds="0")
         watch.probe = ""
     else:

@@ -85,14 +85,14 @@ def _kubelet(client: Client, watch: _Watch) -> None:
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
     # Shared or cut into slices there are more of them than GPUs; each is looked at from the machine's side as well.
     watch.offered = devices.counts(node["status"].get("allocatable", {}))
-    said = f"allocatable {_told(watch.offered)}"
+    message = f"allocatable {_told(watch.offered)}"
     if sum(watch.offered.values()) >= watch.gpus:
-        watch.levels.append(Level("kubelet", "ok", said))
+        watch.levels.append(Level("kubelet", "ok", message))
         return
     pods = cluster.on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
     problems = [problem for problem in map(cluster.pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin is on it"
-    watch.why = said + (f"; {plugin}" if plugin else "")
+    watch.why = message + (f"; {plugin}" if plugin else "")
 
 
 def _told(offered: Mapping[str, int]) -> str:
@@ -131,16 +131,16 @@ def _hear(client: Client, watch: _Watch) -> None:
     if phase not in {"Succeeded", "Failed"}:
         watch.why = cluster.pod_problem(pod) or f"pod {name} has not ended"
         return
-    said = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
+    message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # Its slices, or the one that was given, are listed below a GPU with identities of their own: MIG-...
-    seen = re.findall(r"UUID: (GPU-\S+?)\)", said)
+    seen = re.findall(r"UUID: (GPU-\S+?)\)", message)
     if phase == "Succeeded" and len(seen) == 1:
         watch.levels.append(Level("pod", "ok", f"a job that asked for one GPU got {seen[0]}"))
         _note(client, watch)
         return
     fact = f"the job's nvidia-smi listed {len(seen)} GPUs" if phase == "Succeeded" else cluster.pod_problem(pod)
     remedy = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
-    watch.levels.append(Level("pod", "failed", fact or said.strip()[-200:], "one GPU", remedy))
+    watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], "one GPU", remedy))
     watch.done = True
 
 

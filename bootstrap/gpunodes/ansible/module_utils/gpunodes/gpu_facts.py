@@ -46,7 +46,7 @@ _SERVICES = ("nvidia-persiste", "nv-fabricmanage", "nvidia-device-p", "nv-hosten
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledPackage:
     """A package that is installed."""
 
     version: str
@@ -142,7 +142,7 @@ def _mok(root: str) -> dict[str, Any]:
     return {"key": None, "enrolled": False}
 
 
-def _headers(root: str, kernel: str, packages: Mapping[str, Installed]) -> dict[str, Any]:
+def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -> dict[str, Any]:
     """Whether the running kernel's headers are there, and the package that has them: None where none is known."""
     build = f"/lib/modules/{kernel}/build"
     link = _at(root, build)
@@ -162,18 +162,18 @@ def _has(root: str, name: str) -> bool:
     return run(["apt-cache", "show", "--no-all-versions", name], 30).ok
 
 
-def _driver(root: str, kernel: str, packages: Mapping[str, Installed], *, loaded: bool) -> dict[str, Any]:
+def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *, loaded: bool) -> dict[str, Any]:
     """The driver that is loaded, else the one that is installed: its version, modules, and who brought it."""
     ours = {name: one for name, one in packages.items() if _is_driver(name)}
     version, flavour = _text(root, "/sys/module/nvidia/version"), None
     if loaded:
-        said = _text(root, "/proc/driver/nvidia/version") or ""
-        flavour = "open" if "Open Kernel Module" in said else "proprietary" if said else None
+        output = _text(root, "/proc/driver/nvidia/version") or ""
+        flavour = "open" if "Open Kernel Module" in output else "proprietary" if output else None
     elif root == "/" and (file := module_file(kernel)):
-        said = run(["modinfo", file], 10).out
-        found = re.search(r"^version:\s*(\S+)", said, re.MULTILINE)
+        output = run(["modinfo", file], 10).out
+        found = re.search(r"^version:\s*(\S+)", output, re.MULTILINE)
         version = found.group(1) if found else None
-        flavour = "open" if re.search(r"^license:.*GPL", said, re.MULTILINE) else "proprietary" if version else None
+        flavour = "open" if re.search(r"^license:.*GPL", output, re.MULTILINE) else "proprietary" if version else None
     if flavour is None and ours:
         kernels = [name for name in ours if re.search(r"dkms|kernel|kmod|linux-modules|headless|nvidia-open", name)]
         flavour = "open" if any("open" in name for name in kernels) else "proprietary" if kernels else None
@@ -197,7 +197,7 @@ def _is_driver(name: str) -> bool:
     return bool(_DRIVER.match(name)) and not name.startswith(("nvidia-open-kernel-support", "nvidia-kernel-common"))
 
 
-def _origin(root: str, packages: Mapping[str, Installed], *, there: bool) -> str | None:
+def _origin(root: str, packages: Mapping[str, InstalledPackage], *, there: bool) -> str | None:
     """Who brought the driver: its packages' names or maintainers say so; NVIDIA's .run leaves its uninstaller."""
     if _exists(root, "/usr/bin/nvidia-uninstall"):
         return "runfile"
@@ -213,7 +213,7 @@ def _origin(root: str, packages: Mapping[str, Installed], *, there: bool) -> str
     return "unknown" if there or packages else None
 
 
-def _cuda(root: str, packages: Mapping[str, Installed]) -> dict[str, str]:
+def _cuda(root: str, packages: Mapping[str, InstalledPackage]) -> dict[str, str]:
     """CUDA toolkits by version, and who brought each."""
     found = {}
     for folder in glob.glob(_at(root, "/usr/local/cuda-*.*")):
@@ -244,7 +244,7 @@ def _clients(root: str) -> int:
 # --- packages ---
 
 
-def installed(root: str) -> dict[str, Installed]:
+def installed(root: str) -> dict[str, InstalledPackage]:
     """Installed packages that may concern GPUs."""
     status = _text(root, "/var/lib/dpkg/status")
     if status is not None:
@@ -257,7 +257,7 @@ def installed(root: str) -> dict[str, Installed]:
 _CONCERN = re.compile(r"(lib)?(nvidia|cuda)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker")
 
 
-def parse_status(text: str) -> dict[str, Installed]:
+def parse_status(text: str) -> dict[str, InstalledPackage]:
     """dpkg's status file: paragraphs of fields."""
     found = {}
     for paragraph in text.split("\n\n"):
@@ -266,17 +266,17 @@ def parse_status(text: str) -> dict[str, Installed]:
             continue
         fields = dict(re.findall(r"^(Status|Version|Maintainer): (.*)$", paragraph, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
-            found[name] = Installed(fields.get("Version", ""), fields.get("Maintainer", ""))
+            found[name] = InstalledPackage(fields.get("Version", ""), fields.get("Maintainer", ""))
     return found
 
 
-def parse_rpm(listing: str) -> dict[str, Installed]:
+def parse_rpm(listing: str) -> dict[str, InstalledPackage]:
     """Lines of name, version and vendor."""
     found = {}
     for line in listing.splitlines():
         name, version, vendor = [*line.split("\t"), "", ""][:3]
         if _CONCERN.match(name):
-            found[name] = Installed(version, vendor)
+            found[name] = InstalledPackage(version, vendor)
     return found
 
 

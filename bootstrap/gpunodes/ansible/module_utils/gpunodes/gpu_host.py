@@ -1,4 +1,4 @@
-"""A GPU driver on a machine: its modules built and loaded, its rival out of the way, its devices shown to containers.
+"""A GPU driver on a machine: modules built and loaded, the conflicting one unloaded, devices shown to containers.
 
 Packages, files and services are the converger's; here is what they alone do not bring about.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from . import disk, gpu_facts, ledger
 from .problem import MachineProblem
-from .process import Done, last_line, run
+from .process import CommandResult, last_line, run
 
 if TYPE_CHECKING:
     from .host import Converger, Driver
@@ -41,9 +41,9 @@ def drive(converger: Converger, driver: Driver) -> None:
 
     Raises MachineProblem with the first cause: the compiler's first error, a module that the kernel refuses.
     """
-    if driver.rival:
-        _mind_initramfs(converger, driver.rival)
-        _retire(converger, driver.rival)
+    if driver.conflicting_module:
+        _mind_initramfs(converger, driver.conflicting_module)
+        _retire(converger, driver.conflicting_module)
     if converger.outcome.reboot:
         return
     name = driver.modules[0]
@@ -139,32 +139,32 @@ def _load(module: str) -> None:
     done = run(["modprobe", module], _LOAD_LIMIT_S)
     if done.ok:
         return
-    said = last_line(done.text)
+    message = last_line(done.text)
     if re.search(r"[Kk]ey was rejected|Required key not available|Loading of unsigned module", done.text):
         raise MachineProblem(
-            f"the kernel refuses the module {module}: {said}",
+            f"the kernel refuses the module {module}: {message}",
             "a module signed by a key that the firmware knows: Secure Boot is on",
             "enrol DKMS's key (`mokutil --import /var/lib/dkms/mok.pub`, then confirm while booting), or switch it off",
         )
     kernel = [line for line in run(["dmesg", "--notime"]).out.splitlines() if line.startswith("NVRM:")]
     word = kernel[-1] if kernel else ""
     raise MachineProblem(
-        f"the module {module} does not load: {said}" + (f" ({word})" if word else ""),
+        f"the module {module} does not load: {message}" + (f" ({word})" if word else ""),
         "a driver that takes the machine's GPUs",
         "see `dmesg | grep -e NVRM -e nvidia`",
     )
 
 
-# --- its rival ---
+# --- the conflicting module ---
 
 
-def _mind_initramfs(converger: Converger, rival: str) -> None:
-    """Rebuild the initramfs where it would load the rival before anything is mounted; looked at once."""
+def _mind_initramfs(converger: Converger, conflicting_module: str) -> None:
+    """Rebuild the initramfs where it would load the conflicting module before anything is mounted; looked at once."""
     if converger.ledger.initramfs or converger.check:
         return
-    wrong = [path for path in images() if _holds(path, rival)]
+    wrong = [path for path in images() if _holds(path, conflicting_module)]
     converger.ledger.initramfs = "rebuilt" if wrong else "seen"
-    if wrong and converger.step(f"rebuild {', '.join(wrong)} without {rival}"):
+    if wrong and converger.step(f"rebuild {', '.join(wrong)} without {conflicting_module}"):
         rebuild(wrong)
 
 
@@ -191,21 +191,21 @@ def _holds(image: str, module: str) -> bool:
     return re.search(rf"/{module}\.ko", run([lister, image], 300).out) is not None
 
 
-def _retire(converger: Converger, rival: str) -> None:
-    """Take the rival out of the kernel; a console that it draws keeps it, then only a reboot helps."""
-    if not _loaded(rival):
+def _retire(converger: Converger, conflicting_module: str) -> None:
+    """Take the conflicting module out of the kernel; a console that it draws keeps it, then only a reboot helps."""
+    if not _loaded(conflicting_module):
         return
-    converger.ledger.note_unloaded([rival])
-    if not converger.step(f"unload {rival}"):
+    converger.ledger.note_unloaded([conflicting_module])
+    if not converger.step(f"unload {conflicting_module}"):
         return
     for console in glob.glob(f"{SYS}/class/vtconsole/vtcon*"):
         if "frame buffer" in _text(f"{console}/name"):
             with contextlib.suppress(OSError), open(f"{console}/bind", "w", encoding="ascii") as file:
                 file.write("0")
-    done = run(["modprobe", "--remove", rival])
-    if _loaded(rival):
+    done = run(["modprobe", "--remove", conflicting_module])
+    if _loaded(conflicting_module):
         converger.outcome.reboot = (
-            f"{rival} holds the GPU and does not let go: {last_line(done.text) or 'it is in use'}"
+            f"{conflicting_module} holds the GPU and does not let go: {last_line(done.text) or 'it is in use'}"
         )
 
 
@@ -249,7 +249,7 @@ def _link(path: str) -> str:
     return f"{DEV}/char/{os.major(number)}:{os.minor(number)}"
 
 
-def _nvidia_ctk(done: Done) -> None:
+def _nvidia_ctk(done: CommandResult) -> None:
     if not done.ok:
         errors = re.findall(r'level=(?:error|fatal) msg="(.*?)"\n', done.text + "\n")
         raise MachineProblem(

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 from . import gpu_facts, gpu_host
 from .problem import MachineProblem
-from .process import PATH, Done, last_line, run
+from .process import PATH, CommandResult, last_line, run
 
 SMI_LIMIT_S = 60
 _PULL_LIMIT_S = 600
@@ -46,7 +46,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SmiReport:
     """What nvidia-smi said: the driver, the CUDA that it takes, and the GPUs."""
 
     driver: str = ""
@@ -56,7 +56,7 @@ class Seen:
 
 def verify(image: str, runtime: str, services: Sequence[str]) -> dict[str, Any]:
     """Walk both levels; ``image`` is one that can run nvidia-smi, ``runtime`` containerd or docker."""
-    seen = Seen()
+    seen = SmiReport()
     levels = []
     level = "host"
     try:
@@ -98,7 +98,7 @@ def labels(found: dict[str, Any]) -> dict[str, str]:
 # --- the host ---
 
 
-def _host(wanted: int, services: Sequence[str]) -> Seen:
+def _host(wanted: int, services: Sequence[str]) -> SmiReport:
     """What nvidia-smi says of all GPUs; raises MachineProblem with the first thing that is not as it should be."""
     if not wanted:
         raise MachineProblem("no NVIDIA GPU is on its PCI bus", "at least one", "see `lspci -d 10de:` and the firmware")
@@ -125,24 +125,24 @@ def _host(wanted: int, services: Sequence[str]) -> Seen:
     return seen
 
 
-def _smi() -> Seen:
+def _smi() -> SmiReport:
     if stuck := _stuck():
         raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "an answer", "see `gpunodes health`")
     done = run_or_leave(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
     if not done.ok:
-        said = last_line(done.err) or last_line(done.out)
+        output = last_line(done.err) or last_line(done.out)
         raise MachineProblem(
-            f"nvidia-smi: {said}", "a list of the GPUs", "see `gpunodes health` and `dmesg | grep NVRM`"
+            f"nvidia-smi: {output}", "a list of the GPUs", "see `gpunodes health` and `dmesg | grep NVRM`"
         )
     return parse_smi(done.out)
 
 
-def parse_smi(text: str) -> Seen:
+def parse_smi(text: str) -> SmiReport:
     """``nvidia-smi -q -x``; what cannot be read is empty."""
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - the machine's own driver wrote it
     except ElementTree.ParseError:
-        return Seen()
+        return SmiReport()
     gpus = []
     for gpu in root.findall("gpu"):
         memory = re.match(r"\d+", gpu.findtext("fb_memory_usage/total") or "")
@@ -153,7 +153,9 @@ def parse_smi(text: str) -> Seen:
                 "memory_mib": int(memory.group(0)) if memory else 0,
             }
         )
-    return Seen((root.findtext("driver_version") or "").strip(), (root.findtext("cuda_version") or "").strip(), gpus)
+    return SmiReport(
+        (root.findtext("driver_version") or "").strip(), (root.findtext("cuda_version") or "").strip(), gpus
+    )
 
 
 def _stuck() -> str:
@@ -170,7 +172,7 @@ def _stuck() -> str:
 # --- a container ---
 
 
-def _container(image: str, runtime: str, seen: Seen) -> Level:
+def _container(image: str, runtime: str, seen: SmiReport) -> Level:
     """Raises MachineProblem when a container does not get the GPUs that ``seen`` has."""
     program = {"containerd": "ctr", "docker": "docker"}[runtime]
     if not shutil.which(program, path=PATH):
@@ -205,7 +207,7 @@ def _container(image: str, runtime: str, seen: Seen) -> Level:
 _SMI = ["nvidia-smi", "-L"]
 
 
-def _containerd(image: str, name: str) -> tuple[Done, list[str], list[str]]:
+def _containerd(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]:
     ctr = ["ctr", "--namespace", _NAMESPACE]
     pulled = run([*ctr, "images", "ls", "-q", f"name=={image}"])
     if not pulled.out.strip():
@@ -216,7 +218,7 @@ def _containerd(image: str, name: str) -> tuple[Done, list[str], list[str]]:
     return pulled, command, [*ctr, "tasks", "delete", "--force", name]
 
 
-def _docker(image: str, name: str) -> tuple[Done, list[str], list[str]]:
+def _docker(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]:
     pulled = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
     if not pulled.ok:
         pulled = run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
@@ -227,7 +229,7 @@ def _docker(image: str, name: str) -> tuple[Done, list[str], list[str]]:
 # --- programs that may never end ---
 
 
-def run_or_leave(argv: Sequence[str], limit_s: float) -> Done:
+def run_or_leave(argv: Sequence[str], limit_s: float) -> CommandResult:
     """Run a program; one that does not end is killed, and left behind where that does not end it."""
     environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -236,7 +238,7 @@ def run_or_leave(argv: Sequence[str], limit_s: float) -> Done:
                 list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
             )
         except FileNotFoundError:
-            return Done(argv, 127, "", f"{argv[0]} is not installed")
+            return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
         deadline = time.monotonic() + limit_s
         code = process.poll()
         while code is None and time.monotonic() < deadline:
@@ -250,7 +252,7 @@ def run_or_leave(argv: Sequence[str], limit_s: float) -> Done:
             # An interpreter that ends must not wait for it either.
             left = "" if process.poll() is not None else f"; it {_STUCK} (process {process.pid})"
             process.returncode = process.returncode or -signal.SIGKILL
-            return Done(argv, 124, "", f"{argv[0]} did not end within {limit_s:.0f} s{left}")
+            return CommandResult(argv, 124, "", f"{argv[0]} did not end within {limit_s:.0f} s{left}")
         out.seek(0)
         err.seek(0)
-        return Done(argv, code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+        return CommandResult(argv, code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))

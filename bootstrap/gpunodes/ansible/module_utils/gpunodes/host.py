@@ -71,7 +71,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Proof:
+class OutputCheck:
     """A command that must end well after packages were installed, and what it must say."""
 
     command: Sequence[str]
@@ -83,7 +83,7 @@ class Driver:
     """A GPU driver's kernel modules, and the module of the kernel's own that must make way for them."""
 
     modules: Sequence[str]
-    rival: str = ""
+    conflicting_module: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Spec:
     """What one concern wants."""
 
     repositories: Sequence[Repository] = ()
-    packages: Sequence[packages.Wanted] = ()
+    packages: Sequence[packages.RequestedPackage] = ()
     files: Sequence[File] = ()
     directories: Sequence[str] = ()
     modules: Sequence[str] = ()
@@ -117,7 +117,7 @@ class Spec:
     holds: Sequence[str] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     generated: Sequence[Generated] = ()
-    proofs: Sequence[Proof] = ()
+    proofs: Sequence[OutputCheck] = ()
     absent: Sequence[str] = ()
     """Files of ours that an earlier wish has left."""
     module_stream: str = ""
@@ -135,7 +135,7 @@ class Spec:
 
 
 @dataclass
-class Outcome:
+class ConvergeResult:
     """What was changed, or in check mode would be."""
 
     actions: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
     driver = parameters.get("driver")
     return Spec(
         repositories=each(Repository, "repositories"),
-        packages=each(packages.Wanted, "packages"),
+        packages=each(packages.RequestedPackage, "packages"),
         files=each(File, "files"),
         directories=tuple(parameters.get("directories") or ()),
         modules=tuple(parameters.get("modules") or ()),
@@ -170,17 +170,17 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         users=tuple(parameters.get("users") or ()),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
-        proofs=each(Proof, "proofs"),
+        proofs=each(OutputCheck, "proofs"),
         absent=tuple(parameters.get("absent") or ()),
         module_stream=parameters.get("module_stream") or "",
-        driver=Driver(tuple(driver["modules"]), driver.get("rival") or "") if driver else None,
+        driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
         devices=bool(parameters.get("devices")),
         images=tuple(parameters.get("images") or ()),
         part=parameters.get("part") or "",
     )
 
 
-def survey(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
+def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
     """The concerns that are not as wanted, and the versions of the packages that are there."""
     pending = []
     versions: dict[str, str] = {}
@@ -204,13 +204,13 @@ class Converger:
     def __init__(self, spec: Spec, check: bool = False) -> None:
         self.spec = spec
         self.check = check
-        self.outcome = Outcome()
+        self.outcome = ConvergeResult()
         self.ledger = ledger.load(ledger.path_of(spec.part))
         self._manager: packages.Manager | None = None
         self._refreshed = False
         self._renewed = False
 
-    def run(self) -> Outcome:
+    def run(self) -> ConvergeResult:
         """Converge; raises MachineProblem at the first thing that cannot be done."""
         missing = [path for path in self.spec.directories if not os.path.lexists(path)]
         if missing and not self.check:
@@ -425,7 +425,7 @@ class Converger:
         if (changed or chosen) and not self.check:
             self.save()
 
-    def _choose(self, missing: Sequence[packages.Wanted], there: Mapping[str, str]) -> dict[str, str]:
+    def _choose(self, missing: Sequence[packages.RequestedPackage], there: Mapping[str, str]) -> dict[str, str]:
         """The exact version of each missing package; ``there`` are those of the others."""
         if self.check:
             # Without the source in place nobody knows which versions it has.
@@ -449,7 +449,7 @@ class Converger:
         chosen: dict[str, str] = {}
         for package in missing:
             like = {**there, **chosen}.get(package.same_as, "")
-            exact = packages.Wanted(package.name, f"{packages.upstream(like)}*") if like else package
+            exact = packages.RequestedPackage(package.name, f"{packages.upstream(like)}*") if like else package
             chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
         return chosen
 
@@ -460,9 +460,9 @@ class Converger:
         return [source for key, source in pairs if {f"write {key}", f"write {source}"} & {*self.outcome.actions}]
 
     def _install(self, chosen: Mapping[str, str]) -> None:
-        said = ", ".join(f"{name} {version}" for name, version in chosen.items())
+        message = ", ".join(f"{name} {version}" for name, version in chosen.items())
         if self.check:
-            self.step(f"install {said}")
+            self.step(f"install {message}")
             return
         manager = self._packages()
         try:
@@ -483,7 +483,7 @@ class Converger:
         before = service_states([service.name for service in self.spec.services]) if self.spec.services else {}
         for name, state in before.items():
             self.ledger.note_service(name, state)
-        self.step(f"install {said}")
+        self.step(f"install {message}")
         try:
             manager.install(chosen)
         except MachineProblem as problem:
@@ -612,7 +612,7 @@ class Converger:
             self.ledger.restarted(service.name)
 
 
-def _has_all(available: Mapping[str, Sequence[str]], wanted: Sequence[packages.Wanted]) -> bool:
+def _has_all(available: Mapping[str, Sequence[str]], wanted: Sequence[packages.RequestedPackage]) -> bool:
     """Whether the sources have a version that fits of each package."""
     return all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in wanted)
 
@@ -674,8 +674,8 @@ def start(name: str, verb: str) -> None:
     run(["systemctl", "reset-failed", name])
     done = run(["systemctl", verb, name], 300)
     if not done.ok:
-        said = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
-        raise MachineProblem(f"{name} does not start: {said or done.text.strip()}", "", f"see `journalctl -u {name}`")
+        output = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
+        raise MachineProblem(f"{name} does not start: {output or done.text.strip()}", "", f"see `journalctl -u {name}`")
 
 
 def service_states(names: Sequence[str]) -> dict[str, dict[str, bool]]:
@@ -728,7 +728,7 @@ def variant(file: File, versions: Mapping[str, str]) -> File:
         return file
     version = versions.get(file.package, "")
     for pattern, content in file.contents.items():
-        if packages.fits(packages.Wanted(file.package, pattern), version) or version == "newest":
+        if packages.fits(packages.RequestedPackage(file.package, pattern), version) or version == "newest":
             return File(file.path, content, file.mode, file.owner, validate=file.validate)
     raise MachineProblem(
         f"{file.package} is {version}", f"one of {', '.join(file.contents)}", "use a source that has such a version"

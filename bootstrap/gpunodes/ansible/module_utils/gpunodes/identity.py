@@ -267,9 +267,9 @@ class Matcher:
                 return _refused(machine, found.node, f"it would join as the node {machine.hostname}")
             return found
         node = self._nodes.get(machine.hostname)
-        if rival := self._called(machine.hostname, machine):
+        if other := self._called(machine.hostname, machine):
             place = node or NodeIdentity(machine.hostname)
-            return _refused(machine, place, f"the inventory has another machine of that name, {rival.name}")
+            return _refused(machine, place, f"the inventory has another machine of that name, {other.name}")
         return self._left_by(machine, node) if node else Match()
 
     @staticmethod
@@ -291,12 +291,12 @@ class Matcher:
         if len(found) > 1:
             names = " and ".join(each.name for each in found[:3])
             return _refused(machine, node, f"the nodes {names} report one boot id")
-        if rival := self._called(node.name, machine):
-            return _refused(machine, node, f"the inventory has another machine of that name, {rival.name}")
-        rival = self._rival_in_boot(machine, node)
-        verb = "reports" if rival and rival.answered else "is recorded with"
+        if other := self._called(node.name, machine):
+            return _refused(machine, node, f"the inventory has another machine of that name, {other.name}")
+        other = self._other_in_boot(machine, node)
+        verb = "reports" if other and other.answered else "is recorded with"
         equal, different = _compared(machine, node)
-        why = f"the machine {rival.name} {verb} the same boot id" if rival else self._misplaced(machine, node)
+        why = f"the machine {other.name} {verb} the same boot id" if other else self._misplaced(machine, node)
         if not why and "UUID" in different:
             why = "one boot has one UUID"
         if not (why or equal or self._suggests(machine, node)) and (node.system_uuid or node.machine_id):
@@ -333,9 +333,9 @@ class Matcher:
 
     def _suggested(self, machine: MachineIdentity, node: NodeIdentity, by: str, *, enough: bool) -> Match:
         """Hold a node that a name or an address suggests against the rest; ``enough``: unconfirmed it counts, too."""
-        if rival := self._rival_in_boot(machine, node):
-            which = "boot" if rival.answered else "recorded boot"
-            return _refused(machine, node, f"the node is in the {which} of the machine {rival.name}")
+        if other := self._other_in_boot(machine, node):
+            which = "boot" if other.answered else "recorded boot"
+            return _refused(machine, node, f"the node is in the {which} of the machine {other.name}")
         equal, different = _compared(machine, node)
         if different:
             verb = "is another" if len(different) == 1 else "are others"
@@ -374,14 +374,14 @@ class Matcher:
 
     def _called(self, name: str, machine: MachineIdentity) -> MachineIdentity | None:
         """Another machine that the inventory calls ``name``, or so but for the domain, which one of both lacks."""
-        if rival := self._rival(self._machines_named, name, machine):
-            return rival
+        if other := self._rival(self._machines_named, name, machine):
+            return other
         if not name or _is_address(name) or _short(machine.name.lower()) == _short(name):
             return None
         others = self._machines_short.get(_short(name), ())
         return next((other for other in others if ("." in other.name) != ("." in name)), None)
 
-    def _rival_in_boot(self, machine: MachineIdentity, node: NodeIdentity) -> MachineIdentity | None:
+    def _other_in_boot(self, machine: MachineIdentity, node: NodeIdentity) -> MachineIdentity | None:
         """Another machine in the node's boot.
 
         A record is older than what a machine answers that stands where the node does, and nothing against it.

@@ -17,7 +17,7 @@ from typing import Any
 from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger, tree
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
-from .process import Done, run, run_while_heard
+from .process import CommandResult, run, run_while_heard
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
@@ -303,7 +303,7 @@ def _random_key() -> str:
     return base64.b64encode(secrets.token_bytes(32)).decode("ascii")
 
 
-def _runtime_was_slow(done: Done) -> bool:
+def _runtime_was_slow(done: CommandResult) -> bool:
     """kubeadm's checks give the container runtime two seconds to answer, and have changed nothing when they fail.
 
     Source: kubeadm 1.36 app/util/runtime.
@@ -312,11 +312,11 @@ def _runtime_was_slow(done: Done) -> bool:
     return bool(checks) and all("[ERROR CRI]" in check and "DeadlineExceeded" in check for check in checks)
 
 
-def failure(done: Done, kubelet: str) -> str:
+def failure(done: CommandResult, kubelet: str) -> str:
     """Why kubeadm failed; the kubelet's own word is added where kubeadm only says that it waited in vain."""
-    said = kubeadm_error(done.text)
-    waited = done.code == 124 or re.search(r"kubelet|timed out|deadline|wait|connect", said)  # noqa: PLR2004 - our code
-    return f"{said}; the kubelet says: {kubelet}" if kubelet and waited else said
+    message = kubeadm_error(done.text)
+    waited = done.code == 124 or re.search(r"kubelet|timed out|deadline|wait|connect", message)  # noqa: PLR2004 - our code
+    return f"{message}; the kubelet says: {kubelet}" if kubelet and waited else message
 
 
 def kubeadm_error(text: str) -> str:

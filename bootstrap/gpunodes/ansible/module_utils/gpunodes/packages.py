@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .problem import MachineProblem
-from .process import Done, run
+from .process import CommandResult, run
 
 INSTALL_LIMIT_S = 3600
 """A package may build a kernel module, on an emulated machine for half an hour."""
@@ -18,7 +18,7 @@ LOCK_LIMIT_S = 300
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedPackage:
     """A package: ``version`` is a pattern (``1.36.*``), "" for any; ``hold`` keeps upgrades from touching it."""
 
     name: str
@@ -31,7 +31,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Installed:
+class PackageState:
     """A package that is there and whole."""
 
     version: str
@@ -50,10 +50,10 @@ class Effects:
 class Manager(Protocol):
     """A package manager."""
 
-    def installed(self, names: Sequence[str]) -> Mapping[str, Installed]:
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """Those of ``names`` that are installed."""
 
-    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         """The installed packages whose names match one of the shell patterns."""
 
     def mend(self) -> bool:
@@ -90,7 +90,7 @@ def detect() -> Manager:
     raise MachineProblem("neither apt-get nor dnf is on this machine", "one of them", "use a supported system")
 
 
-def choose(wanted: Wanted, versions: Sequence[str]) -> str:
+def choose(wanted: RequestedPackage, versions: Sequence[str]) -> str:
     """The best of ``versions`` that fits; raises MachineProblem when none does."""
     for version in versions:
         if fits(wanted, version):
@@ -108,7 +108,7 @@ def upstream(version: str) -> str:
     return version.rpartition(":")[2].partition("-")[0]
 
 
-def fits(wanted: Wanted, version: str) -> bool:
+def fits(wanted: RequestedPackage, version: str) -> bool:
     """Whether ``version`` is what ``wanted`` asks for. An rpm's epoch (``0:``) is no part of it."""
     return not wanted.version or fnmatch.fnmatchcase(version.rpartition(":")[2], wanted.version)
 
@@ -135,14 +135,14 @@ class Apt:
         "UCF_FORCE_CONFFOLD": "1",
     }
 
-    def installed(self, names: Sequence[str]) -> Mapping[str, Installed]:
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         if not names:
             return {}
         # dpkg-query fails when one name is unknown, and still lists the others.
         listing = run(["dpkg-query", "-W", "-f=${Package}\t${db:Status-Abbrev}\t${Version}\n", *names])
         return parse_dpkg(listing.out)
 
-    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         return self.installed(patterns)  # dpkg-query takes patterns
 
     def mend(self) -> bool:
@@ -194,22 +194,22 @@ class Apt:
                 for archive in glob.glob(f"/var/cache/apt/archives/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
 
-    def _apt(self, *words: str) -> Done:
+    def _apt(self, *words: str) -> CommandResult:
         return run([*self._COMMAND, *words], INSTALL_LIMIT_S, environment=self._ENVIRONMENT)
 
     @staticmethod
-    def _checked(done: Done, what: str) -> None:
+    def _checked(done: CommandResult, what: str) -> None:
         if not done.ok:
             raise MachineProblem(f"{what} failed: {apt_error(done.text)}")
 
 
-def parse_dpkg(listing: str) -> dict[str, Installed]:
+def parse_dpkg(listing: str) -> dict[str, PackageState]:
     """``dpkg-query``'s lines of name, status and version; only packages that are installed and whole."""
     found = {}
     for line in listing.splitlines():
         name, status, version = line.split("\t")
         if status[1:2] == "i" and status[2:].strip() == "":
-            found[name] = Installed(version, held=status[0] == "h")
+            found[name] = PackageState(version, held=status[0] == "h")
     return found
 
 
@@ -250,17 +250,17 @@ class Dnf:
 
     _COMMAND = ("dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--disableexcludes=all")
 
-    def installed(self, names: Sequence[str]) -> Mapping[str, Installed]:
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         listing = run(["rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names]) if names else None
         held = self._held() if names else set()
         found = {}
         for line in listing.out.splitlines() if listing else ():
             name, tab, version = line.partition("\t")
             if tab:
-                found[name] = Installed(version, held=name in held)
+                found[name] = PackageState(version, held=name in held)
         return found
 
-    def matching(self, patterns: Sequence[str]) -> Mapping[str, Installed]:
+    def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         listing = run(["rpm", "-qa", "--qf", "%{NAME}\n", *patterns]) if patterns else None
         return self.installed(sorted(set(listing.out.split()))) if listing else {}
 
@@ -302,11 +302,11 @@ class Dnf:
         lines = self._dnf("versionlock", "list").out.splitlines()
         return {line.rpartition(":")[0].rpartition("-")[0] if ":" in line else line for line in lines}
 
-    def _dnf(self, *words: str) -> Done:
+    def _dnf(self, *words: str) -> CommandResult:
         return run([*self._COMMAND, *words], INSTALL_LIMIT_S)
 
     @staticmethod
-    def _checked(done: Done, what: str) -> None:
+    def _checked(done: CommandResult, what: str) -> None:
         if not done.ok:
             errors = [line for line in done.text.splitlines() if line.startswith("Error")]
             raise MachineProblem(f"{what} failed: {(errors or done.text.splitlines()[-1:] or [''])[0]}")

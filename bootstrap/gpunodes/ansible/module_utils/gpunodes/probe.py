@@ -30,21 +30,21 @@ MARK = b"gpunodes.probe/1 "
 
 TEXT_BYTES = 2 << 20
 """Most that the kernel log, or nvidia-smi's answer, may hold."""
-SAID_BYTES = 4096
+MESSAGE_BYTES = 4096
 PART_BYTES = 8 << 20
 """Most that one part may tell."""
 TASKS = 200
 """Most threads that are told of."""
-STORM = 50
+FLOOD = 50
 """A line form seen more often is a storm: its first lines and its last stay, the others are counted."""
-STORM_FIRST, STORM_LAST = 20, 5
+FLOOD_FIRST, FLOOD_LAST = 20, 5
 BLOCKS = 64
 """Most reports of hung tasks that stay whole."""
 BLOCK_LINES = 80
 RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
 """Held, through an inherited descriptor, for as long as a nvidia-smi of ours lives, killed or not."""
 GPUS_RESET = "run/gpunodes-gpu-reset"
-"""When a repair last reset the GPUs in this boot, in seconds since it began (``climb.py`` writes it)."""
+"""When a repair last reset the GPUs in this boot, in seconds since it began (``escalate.py`` writes it)."""
 STUCK_S = 20.0
 """Seconds in uninterruptible sleep from which a task is stuck; the driver starts all GPUs of a machine in less."""
 HOPELESS_S = 5.0
@@ -63,7 +63,7 @@ _DRIVER_FRAME = re.compile(r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[nvidia(_\w+)?[ \]]")
 _TOOL = re.compile(r"nvidia-|nv-hostengine|nv-fabricmanag|dcgm|nv_queue|nvc:\[driver|irq/\d+-nvidia|UVM |nvlsm")
 
 
-class Options:
+class ProbeOptions:
     """How to probe: ``root`` is the tree that is read, ``deadline_s`` and ``smi_s`` are seconds."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Options:
         return os.path.join(self.root, name)
 
 
-def read(options: Options) -> Dict[str, Any]:
+def read(options: ProbeOptions) -> Dict[str, Any]:
     """All facts; ends within the deadline, whatever hangs."""
     begun = time.monotonic()
     facts: Dict[str, Any] = _empty(options)
@@ -105,7 +105,7 @@ def read(options: Options) -> Dict[str, Any]:
     return facts
 
 
-def _empty(options: Options) -> Dict[str, Any]:
+def _empty(options: ProbeOptions) -> Dict[str, Any]:
     """The document of a machine that tells nothing."""
     return {
         "schema": SCHEMA,
@@ -125,7 +125,7 @@ def _empty(options: Options) -> Dict[str, Any]:
             "took_s": 0.0,
             "task_state": None,
             "xml": None,
-            "said": "",
+            "message": "",
         },
         "pci": [],
         "driver": {"loaded": False, "module": None, "library": None, "open": None, "gpus": []},
@@ -139,7 +139,7 @@ def _empty(options: Options) -> Dict[str, Any]:
     }
 
 
-def _complete(facts: Dict[str, Any], options: Options) -> None:
+def _complete(facts: Dict[str, Any], options: ProbeOptions) -> None:
     """What follows from several parts: stacks beside their threads, GPUs that the boot log counted."""
     stacks = facts.pop("stacks", {})
     for task in facts["tasks"]:
@@ -155,7 +155,9 @@ def _complete(facts: Dict[str, Any], options: Options) -> None:
 class _Part:
     """A child process that tells facts, one JSON line each, on a pipe."""
 
-    def __init__(self, name: str, work: Callable[[Options, Emit], None], options: Options, seconds: float) -> None:
+    def __init__(
+        self, name: str, work: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, seconds: float
+    ) -> None:
         self.name = name
         self.until = time.monotonic() + seconds
         self.seconds = seconds
@@ -197,7 +199,7 @@ class _Part:
         _say(facts, self.name, "process {} cannot be killed and is left behind".format(self.pid))
 
 
-def _child(work: Callable[[Options, Emit], None], options: Options, writing: int) -> None:
+def _child(work: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, writing: int) -> None:
     """The child's whole life; never returns. It holds nothing of ours: a caller waits for its own pipes to close."""
     code = 1
     try:
@@ -223,7 +225,7 @@ def _child(work: Callable[[Options, Emit], None], options: Options, writing: int
         os._exit(code)
 
 
-def _gather(facts: Dict[str, Any], options: Options, begun: float) -> None:
+def _gather(facts: Dict[str, Any], options: ProbeOptions, begun: float) -> None:
     """Run all parts side by side until they end or their time is up."""
     left = max(1.0, options.deadline_s - (time.monotonic() - begun) - 1.5)
     parts: Dict[int, _Part] = {}
@@ -291,7 +293,7 @@ def _names(path: str) -> List[str]:
         return []
 
 
-def _program(options: Options, name: str) -> Optional[str]:
+def _program(options: ProbeOptions, name: str) -> Optional[str]:
     """Where a program of the machine lies."""
     for folder in PROGRAMS.split(":"):
         path = options.path(folder.lstrip("/") + "/" + name)
@@ -312,13 +314,13 @@ Line = Tuple[float, str]
 """Seconds since the boot, text."""
 
 
-def _log(options: Options, emit: Emit) -> None:
+def _log(options: ProbeOptions, emit: Emit) -> None:
     """The kernel's lines of this boot.
 
     /dev/kmsg is the ring buffer itself: always newest, and complete unless it has overflowed. Only then is the journal
     asked for what is gone, which costs seconds where it is long.
     """
-    fold = _Fold()
+    deduplicator = _Deduplicator()
     source: Optional[str] = None
     cut = False
     ring, complete, trouble = _kmsg(options.path("dev/kmsg"))
@@ -331,7 +333,7 @@ def _log(options: Options, emit: Emit) -> None:
         told = 0
         try:
             for line in _journal(options, before):
-                fold.add(*line)
+                deduplicator.add(*line)
                 told += 1
         except (OSError, _SlowError) as error:
             cut = True
@@ -342,14 +344,14 @@ def _log(options: Options, emit: Emit) -> None:
             source, cut = "kmsg", True
         else:
             for line in _dmesg(options):
-                fold.add(*line)
+                deduplicator.add(*line)
                 source = "dmesg"
     for line in ring:
-        fold.add(*line)
-    text, left_out = fold.text()
-    emit("log", {"source": source, "cut": cut or left_out, "text": text, "repeats": fold.repeats()})
-    if fold.enumerated:
-        emit("enumerated", len(fold.enumerated))
+        deduplicator.add(*line)
+    text, left_out = deduplicator.text()
+    emit("log", {"source": source, "cut": cut or left_out, "text": text, "repeats": deduplicator.repeats()})
+    if deduplicator.enumerated:
+        emit("enumerated", len(deduplicator.enumerated))
 
 
 class _SlowError(Exception):
@@ -411,7 +413,7 @@ def _records(device: int) -> Iterator[Optional[str]]:
             yield record
 
 
-def _journal(options: Options, before: float) -> Iterator[Line]:
+def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     """This boot's kernel lines in the journal up to ``before`` (seconds since the boot).
 
     The facility keeps out what user space wrote to /dev/kmsg, which the journal stores with the kernel's transport.
@@ -432,7 +434,7 @@ def _journal(options: Options, before: float) -> Iterator[Line]:
         yield seconds, found.group(2) if found else line.strip()
 
 
-def _dmesg(options: Options) -> Iterator[Line]:
+def _dmesg(options: ProbeOptions) -> Iterator[Line]:
     """The ring buffer as dmesg tells it, where /dev/kmsg cannot be read: ``<priority>[seconds] text``."""
     program = _program(options, "dmesg")
     if program is None or options.root != "/":
@@ -484,10 +486,10 @@ class _Form:
         self.first = self.last = seconds
         self.telling = telling
         self.count = 0
-        self.tail: collections.deque[Tuple[int, str]] = collections.deque(maxlen=STORM_LAST)
+        self.tail: collections.deque[Tuple[int, str]] = collections.deque(maxlen=FLOOD_LAST)
 
 
-class _Fold:
+class _Deduplicator:
     """Bounds a log: storms are counted, reports of hung tasks stay whole, lines of drivers go before others."""
 
     _DIGITS = str.maketrans(dict.fromkeys("0123456789abcdefABCDEF", "#"))
@@ -551,7 +553,7 @@ class _Fold:
             return
         form.count += 1
         form.last = seconds
-        if form.count <= STORM:
+        if form.count <= FLOOD:
             self._keep(_Kept(self._number, line, form, form.count), form.telling)
         else:
             form.tail.append((self._number, line))
@@ -572,10 +574,10 @@ class _Fold:
 
     def repeats(self) -> List[Dict[str, Any]]:
         """The storms, the longest first."""
-        storms = [form for form in self._forms.values() if form.count > STORM]
-        storms.sort(key=lambda form: -form.count)
+        floods = [form for form in self._forms.values() if form.count > FLOOD]
+        floods.sort(key=lambda form: -form.count)
         return [
-            {"line": form.line, "count": form.count, "first": form.first, "last": form.last} for form in storms[:500]
+            {"line": form.line, "count": form.count, "first": form.first, "last": form.last} for form in floods[:500]
         ]
 
     def _form(self, text: str, seconds: float) -> Optional[_Form]:
@@ -617,7 +619,7 @@ class _Kept:
         """Whether it is not one of a storm's middle."""
         form = self.form
         return (
-            form is None or form.count <= STORM or self.ordinal <= STORM_FIRST or self.ordinal > form.count - STORM_LAST
+            form is None or form.count <= FLOOD or self.ordinal <= FLOOD_FIRST or self.ordinal > form.count - FLOOD_LAST
         )
 
 
@@ -636,7 +638,7 @@ def _fitting(lines: List[Tuple[int, str]], room: int) -> Tuple[List[Tuple[int, s
 class _Thread:
     """A thread as /proc/PID/task/TID/stat tells it (proc(5)). Its command line is never read: that can block."""
 
-    def __init__(self, options: Options, pid: int, tid: int) -> None:
+    def __init__(self, options: ProbeOptions, pid: int, tid: int) -> None:
         """Raises OSError or ValueError for a thread that is gone."""
         self.folder = options.path("proc/{}/task/{}".format(pid, tid))
         self.pid, self.tid = pid, tid
@@ -649,7 +651,7 @@ class _Thread:
         self.cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         self.started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
-    def again(self, options: Options) -> "Optional[_Thread]":
+    def again(self, options: ProbeOptions) -> "Optional[_Thread]":
         """The same thread as it is now, None when it is gone."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return _Thread(options, self.pid, self.tid)
@@ -678,7 +680,7 @@ class _Thread:
         }
 
 
-def _threads(options: Options) -> Iterator[_Thread]:
+def _threads(options: ProbeOptions) -> Iterator[_Thread]:
     """Every thread of the machine."""
     for pid in _names(options.path("proc")):
         if pid.isdigit():
@@ -687,7 +689,7 @@ def _threads(options: Options) -> Iterator[_Thread]:
                     yield _Thread(options, int(pid), int(tid))
 
 
-def _tasks(options: Options, emit: Emit) -> None:
+def _tasks(options: ProbeOptions, emit: Emit) -> None:
     """Threads in uninterruptible sleep that stay in it, and the driver's tools; then their stacks, which may block."""
     told: List[_Thread] = []
     asleep: List[_Thread] = []
@@ -714,7 +716,7 @@ def _tasks(options: Options, emit: Emit) -> None:
             emit("stacks", {str(thread.tid): [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]})
 
 
-def _staying(options: Options, asleep: List[_Thread], seconds: float) -> List[_Thread]:
+def _staying(options: ProbeOptions, asleep: List[_Thread], seconds: float) -> List[_Thread]:
     """Those of ``asleep`` that do not wake within ``seconds``: who waits for a disk is in state D too, briefly."""
     if not asleep:
         return []
@@ -724,7 +726,7 @@ def _staying(options: Options, asleep: List[_Thread], seconds: float) -> List[_T
     return [thread for thread, switches in again if thread and thread.state == "D" and thread.switches() == switches]
 
 
-def _now_ms(options: Options) -> Optional[float]:
+def _now_ms(options: ProbeOptions) -> Optional[float]:
     """The scheduler's clock: our own thread has just run."""
     try:
         return _Thread(options, os.getpid(), os.getpid()).ran_at()
@@ -735,29 +737,29 @@ def _now_ms(options: Options) -> Optional[float]:
 # --- nvidia-smi ------------------------------------------------------------------------------------------------------
 
 
-def _smi(options: Options, emit: Emit) -> None:
+def _smi(options: ProbeOptions, emit: Emit) -> None:
     """`nvidia-smi -q -x`, unless the module is not loaded (it would load it) or an earlier one is stuck."""
     program = _program(options, "nvidia-smi")
     if not os.path.isdir(options.path("sys/module/nvidia")):
-        emit("smi", {"status": "absent", "said": "the module nvidia is not loaded"})
+        emit("smi", {"status": "absent", "message": "the module nvidia is not loaded"})
         return
     if program is None:
-        emit("smi", {"status": "absent", "said": "nvidia-smi is not installed"})
+        emit("smi", {"status": "absent", "message": "nvidia-smi is not installed"})
         return
     until = time.monotonic() + options.smi_s
     stuck = _stuck_smi(options)
     if stuck is not None:
-        emit("smi", {"status": "stuck", "pid": stuck.tid, "task_state": stuck.state, "said": "an earlier one hangs"})
+        emit("smi", {"status": "stuck", "pid": stuck.tid, "task_state": stuck.state, "message": "an earlier one hangs"})
         return
     lock, holder = _lock(options, until)
     if holder is not None:
         state = _state_of(options, holder)
-        emit("smi", {"status": "stuck", "pid": holder, "task_state": state, "said": "an earlier one of ours hangs"})
+        emit("smi", {"status": "stuck", "pid": holder, "task_state": state, "message": "an earlier one of ours hangs"})
         return
     _run_smi([program, "-q", "-x"], lock, until, options, emit)
 
 
-def _stuck_smi(options: Options) -> Optional[_Thread]:
+def _stuck_smi(options: ProbeOptions) -> Optional[_Thread]:
     """A nvidia-smi that sleeps uninterruptibly, or spins, and has done so for longer than a healthy one."""
     found = [thread for thread in _threads(options) if thread.comm == "nvidia-smi"]
     stuck = _staying(options, [thread for thread in found if thread.state == "D"], 1.0)
@@ -770,7 +772,7 @@ def _stuck_smi(options: Options) -> Optional[_Thread]:
     return next(iter(stuck + spinning), None)
 
 
-def _lock(options: Options, until: float) -> Tuple[Optional[int], Optional[int]]:
+def _lock(options: ProbeOptions, until: float) -> Tuple[Optional[int], Optional[int]]:
     """The lock that every nvidia-smi of ours holds while it lives; or the process that will not let go of it.
 
     Only root can keep it: others' files there could not be trusted.
@@ -794,7 +796,7 @@ def _lock(options: Options, until: float) -> Tuple[Optional[int], Optional[int]]
             time.sleep(0.2)
 
 
-def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Options, emit: Emit) -> None:
+def _run_smi(argv: List[str], lock: Optional[int], until: float, options: ProbeOptions, emit: Emit) -> None:
     begun = time.monotonic()
     with open(os.devnull, "r+b") as null:
         process = subprocess.Popen(
@@ -811,7 +813,7 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
         os.write(lock, str(process.pid).encode("ascii"))
         os.close(lock)
     # Should we ourselves be ended before it is.
-    emit("smi", {"status": "timeout", "pid": process.pid, "said": "it did not end before the probe did"})
+    emit("smi", {"status": "timeout", "pid": process.pid, "message": "it did not end before the probe did"})
     assert process.stdout is not None  # noqa: S101 - asked for above
     output = b""
     ended = False
@@ -829,11 +831,11 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
         time.sleep(0.01)
     # Control signs have no place there, and take six bytes each in JSON.
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", output[:TEXT_BYTES].decode("utf-8", "replace"))
-    fact = {"took_s": round(time.monotonic() - begun, 3), "rc": process.poll(), "pid": None, "said": ""}
+    fact = {"took_s": round(time.monotonic() - begun, 3), "rc": process.poll(), "pid": None, "message": ""}
     if fact["rc"] is None:
         state = _killed(process, options)
         fact["status"] = "timeout"
-        fact["said"] = text[-SAID_BYTES:]
+        fact["message"] = text[-MESSAGE_BYTES:]
         if state is not None:
             fact.update(pid=process.pid, task_state=state)
             emit(
@@ -842,11 +844,11 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: Option
     elif "<nvidia_smi_log>" in text:
         fact.update(status="ok" if fact["rc"] == 0 else "failed", xml=text)
     else:
-        fact.update(status="failed", said=text[:SAID_BYTES])
+        fact.update(status="failed", message=text[:MESSAGE_BYTES])
     emit("smi", fact)
 
 
-def _driver_hangs(options: Options) -> bool:
+def _driver_hangs(options: ProbeOptions) -> bool:
     """Whether a thread has slept inside the driver for ``STUCK_S``, as far as the kernel tells."""
     now = _now_ms(options) or 0.0
     for thread in _threads(options):
@@ -856,7 +858,7 @@ def _driver_hangs(options: Options) -> bool:
     return False
 
 
-def _killed(process: "subprocess.Popen[bytes]", options: Options) -> Optional[str]:
+def _killed(process: "subprocess.Popen[bytes]", options: ProbeOptions) -> Optional[str]:
     """Kill it; the state that it is in when that does not help."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -868,7 +870,7 @@ def _killed(process: "subprocess.Popen[bytes]", options: Options) -> Optional[st
     return _state_of(options, process.pid) or "?"
 
 
-def _state_of(options: Options, pid: int) -> Optional[str]:
+def _state_of(options: ProbeOptions, pid: int) -> Optional[str]:
     try:
         return _Thread(options, pid, pid).state
     except (OSError, ValueError, IndexError):
@@ -878,7 +880,7 @@ def _state_of(options: Options, pid: int) -> Optional[str]:
 # --- devices, driver, services ---------------------------------------------------------------------------------------
 
 
-def _pci(options: Options, emit: Emit) -> None:
+def _pci(options: ProbeOptions, emit: Emit) -> None:
     """Every NVIDIA function on the bus: whether it answers, its link, its error counters (Linux, sysfs-bus-pci)."""
     base = options.path("sys/bus/pci/devices")
     for address in _names(base):
@@ -933,7 +935,7 @@ def _aer(device: str) -> Optional[Dict[str, int]]:
     return found
 
 
-def _driver(options: Options, emit: Emit) -> None:
+def _driver(options: ProbeOptions, emit: Emit) -> None:
     """Versions of module and library; the driver's own list of GPUs last, which takes its locks."""
     emit("driver", {"loaded": os.path.isdir(options.path("sys/module/nvidia")), "library": _library(options)})
     module = _text(options.path("sys/module/nvidia/version")).strip()
@@ -956,7 +958,7 @@ def _driver(options: Options, emit: Emit) -> None:
         emit("driver", {"gpus": gpus})
 
 
-def _library(options: Options) -> Optional[str]:
+def _library(options: ProbeOptions) -> Optional[str]:
     """The version of the NVML library that programs get: the end of its file's name."""
     folders = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "lib/*-linux-gnu")
     for folder in folders:
@@ -970,7 +972,7 @@ def _library(options: Options) -> Optional[str]:
 SERVICES = ("nvidia-persistenced", "nvidia-fabricmanager")
 
 
-def _services(options: Options, emit: Emit) -> None:
+def _services(options: ProbeOptions, emit: Emit) -> None:
     """What systemd says of the driver's services, in one question."""
     program = _program(options, "systemctl")
     if program is None or not os.path.isdir(options.path("run/systemd/system")):
@@ -995,7 +997,7 @@ def _services(options: Options, emit: Emit) -> None:
             emit("services", {name: state.get("ActiveState", "unknown") if loaded else "absent"})
 
 
-def _identity(options: Options, emit: Emit) -> None:
+def _identity(options: ProbeOptions, emit: Emit) -> None:
     """Which machine this is, for its node and its BMC to be told by."""
     for key, name in (
         ("hostname", "proc/sys/kernel/hostname"),
@@ -1019,7 +1021,7 @@ def macs(root: str = "/") -> List[str]:
     return sorted({address for address in found if address})[:64]
 
 
-PARTS: Iterable[Tuple[str, Callable[[Options, Emit], None]]] = (
+PARTS: Iterable[Tuple[str, Callable[[ProbeOptions, Emit], None]]] = (
     ("log", _log),
     ("tasks", _tasks),
     ("smi", _smi),
@@ -1035,7 +1037,7 @@ PARTS: Iterable[Tuple[str, Callable[[Options, Emit], None]]] = (
 
 def main(argv: List[str]) -> int:
     """Print the facts as one JSON document; the options are a JSON object in the first argument."""
-    options = Options(**(json.loads(argv[1]) if len(argv) > 1 else {}))
+    options = ProbeOptions(**(json.loads(argv[1]) if len(argv) > 1 else {}))
     output = sys.stdout.buffer
     # The last resort, should this process itself be held up.
     signal.alarm(int(options.deadline_s) + 5)

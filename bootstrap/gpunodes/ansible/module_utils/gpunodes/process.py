@@ -18,7 +18,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """How a program ended."""
 
     argv: Sequence[str]
@@ -46,7 +46,7 @@ def unheard() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
-def run_while_heard(argv: Sequence[str], timeout_s: float) -> Done:
+def run_while_heard(argv: Sequence[str], timeout_s: float) -> CommandResult:
     """Like ``run``, for a program that may be killed at any moment: it ends when nobody waits for us any more."""
     return _run(argv, timeout_s, "", {}, while_heard=True)
 
@@ -56,14 +56,14 @@ def run(
     timeout_s: float = 120,
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
-) -> Done:
+) -> CommandResult:
     """Run ``argv``, no shell, in the C locale; a program that is missing or too slow is a result, not an exception."""
     return _run(argv, timeout_s, stdin, environment or {}, while_heard=False)
 
 
 def _run(
     argv: Sequence[str], timeout_s: float, stdin: str, environment: Mapping[str, str], *, while_heard: bool
-) -> Done:
+) -> CommandResult:
     variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **environment}
     try:
         process = subprocess.Popen(
@@ -77,7 +77,7 @@ def _run(
             pass_fds=INHERITED,
         )
     except FileNotFoundError:
-        return Done(argv, 127, "", f"{argv[0]} is not installed")
+        return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
     with process:
         deadline = time.monotonic() + timeout_s
         while True:
@@ -88,15 +88,15 @@ def _run(
                 if time.monotonic() < deadline and not unheard():
                     continue
                 process.kill()
-                said = "".join(
+                message = "".join(
                     part.decode(errors="replace") if isinstance(part, bytes) else part or ""
                     for part in (error.stdout, error.stderr)
                 )
-                return Done(argv, 124, said, f"{argv[0]} did not end within {timeout_s:.0f} s")
+                return CommandResult(argv, 124, message, f"{argv[0]} did not end within {timeout_s:.0f} s")
             except BaseException:
                 process.kill()
                 raise
-            return Done(argv, process.returncode, out, err)
+            return CommandResult(argv, process.returncode, out, err)
 
 
 _LISTEN_S = 1.0

@@ -253,16 +253,16 @@ def round_(told: Mapping[str, str]) -> dict[str, str]:
     if not waiting:
         return {}
     kept = _reserved()
-    said = {}
+    message = {}
     for one in waiting:
         name = str(one["metadata"]["name"])
         why = objection(one["spec"], nodes, kept)
         if not why:
             _kubectl("certificate", "approve", name)
-        said[name] = f"{name} of {one['spec'].get('username')!r}: {why or 'approved'}"
-        if said[name] != told.get(name):
-            _log(said[name])
-    return said
+        message[name] = f"{name} of {one['spec'].get('username')!r}: {why or 'approved'}"
+        if message[name] != told.get(name):
+            _log(message[name])
+    return message
 
 
 def _reserved() -> Reserved:
@@ -287,8 +287,8 @@ def main() -> None:
         try:
             told = round_(told)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or error
-            _log(f"nothing can be decided: {str(said).strip()!r}")
+            output = getattr(error, "stderr", None) or error
+            _log(f"nothing can be decided: {str(output).strip()!r}")
         time.sleep(_PAUSE_S)
 
 

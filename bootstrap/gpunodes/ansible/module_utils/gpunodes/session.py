@@ -36,14 +36,14 @@ def serve(path: str) -> None:
     def answer(line: str) -> None:
         request = json.loads(line)
         if request["method"] == "LOCK":
-            said: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
+            message: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
         elif config is None:
-            said = {"status": -1, "body": None, "error": f"there is no {path} on this machine"}
+            message = {"status": -1, "body": None, "error": f"there is no {path} on this machine"}
         else:
             if not hasattr(local, "client"):
                 local.client = Client(config, patience_s=-1)
-            said = _call(local.client, request)
-        text = json.dumps({"id": request["id"], "time": time.time(), **said})
+            message = _call(local.client, request)
+        text = json.dumps({"id": request["id"], "time": time.time(), **message})
         if len(text) > _MOST:
             text = json.dumps(
                 {"id": request["id"], "time": time.time(), "status": 0, "body": None, "error": "the answer is too long"}

@@ -166,11 +166,11 @@ def _quoted(path: str) -> str:
 
 def _is_mounted(folder: int) -> bool:
     """Whether an open folder is one that something is mounted on."""
-    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+    next_step = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
     try:
-        return _mount_id(above) != _mount_id(folder)
+        return _mount_id(next_step) != _mount_id(folder)
     finally:
-        os.close(above)
+        os.close(next_step)
 
 
 def _mounted_on(path: str) -> MachineProblem:
@@ -221,11 +221,11 @@ def _empty(root: int, path: str, kept: str, deadline: float) -> None:
                 if _mount_id(here) != mount:
                     raise _mounted_on("/".join([path, *(name for name, _ in trail)]))
             elif trail:
-                name, above = trail.pop()
+                name, next_step = trail.pop()
                 up = os.open("..", _FOLDER, dir_fd=here)
                 os.close(here)
                 here = up
-                if _identity(here) != above:
+                if _identity(here) != next_step:
                     raise OSError(errno.EBUSY, "somebody moves folders there")
                 try:
                     os.rmdir(name, dir_fd=here)

@@ -83,7 +83,7 @@ class Undoer:
         for path in lists:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        self._rivals()
+        self._conflicting_modules()
         self._restarts()
         what = f"what was changed for {self.part}" if self.part else "the ledger"
         self._do(f"forget {what}", lambda: ledger.forget(self.part))
@@ -107,7 +107,7 @@ class Undoer:
                 )
             time.sleep(2)
 
-    def _rivals(self) -> None:
+    def _conflicting_modules(self) -> None:
         """What had to make way for the driver comes back."""
         if self.ledger.initramfs == "rebuilt":
             self._do("rebuild the initramfs", lambda: gpu_host.rebuild(gpu_host.images()))

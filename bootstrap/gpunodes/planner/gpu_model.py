@@ -1,0 +1,181 @@
+"""The model of plans for GPUs: what is wished, what a machine has, and what it gets. Frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpunodes.errors import ExitCode
+from gpunodes.planner.gates import Conflict
+
+Facts = Mapping[str, Any]
+
+
+class Flavour(StrEnum):
+    """Which kernel modules."""
+
+    OPEN = "open"
+    PROPRIETARY = "proprietary"
+
+
+class Source(StrEnum):
+    """Where packages come from."""
+
+    NVIDIA = "nvidia"
+    """NVIDIA's CUDA repository."""
+    DISTRIBUTION = "distribution"
+    """The operating system's own archive."""
+    TOOLKIT = "nvidia-container-toolkit"
+    """NVIDIA's repository of the container toolkit."""
+
+
+SOURCES: Mapping[str, str] = {
+    Source.NVIDIA: "NVIDIA's repository",
+    Source.DISTRIBUTION: "the distribution",
+    Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
+}
+"""What they are called in sentences."""
+
+
+class Group(StrEnum):
+    """What a package is part of, in the order of installation."""
+
+    HEADERS = "headers"
+    DRIVER = "driver"
+    FABRIC_MANAGER = "fabric_manager"
+    CUDA = "cuda"
+    CUDNN = "cudnn"
+    TOOLKIT = "toolkit"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSoftware:
+    """What is wanted of a machine. Empty means: what fits."""
+
+    kubernetes_version: str
+    """Minor or exact version."""
+    driver: str = ""
+    """A branch, ``580``."""
+    cuda: tuple[str, ...] = ()
+    """Versions of the CUDA toolkit on the host, ``13.0``."""
+    cudnn: str = ""
+    """A major, ``9``, or a minor, ``9.10``."""
+    runtime: str = "containerd"
+    """``containerd`` or ``docker``."""
+    source: str = ""
+    """``nvidia`` or ``distribution``."""
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    """More feature gates of the kubelet."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that say this: ``wishes_of`` reads them."""
+        return {
+            "gpunodes_driver_branch": self.driver,
+            "gpunodes_driver_source": self.source,
+            "gpunodes_cuda_versions": list(self.cuda),
+            "gpunodes_cudnn_version": self.cudnn,
+            "gpunodes_runtime": self.runtime,
+            "gpunodes_feature_gates": dict(self.gates),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU on the PCI bus."""
+
+    address: str
+    device: str
+    """Its PCI device id, four hexadecimal digits."""
+    product: str
+    generation: str
+    """A name of the table drivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package to install."""
+
+    group: Group
+    name: str
+    version: str
+    """A shell pattern (``580.*``) that its version must match; empty: any."""
+    same_version_as: str
+    """The package whose upstream version it must have exactly; empty: none."""
+    source: Source
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something was chosen, and who says so."""
+
+    choice: str
+    why: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a machine gets. Without a GPU: no package, and it joins as a CPU node."""
+
+    machine: str
+    gpus: tuple[Gpu, ...] = ()
+    generations: tuple[str, ...] = ()
+    flavour: Flavour | None = None
+    branch: str = ""
+    source: Source | None = None
+    packages: tuple[Package, ...] = ()
+    """In the order of installation."""
+    module_stream: str = ""
+    """dnf's module stream to enable first; empty: none."""
+    hold: tuple[str, ...] = ()
+    """Shell patterns of installed packages that upgrades must not touch."""
+    blacklist_nouveau: bool = False
+    fabric_manager: bool = False
+    persistence: bool = False
+    runtime: str = "containerd"
+    cri_dockerd: bool = False
+    """Whether the runtime needs cri-dockerd to serve this Kubernetes version."""
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    """Feature gates of the kubelet to set."""
+    reboot_needed: str | None = None
+    """Why the machine must be rebooted after the installation, or None."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+    def group(self, group: Group) -> tuple[Package, ...]:
+        """The packages of one group."""
+        return tuple(package for package in self.packages if package.group is group)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How the plan for one machine came out: a plan, or conflicts, or why its facts could not be read."""
+
+    name: str
+    requested: RequestedSoftware
+    plan: Plan | None = None
+    conflicts: tuple[Conflict, ...] = ()
+    unreachable: str = ""
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The plans of several machines."""
+
+    kubernetes: str
+    machines: Sequence[Planned]
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        made = sum(one.plan is not None for one in self.machines)
+        if made == len(self.machines):
+            return ExitCode.DONE
+        return ExitCode.PARTLY if made else ExitCode.FAILED

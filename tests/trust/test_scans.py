@@ -1,0 +1,266 @@
+"""What looks at machines without Ansible, at their cluster and at their BMCs: each string of all three is an attack.
+
+The machines are stand-ins behind a real sshd: their "Python" answers a look with a prepared document, and a session
+with the API with prepared nodes. The BMC is a Redfish service of this test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.engine import history
+
+from tests import redfish, sshd
+from tests.hostile import ATTACKS, CANARY, Machines, hostile, machine_report, machines, unprintable
+
+pytestmark = pytest.mark.skipif(sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd, and root to run it")
+CAPTURED = Path(__file__).parents[1] / "unit/fixtures/captured/hang"
+BOOT = "11111111-2222-4333-8444-555555555555"
+SHOWN = "lookup((dict(pipe=1)|first), (dict(gpunodes_canary=1)|first))"
+"""What is left of each attack with a template in it when control characters are gone."""
+
+# Takes whatever program it is sent: answers a look, or serves a session with the API.
+PYTHON = """#!{python}
+import json, sys, time, zlib
+first = sys.stdin.buffer.readline()
+if not first.startswith(b'{{"modules"'):
+    packed = zlib.compress(open("{look}", "rb").read())
+    sys.stdout.buffer.write(b"gpunodes.probe/1 ready\\ngpunodes.probe/1 %d\\n" % len(packed) + packed)
+    sys.exit()
+print("\\x1b]0;a login that greets\\x07", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    items = json.load(open("{nodes}")) if asked["path"].startswith("/api/v1/nodes") else []
+    one = asked["path"].startswith("/api/v1/nodes/")
+    if "metadata" in (asked["body"] or ()):
+        asked["body"]["metadata"] |= {{"uid": "1", "resourceVersion": "1"}}
+    body = items[0] if one else {{"LOCK": None, "GET": {{"items": items}}}}.get(asked["method"], asked["body"])
+    answer = {{"status": 200, "body": body, "error": "", "time": time.time()}}
+    print(json.dumps({{"id": asked["id"], **answer}}), flush=True)
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fleet:
+    """The machine gpu-1, its control plane, and its BMC."""
+
+    made: Machines
+    orders: list[str]
+    bmc: dict[str, tuple[int, Mapping[str, str], bytes]]
+    """What its BMC answers from now on, by path."""
+
+    def scan(self, document: Any) -> None:
+        """What gpu-1 answers from now on."""
+        (self.made.folder / "look").write_text(json.dumps(document))
+
+    def nodes(self, items: list[Any]) -> None:
+        """The nodes that the API lists from now on."""
+        (self.made.folder / "nodes").write_text(json.dumps(items))
+
+    def gpunodes(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command; nothing of it runs an attack, steers a terminal, or gives the BMC an order unasked."""
+        program = "from gpunodes.cli import main; main()"
+        inventory = [] if "--from" in words or "history" in words else ["-i", str(self.made.inventory)]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words, *inventory],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.made.folder,
+            env={**os.environ, **self.made.environment},
+        )
+        assert not self.made.ran
+        assert unprintable(done.stdout + done.stderr) == []
+        assert CANARY not in (done.stdout + done.stderr).splitlines()
+        assert "a fault of gpunodes" not in done.stderr
+        assert self.orders == [] or words[2:3] in (("cycle",), ("on",))
+        return done
+
+
+def captured() -> dict[str, Any]:
+    """What a probe reported of a machine whose driver hung."""
+    document: dict[str, Any] = json.loads(gzip.decompress((CAPTURED / "probe.json.gz").read_bytes()))
+    return document
+
+
+def texts(document: dict[str, Any]) -> dict[str, Any]:
+    """The report with attacks in its free text: it is still a report of a machine that hangs."""
+    lines = document["log"]["text"].splitlines()
+    header = "[  330.000000] NVRM: Xid (PCI:0001:10:00): 79, pid='<unknown>', name=<unknown>, "
+    lines += [header + attack.replace("\n", " ") for attack in ATTACKS]
+    document["log"]["text"] = "\n".join(lines)
+    document["smi"] |= {"status": "failed", "rc": 9, "message": ATTACKS[1] + ATTACKS[6]}
+    document["driver"]["gpus"][0]["model"] = ATTACKS[6]
+    document["tasks"][0] |= {"comm": ATTACKS[1], "stack": [*document["tasks"][0]["stack"], *ATTACKS]}
+    return document
+
+
+def node(change: Callable[[Any], Any] = lambda thing: thing) -> dict[str, Any]:
+    """The node of gpu-1 as the API describes it."""
+    about = {"bootID": captured()["boot_id"], "machineID": "m", "systemUUID": "u", "kubeletVersion": "v1.36.3"}
+    condition = {"type": "Ready", "status": "True", "message": ATTACKS[1]}
+    return {
+        "metadata": {
+            "name": "gpu-1",
+            "uid": "1",
+            "resourceVersion": "1",
+            "labels": {"gpunodes.dev/pool": change("a")},
+            "annotations": {
+                f"gpunodes.dev/{name}": change("x")
+                for name in ("needs-repair", "maintenance", "managed", "cordoned-by", "reason")
+            },
+        },
+        "spec": {"taints": [{"key": change("k"), "effect": change("NoSchedule")}]},
+        "status": {
+            "conditions": [condition],
+            "addresses": [{"type": "InternalIP", "address": change("127.0.0.1")}],
+            "nodeInfo": about,
+            "capacity": {"nvidia.com/gpu": change("2")},
+            "allocatable": {"nvidia.com/gpu": change("2")},
+        },
+    }
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    attacks = {"UUID": ATTACKS[1], "SerialNumber": ATTACKS[6], "macs": list(ATTACKS)}
+    orders: list[str] = []
+    odd: dict[str, tuple[int, Mapping[str, str], bytes]] = {"/elsewhere": (404, {}, b"")}
+    bmc = redfish.fake("lies", hardware=attacks, orders=orders, odd=odd)
+    made = machines(tmp_path / "lab", {"control_plane": [], "workers": [], "gpu": []}, {})
+    script = made.folder / "python"
+    script.write_text(PYTHON.format(python=sys.executable, scan=made.folder / "look", nodes=made.folder / "nodes"))
+    script.chmod(0o755)
+    port, other = sshd.free_ports(2)
+    (tmp_path / "sshd").mkdir()
+    with sshd.serving(tmp_path / "sshd", [{("127.0.0.1", port): "", ("127.0.0.1", other): ""}]) as servers:
+        login = {
+            "ansible_host": "127.0.0.1",
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(servers.login),
+            "ansible_python_interpreter": str(script),
+            "gpunodes_bmc_type": "redfish",
+            "gpunodes_bmc_address": f"http://127.0.0.1:{bmc.server_port}",
+            "gpunodes_bmc_user": "root",
+            "gpunodes_bmc_password": "pw",
+        }
+        groups = {
+            "control_plane": {"hosts": {"control-1": {"ansible_port": other}}},
+            "gpu": {"hosts": {"gpu-1": {"ansible_port": port}}},
+            "workers": {"hosts": {"gpu-1": {}}},
+            "all": {"vars": login},
+        }
+        made.inventory.write_text(json.dumps(groups))
+        found = Fleet(made, orders, odd)
+        found.scan(texts(captured()))
+        found.nodes([node()])
+        yield found
+    bmc.shutdown()
+    bmc.server_close()
+
+
+@pytest.mark.parametrize("command", ["health gpu-1", "health gpu-1 --json"])
+def test_a_look_at_a_stand_in_machine_whose_text_is_hostile(fleet: Fleet, command: str) -> None:
+    """It is judged by what it is sick of, and what it says is shown as it is."""
+    done = fleet.gpunodes(*command.split())
+    assert done.returncode == 3
+    assert SHOWN in done.stdout
+
+
+LOOKS = ("health", "health --json", "health --reboot-hung --dry-run", "repair gpu-1 --dry-run", "maintenance list")
+# With what each says of a node and a BMC whose text is an attack.
+ACTS = {
+    "maintenance on gpu-1 --reason disk": (0, SHOWN),
+    "maintenance off gpu-1": (0, "given back"),
+    "uncordon gpu-1": (0, "gpu-1: cleared"),
+    "power gpu-1 status": (0, "not known to be its own"),
+    "power gpu-1 off --yes": (0, "nothing tells whether"),
+    "power gpu-1 cycle --yes": (1, "nothing tells whether"),
+    "power gpu-1 on": (1, "nothing tells whether"),
+}
+WALKED = (*LOOKS, *ACTS, "history")
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_look_at_stand_ins_whose_every_string_is_hostile(fleet: Fleet, command: str) -> None:
+    """Machine and nodes alike: nothing is known of them then, and nothing is done."""
+    attacks = iter(ATTACKS * 100)
+    fleet.scan({**hostile(captured()), "schema": "gpunodes.probe/1"})
+    fleet.nodes([node(lambda _: next(attacks)), {**hostile(node()), "metadata": {"name": ATTACKS[1]}}, ATTACKS[0]])
+    fleet.gpunodes(*command.split())
+
+
+@pytest.mark.parametrize("command", ACTS)
+def test_an_act_on_a_stand_in_whose_text_is_hostile(fleet: Fleet, command: str) -> None:
+    fleet.gpunodes("health", "gpu-1")
+    fleet.nodes([node(lambda _: SHOWN)])
+    done = fleet.gpunodes(*command.split())
+    code, message = ACTS[command]
+    assert (done.returncode, message in done.stdout + done.stderr) == (code, True), done
+
+
+def test_a_history_of_hostile_words(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", fleet.made.environment["XDG_STATE_HOME"])
+    for words in (*ATTACKS, "\udcff"):
+        history.append(
+            history.HistoryEntry(1.0, "gpu-1", history.EntryKind.STEP, words, words, words, evidence=(words,))
+        )
+    assert SHOWN in fleet.gpunodes("history", "gpu-1").stdout
+    assert len(json.loads(fleet.gpunodes("history", "--json").stdout)["entries"]) == len(ATTACKS) + 1
+
+
+def test_a_plan_of_a_repair_with_a_stand_in_node_whose_text_is_hostile(fleet: Fleet) -> None:
+    done = fleet.gpunodes("health", "gpu-1", "--reboot-hung", "--dry-run", "--json")
+    assert json.loads(done.stdout)["machines"][0]["name"] == "gpu-1"
+
+
+def test_a_stand_in_bmc_whose_every_string_is_hostile(fleet: Fleet) -> None:
+    """What it reports is shown, and proves nothing: the machine was named, and that is said."""
+    fleet.gpunodes("health", "gpu-1")
+    status = fleet.gpunodes("power", "gpu-1", "status")
+    assert (status.returncode, SHOWN in status.stdout) == (0, True)
+    assert "nothing tells whether" in fleet.gpunodes("power", "gpu-1", "off", "--yes").stderr
+
+
+def test_a_stand_in_bmc_whose_state_names_and_errors_are_hostile(fleet: Fleet) -> None:
+    system = redfish.DOCUMENTS[redfish.SYSTEM]
+    error = {"error": {"code": ATTACKS[0], "message": "".join(ATTACKS)}}
+    answers = (
+        (200, {**hostile(system), "PowerState": ATTACKS[6]}),
+        (200, {**system, "PowerState": "Off", "Name": ATTACKS[6], "Id": ATTACKS[4]}),
+        (500, error),
+    )
+    for (status, document), code in zip(answers, (0, 0, 1), strict=True):
+        fleet.bmc[redfish.SYSTEM] = (status, {"X-Words": "gpunodes_canary"}, json.dumps(document).encode())
+        done = fleet.gpunodes("power", "gpu-1", "status")
+        assert (done.returncode, len(done.stderr.splitlines()) <= 1) == (code, True), done
+
+
+def test_a_plan_from_a_file_whose_text_is_hostile(fleet: Fleet, tmp_path: Path) -> None:
+    saved = tmp_path / "facts.json"
+    made = machine_report("gpu-1", 1, swap=list(ATTACKS), product_uuid=ATTACKS[1])
+    made["os"]["name"] = SHOWN
+    saved.write_text(json.dumps({"gpu-1": made}))
+    assert fleet.gpunodes("gpu", "plan", "--from", str(saved)).returncode == 0
+    saved.write_text(json.dumps({"gpu-1": hostile(made)}))
+    done = fleet.gpunodes("gpu", "plan", "--from", str(saved))
+    assert "its answer has no" in done.stdout + done.stderr
+
+
+def test_a_saved_report_whose_text_is_hostile(fleet: Fleet, tmp_path: Path) -> None:
+    saved = tmp_path / "gpu-1.json"
+    saved.write_text(json.dumps(texts(captured())))
+    log = tmp_path / "kernel.log"
+    log.write_text(texts(captured())["log"]["text"])
+    for path in (saved, log):
+        assert fleet.gpunodes("health", "--from", str(path)).returncode == 3
+        fleet.gpunodes("health", "--from", str(path), "--json")

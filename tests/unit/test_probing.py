@@ -1,0 +1,661 @@
+"""The sweep, against real SSH servers on loopback addresses, some of which behave badly."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.engine import probing
+from gpunodes.engine.hostkeys import HostKeys, Trust
+from gpunodes.engine.probing import ProbeSettings, Reach
+from gpunodes.engine.targets import Target, target
+from gpunodes.errors import WrongInput
+from gpunodes.health import shape
+from gpunodes.health.model import Action, SiteRules, State, Verdict
+from gpunodes.inventory import Inventory
+from gpunodes.operations import scan as operation
+
+from tests import sshd
+
+needs_sshd = pytest.mark.skipif(
+    sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
+)
+
+NOTHING: Mapping[str, Any] = {}
+PROBE = Path(probe.__file__).read_bytes()
+
+
+def send(script: str) -> str:
+    """A command that prints what a Python expression in ``script`` gives, instead of the probe's answer."""
+    code = f"import sys,time,zlib,json; out=sys.stdout.buffer; {script}"
+    return f'{sys.executable} -c "{code}"'
+
+
+def framed(document: str) -> str:
+    return send(
+        f"data=zlib.compress({document}); "
+        "out.write(b'gpunodes.probe/1 ready\\n'+b'gpunodes.probe/1 %d\\n' % len(data)+data)"
+    )
+
+
+BAD = {
+    "shell hangs": "sleep 1000",
+    "chatters": "yes",
+    "says no": "echo '\x1b[31mpython3: not found' >&2; exit 127",
+    "probe hangs": "echo gpunodes.probe/1 ready; sleep 1000",
+    "endless": "echo gpunodes.probe/1 ready; echo gpunodes.probe/1 99999999999; yes",
+    "breaks off": "echo gpunodes.probe/1 ready; echo gpunodes.probe/1 5000; echo short",
+    "gzip bomb": framed("b'0'*(64<<20)"),
+    "value bomb": framed("b'['+b'[],'*2000000+b'[]]'"),
+    "deep": framed("b'['*100000+b']'*100000"),
+    "no json": framed("b'no'"),
+    "list": framed("b'[]'"),
+    "other": framed("b'{}'"),
+}
+
+
+@pytest.fixture(scope="module")
+def places() -> dict[str, int]:
+    names = ["good", "jump", *BAD]
+    return dict(zip(names, sshd.free_ports(len(names)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, places: dict[str, int]) -> Iterator[sshd.Servers]:
+    listening = {("127.0.0.1", port): BAD.get(name, "") for name, port in places.items()}
+    with sshd.serving(tmp_path_factory.mktemp("sshd"), [listening]) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    (tmp_path / ".ssh").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def machine(servers: sshd.Servers, places: dict[str, int]) -> Any:
+    """A target by the name of its behaviour."""
+
+    def make(name: str, **others: Any) -> Target:
+        message = {"port": places.get(name, 0), "user": "root", "key_files": (str(servers.login),), **others}
+        return Target(name, "127.0.0.1", **message)
+
+    return make
+
+
+def ask(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, probing.ProbeResult]:
+    chosen = ProbeSettings(PROBE, **{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
+    return {answer.name: answer for answer in probing.probe(targets, chosen, deadline_s=deadline_s)}
+
+
+# --- a machine that is well ------------------------------------------------------------------------------------------
+
+
+@needs_sshd
+def test_a_machine_answers_and_its_key_is_learned_once(machine: Any) -> None:
+    found = ask(machine("good"))["good"]
+    assert (found.reach, found.message) == (Reach.ANSWERED, "")
+    assert shape.violation(found.facts) == ""
+    learned = settings.known_hosts().read_text()
+    assert learned.count("\n") == 1
+    assert ask(machine("good"))["good"].reach is Reach.ANSWERED
+    assert settings.known_hosts().read_text() == learned
+
+
+@needs_sshd
+def test_answers_come_while_others_are_asked_and_in_the_order_of_the_question(machine: Any) -> None:
+    came: list[str] = []
+    targets = [machine("shell hangs"), machine("good")]
+    chosen = ProbeSettings(PROBE, probe_s=15, machine_s=4)
+    answers = probing.probe(targets, chosen, deadline_s=20, on_answer=lambda answer: came.append(answer.name))
+    assert came == ["good", "shell hangs"]
+    assert [answer.name for answer in answers] == ["shell hangs", "good"]
+
+
+@needs_sshd
+def test_a_login_shell_may_print_something_first(tmp_path: Path) -> None:
+    port = sshd.free_ports(1)[0]
+    script = tmp_path / "noisy.sh"
+    script.write_text(f"echo Welcome to gpu-1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n")
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with sshd.serving(folder, [{("127.0.0.1", port): f"sh {script}"}]) as other:
+        found = ask(Target("noisy", "127.0.0.1", port, "root", (str(other.login),)))["noisy"]
+    assert (found.reach, found.message) == (Reach.ANSWERED, "")
+
+
+# --- machines that do not answer -------------------------------------------------------------------------------------
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("name", "reach", "message"),
+    [
+        ("shell hangs", Reach.SHELL_HANGS, "no shell comes"),
+        ("chatters", Reach.PROBE_FAILED, "prints more than 65536 bytes"),
+        ("says no", Reach.PROBE_FAILED, "python3: not found"),
+        ("probe hangs", Reach.TIMEOUT, "did not end in time"),
+        ("endless", Reach.PROBE_FAILED, "at most 2097152 are taken"),
+        ("breaks off", Reach.PROBE_FAILED, "breaks off"),
+        ("gzip bomb", Reach.PROBE_FAILED, "unpacks to more than"),
+        ("value bomb", Reach.PROBE_FAILED, "more than 1000000 values"),
+        ("deep", Reach.PROBE_FAILED, "cannot be read"),
+        ("no json", Reach.PROBE_FAILED, "cannot be read"),
+        ("list", Reach.PROBE_FAILED, "no JSON object"),
+    ],
+)
+def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, message: str) -> None:
+    # What hangs is found out by waiting; on a busy machine what does not hang may take as long.
+    for machine_s in (3, 60):
+        found = ask(machine(name), machine_s=machine_s, deadline_s=90)[name]
+        if found.reach is reach:
+            break
+    assert (found.reach, found.facts) == (reach, None)
+    assert message in found.message
+    assert found.message.isprintable()
+
+
+@needs_sshd
+def test_login_refused(machine: Any, tmp_path: Path) -> None:
+    wrong = sshd.new_key(tmp_path / "wrong")
+    found = ask(machine("good", key_files=(str(wrong),)))["good"]
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 1 key")
+    found = ask(machine("good", key_files=(str(tmp_path / "none"),)))["good"]
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 0 keys")
+
+
+@needs_sshd
+def test_a_changed_host_key_is_refused_and_told(machine: Any, tmp_path: Path) -> None:
+    other = sshd.new_key(tmp_path / "other").with_suffix(".pub").read_text().split()[:2]
+    name = machine("good").host_key_name
+    settings.known_hosts().write_text(f"{name} {' '.join(other)}\n")
+    found = ask(machine("good"))["good"]
+    assert found.reach is Reach.KEY_CHANGED
+    assert "SHA256:" in found.message
+    assert f"ssh-keygen -R '{name}'" in found.message
+    assert settings.known_hosts().read_text().count("\n") == 1
+
+
+def test_a_name_server_that_hangs_holds_up_its_own_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in: a look-up that takes its time."""
+    real = socket.getaddrinfo
+
+    def slow(host: str, *words: Any, **more: Any) -> Any:
+        if host.endswith(".example") and not more.get("flags"):
+            time.sleep(3)
+        return real(host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    came: dict[str, float] = {}
+    began = time.monotonic()
+    names = [Target(f"gpu-{n}", f"gpu-{n}.example") for n in range(40)]
+    answers = probing.probe(
+        [*names, Target("closed", "127.0.0.1", sshd.free_ports(1)[0])],
+        ProbeSettings(PROBE, connect_s=1),
+        deadline_s=10,
+        on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+    )
+    assert came["closed"] < 1
+    assert max(came.values()) < 2.5
+    assert {answer.reach for answer in answers} == {Reach.NO_ROUTE, Reach.REFUSED}
+
+
+@contextlib.contextmanager
+def mute(backlog: int = 64) -> Iterator[int]:
+    """Listens and never speaks."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(backlog)
+        yield listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def blackhole() -> Iterator[int]:
+    """A port that answers nothing at all: its queue is full, so the kernel drops what comes."""
+    with mute(0) as port, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        time.sleep(0.1)
+        yield port
+
+
+def test_refused_and_no_route() -> None:
+    free = sshd.free_ports(1)[0]
+    with mute() as silent, blackhole() as lost:
+        answers = ask(
+            Target("refused", "127.0.0.1", free),
+            Target("nameless", "no-such-host.invalid"),
+            Target("silent", "127.0.0.1", silent),
+            Target("lost", "127.0.0.1", lost),
+            connect_s=1.0,
+        )
+    assert {name: answer.reach for name, answer in answers.items()} == {
+        "refused": Reach.REFUSED,
+        "nameless": Reach.NO_ROUTE,
+        "silent": Reach.SHELL_HANGS,
+        "lost": Reach.NO_ROUTE,
+    }
+    assert answers["silent"].message == "it takes the connection, but its sshd does not greet"
+
+
+def test_a_server_that_hangs_up() -> None:
+    code = (
+        "import socket\ns=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(9)\n"
+        "print(s.getsockname()[1],flush=True)\nwhile True: s.accept()[0].close()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = ask(Target("closing", "127.0.0.1", int(process.stdout.readline())))["closing"]
+        process.kill()
+    assert (found.reach, found.message) == (Reach.REFUSED, "its sshd hangs up before the login")
+
+
+@needs_sshd
+def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
+    came: dict[str, float] = {}
+    deadline_s = 12
+    with mute() as silent, blackhole() as lost:
+        dead = [Target(f"dead-{n}", "127.0.0.1", silent if n % 2 else lost) for n in range(20)]
+        targets = [*dead, machine("good")]
+        began = time.monotonic()
+        answers = probing.probe(
+            targets,
+            ProbeSettings(PROBE, probe_s=15, connect_s=60),
+            deadline_s=deadline_s,
+            parallel=2,
+            on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+        )
+        took = time.monotonic() - began
+    assert took < deadline_s + 1
+    assert came["good"] < deadline_s
+    assert answers[-1].reach is Reach.ANSWERED
+    assert {answer.reach for answer in answers[:-1]} == {Reach.SHELL_HANGS, Reach.NO_ROUTE}
+
+
+# --- ways ------------------------------------------------------------------------------------------------------------
+
+
+@needs_sshd
+def test_through_a_jump_host(machine: Any, places: dict[str, int]) -> None:
+    jump = machine("jump")
+    free = sshd.free_ports(1)[0]
+    answers = ask(
+        machine("good", jump=(jump,)),
+        machine("closed", port=free, jump=(jump,)),
+        machine("behind", port=places["good"], jump=(machine("gone", port=free),)),
+        machine("hangs", port=places["shell hangs"], jump=(jump,)),
+        machine_s=12,
+    )
+    assert answers["good"].reach is Reach.ANSWERED
+    assert (answers["closed"].reach, answers["closed"].message) == (
+        Reach.NO_ROUTE,
+        "from the jump host: Connect failed",
+    )
+    assert answers["behind"].reach is Reach.REFUSED
+    assert answers["behind"].message == "gone: Connection refused"
+    assert answers["hangs"].reach is Reach.SHELL_HANGS
+
+
+@needs_sshd
+def test_through_a_proxy_command_of_ssh_config(servers: sshd.Servers, places: dict[str, int], home: Path) -> None:
+    (home / ".ssh/more").write_text(f"Host gpu-*\n  HostName 127.0.0.1\n  Port {places['good']}\n  User root\n")
+    (home / ".ssh/config").write_text(
+        f"Include more\nHost gpu-1\n  IdentityFile {servers.login}\n"
+        f"  ProxyCommand ssh -i {servers.login} -o BatchMode=yes -o StrictHostKeyChecking=no "
+        f"-o UserKnownHostsFile=/dev/null -p {places['jump']} -W %h:%p root@127.0.0.1\n"
+        f"Host gpu-2\n  IdentityFile {servers.login}\n  ProxyJump root@127.0.0.1:{places['jump']}\n"
+    )
+    lookup = probing.ssh_config()
+    found = [target(name, NOTHING, lookup) for name in ("gpu-1", "gpu-2")]
+    assert found[0].proxy_command.endswith(f"-W 127.0.0.1:{places['good']} root@127.0.0.1")
+    assert [hop.port for hop in found[1].jump] == [places["jump"]]
+    answers = ask(*found)
+    assert {answer.reach for answer in answers.values()} == {Reach.ANSWERED}, answers
+
+
+@needs_sshd
+@pytest.mark.skipif(not shutil.which("ssh-agent"), reason="needs ssh-agent")
+def test_with_the_agents_key(machine: Any, servers: sshd.Servers, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["ssh-agent", "-D", "-a", home / "agent"], stdout=subprocess.DEVNULL) as agent:
+        try:
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
+            while not (home / "agent").exists():
+                time.sleep(0.05)
+            subprocess.run(["ssh-add", "-q", servers.login], check=True)
+            found = ask(
+                machine("good", key_files=()),
+                machine("alone", port=machine("good").port, key_files=(), identities_only=True),
+            )
+        finally:
+            agent.terminate()
+    assert found["good"].reach is Reach.ANSWERED
+    assert found["alone"].reach is Reach.LOGIN_REFUSED
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+def no_config(_host: str, _words: Sequence[str]) -> Mapping[str, Any]:
+    return {}
+
+
+def test_what_the_inventory_says_goes_first() -> None:
+    config = {"hostname": "10.0.0.9", "port": "99", "user": "config", "identityfile": ["~/.ssh/config-key"]}
+    variables = {
+        "ansible_host": "10.0.0.1",
+        "ansible_port": 2222,
+        "ansible_user": "admin",
+        "ansible_ssh_private_key_file": "~/key",
+        "ansible_python_interpreter": "auto_silent",
+    }
+    found = target("gpu-1", variables, lambda host, _: {**config, "hostname": host})
+    assert (found.address, found.port, found.user, found.python) == ("10.0.0.1", 2222, "admin", "/usr/bin/python3")
+    assert found.key_files == (str(Path("~/key").expanduser()),)
+    assert found.host_key_name == "[10.0.0.1]:2222"
+    found = target("gpu-1", NOTHING, lambda *_: config)
+    assert (found.address, found.port, found.user) == ("10.0.0.9", 99, "config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hops"),
+    [
+        ("-J ops@bastion:2200", [("bastion", 2200, "ops")]),
+        ("-Jbastion", [("bastion", 22, None)]),
+        ("-o ProxyJump=a,ops@[fe80::1]:23", [("a", 22, None), ("fe80::1", 23, "ops")]),
+        ("-o 'ProxyJump bastion' -o StrictHostKeyChecking=no", [("bastion", 22, None)]),
+        ("-o ProxyJump=none", []),
+    ],
+)
+def test_jump_hosts_of_the_inventory(arguments: str, hops: list[tuple[str, int, str | None]]) -> None:
+    found = target("gpu-1", {"ansible_ssh_common_args": arguments}, no_config)
+    assert [(hop.address, hop.port) for hop in found.jump] == [(host, port) for host, port, _ in hops]
+    assert all(hop.user == user for hop, (_, _, user) in zip(found.jump, hops, strict=True) if user)
+
+
+def test_a_proxy_command_of_the_inventory() -> None:
+    arguments = """-o ProxyCommand="ssh -W %h:%p -q bastion" """
+    found = target("gpu-1", {"ansible_ssh_common_args": arguments, "ansible_host": "10.0.0.1"}, no_config)
+    assert found.proxy_command == "ssh -W 10.0.0.1:22 -q bastion"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"ansible_host": "{{ address }}"}, {"ansible_port": "ssh"}, {"ansible_ssh_common_args": "-o 'open"}],
+)
+def test_a_machine_that_cannot_be_reached_as_it_is_written(variables: Mapping[str, Any]) -> None:
+    with pytest.raises(WrongInput, match="gpu-1"):
+        target("gpu-1", variables, no_config)
+
+
+def test_an_ssh_config_that_cannot_be_understood(home: Path) -> None:
+    (home / ".ssh/config").write_text("Host gpu-1\n  nonsense\n")
+    with pytest.raises(WrongInput, match="ssh_config"):
+        probing.ssh_config()
+
+
+# --- host keys -------------------------------------------------------------------------------------------------------
+
+
+def hashed(name: str) -> str:
+    salt = b"0123456789abcdef0123"
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
+
+
+def test_host_keys_in_every_form(tmp_path: Path) -> None:
+    ours, users = tmp_path / "ours/known_hosts", tmp_path / "known_hosts"
+    key = base64.b64encode(b"key").decode()
+    users.write_text(
+        f"# comment\n\nplain,10.0.0.1 ssh-ed25519 {key} comment\n{hashed('[hidden]:2222')} ssh-ed25519 {key}\n"
+        f"gpu-*,!gpu-9 ssh-rsa {key}\n@cert-authority ca-* ssh-rsa {key}\n|1|broken ssh-rsa x\n"
+        f"@revoked * ssh-ed25519 {base64.b64encode(b'bad').decode()}\n"
+    )
+    keys = HostKeys([ours, users])
+    assert keys.judge("plain", "ssh-ed25519", b"key") is Trust.KNOWN
+    assert keys.judge("PLAIN", "ssh-ed25519", b"key") is Trust.KNOWN
+    assert keys.judge("10.0.0.1", "ssh-ed25519", b"other") is Trust.CHANGED
+    assert keys.judge("[hidden]:2222", "ssh-ed25519", b"key") is Trust.KNOWN
+    assert keys.judge("gpu-1", "ssh-rsa", b"key") is Trust.KNOWN
+    assert keys.types("gpu-1") == ("ssh-rsa",)
+    # Whoever stands in between could choose the kind of key.
+    assert keys.judge("gpu-1", "ssh-ed25519", b"key") is Trust.CHANGED
+    assert keys.judge("new", "ssh-ed25519", b"bad") is Trust.REVOKED
+    # Nor is there a first contact where a certificate authority vouches.
+    assert keys.judge("ca-1", "ssh-ed25519", b"key") is Trust.UNKNOWN
+    assert keys.judge("gpu-8", "ssh-ed25519", b"key", strict=True) is Trust.CHANGED
+    assert keys.judge("new", "ssh-ed25519", b"key", strict=True) is Trust.UNKNOWN
+    assert not ours.exists()
+    assert keys.judge("gpu-9", "ssh-ed25519", b"key") is Trust.NEW
+    assert keys.judge("gpu-9", "ssh-ed25519", b"key") is Trust.KNOWN
+    assert ours.read_text() == f"gpu-9 ssh-ed25519 {key}\n"
+    assert HostKeys([ours, users]).judge("gpu-9", "ssh-ed25519", b"other") is Trust.CHANGED
+
+
+# --- what comes back is not trusted ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, probe.__file__], capture_output=True, check=True, timeout=60)
+    found: dict[str, Any] = json.loads(done.stdout)
+    found["tasks"] = [
+        {"pid": 1, "comm": "x", "state": "D", "kthread": False, "wchan": "", "stack": ["f+0x1"], "age_s": 1.0}
+    ]
+    found["pci"] = [
+        {
+            "address": "0000:3b:00.0",
+            "vendor": "10de",
+            "device": "2330",
+            "class": "030200",
+            "driver": None,
+            "answers": True,
+            "link": {"speed": "16 GT/s", "width": 16, "max_speed": "16 GT/s", "max_width": 16},
+            "aer": {"correctable": 0, "nonfatal": 0, "fatal": 0},
+        }
+    ]
+    found["services"] = {"nvidia-persistenced": "active"}
+    found["log"]["repeats"] = [{"line": "x", "count": 60, "first": 1.0, "last": 2.0}]
+    found["log"]["text"] = found["log"]["text"][-2000:]
+    return found
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value of a document."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, key))
+
+
+def replaced(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = copy.deepcopy(document)
+    inner: Any = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+def verdict(document: Any) -> Verdict:
+    return operation.verdict_on(probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
+
+
+def test_a_wrong_type_anywhere_is_no_answer(facts: dict[str, Any]) -> None:
+    assert verdict(facts).state is not State.UNREACHABLE
+    for path in leaves(facts):
+        for wrong in (object(), [[1]], {"a": {}}, float("nan"), 1 << 80, -0.5, True, "\x1b[2J", None):
+            found = verdict(replaced(facts, path, wrong))
+            if not shape.violation(replaced(facts, path, wrong)) or (not path and wrong is None):
+                continue  # that value may stand there; or it is no answer at all
+            assert found.state is State.UNREACHABLE, (path, wrong)
+            assert found.findings[0].rule == "unreachable-probe-failed"
+
+
+def test_what_is_missing_is_no_answer(facts: dict[str, Any]) -> None:
+    # Who it is may be unknown: identity.py takes odd values for that.
+    free = {"services", "hostname", "machine_id", "product_uuid", "product_serial", "macs"}
+    for path in leaves(facts):
+        if path and isinstance(path[-1], str) and path[0] not in free:
+            changed = replaced(facts, path, None)
+            inner: Any = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            del inner[path[-1]]
+            assert verdict(changed).state is State.UNREACHABLE, path
+
+
+def test_a_newer_probe_may_say_more(facts: dict[str, Any]) -> None:
+    assert shape.violation({**facts, "more": 1}) == ""
+    assert "schema" in shape.violation({**facts, "schema": "gpunodes.probe/2"})
+
+
+@pytest.mark.parametrize("document", [b"{}", b"", b"x" * 100, b'{"a": 1e999}'])
+def test_unpacking_what_is_small(document: bytes) -> None:
+    with contextlib.suppress(probing._LostError):
+        probing._unpacked(zlib.compress(document))
+    with pytest.raises(probing._LostError):
+        probing._unpacked(document)
+
+
+def test_the_deadline_grows_with_the_number_of_machines() -> None:
+    assert operation.deadline_for(1) < 61
+    assert operation.deadline_for(1000) > 300
+
+
+@needs_sshd
+def test_it_asks_again_until_it_is_stopped(tmp_path: Path) -> None:
+    """The machine answers once; in the second round it does not."""
+    script = tmp_path / "once.sh"
+    script.write_text(
+        f"mkdir {tmp_path}/asked 2>/dev/null || exit 1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n"
+    )
+    folder = tmp_path / "other"
+    folder.mkdir()
+    port = sshd.free_ports(1)[0]
+    with sshd.serving(folder, [{("127.0.0.1", port): f"sh {script}"}]) as other:
+        message = {"ansible_port": port, "ansible_user": "root", "ansible_ssh_private_key_file": str(other.login)}
+        inventory = write_inventory(tmp_path, **message)
+        words = ["health", "--watch", "2", "--deadline", "60", "-i", str(inventory)]
+        with subprocess.Popen(
+            # Where these tests run in the background, an interruption is ignored by all that they start.
+            ["env", "--default-signal=INT", sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as running:
+            assert running.stdout is not None
+            rounds: list[list[str]] = [[]]
+            for line in running.stdout:
+                rounds[-1].append(line)
+                if re.fullmatch(r"\d of 1 well\.\n", line):
+                    if len(rounds) == 2:
+                        break
+                    rounds.append([])
+            running.send_signal(signal.SIGINT)
+            assert running.wait(timeout=60) == 130
+    assert "unreachable" not in "".join(rounds[0])
+    assert rounds[1][0] == "gpu-1: unreachable\n"
+
+
+# --- the settings and the role ---------------------------------------------------------------------------------------
+
+
+def write_inventory(folder: Path, **variables: object) -> Path:
+    path = folder / "hosts.yml"
+    hosts = {"gpu-1": {"ansible_host": "127.0.0.1", **variables}}
+    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts}}))
+    return path
+
+
+def test_a_site_says_what_codes_mean_and_how_many_gpus_there_should_be(tmp_path: Path) -> None:
+    inventory = Inventory(write_inventory(tmp_path, gpunodes_health_xids={13: "repair"}, gpunodes_health_gpus=8))
+    (asked,) = operation.scan_targets(inventory, inventory.select(()))
+    assert asked.site == SiteRules(xids={13: Action.REPAIR})
+    assert asked.gpus == 8
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"gpunodes_health_xids": {"79": "explode"}},
+        {"gpunodes_health_xids": [79]},
+        {"gpunodes_health_sxids": {"x": "none"}},
+        {"gpunodes_health_gpus": "many"},
+    ],
+)
+def test_a_site_that_says_nonsense(tmp_path: Path, variables: dict[str, Any]) -> None:
+    inventory = Inventory(write_inventory(tmp_path, **variables))
+    with pytest.raises(WrongInput, match="gpunodes_health_"):
+        operation.scan_targets(inventory, inventory.select(()))
+
+
+def test_a_machine_with_fewer_gpus_than_its_settings_say_is_not_well(facts: dict[str, Any]) -> None:
+    answer = probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=facts)
+    found = operation.verdict_on(answer, SiteRules(), 8)
+    assert (found.gpus_expected, found.state is State.HEALTHY) == (8, False)
+
+
+def test_the_filter_gives_the_same_verdict(facts: dict[str, Any]) -> None:
+    from gpunodes.ansible.filter_plugins.gpunodes import health
+
+    found = health(facts, "gpu-1")
+    assert found["state"] == verdict(facts).state.value
+    assert found["text"].startswith(f"gpu-1: {found['state']}")
+    assert health({**facts, "pci": "none"}, "gpu-1")["findings"][0]["rule"] == "unreachable-probe-failed"
+    with pytest.raises(AnsibleFilterError, match="gpunodes_health_xids"):
+        health(facts, "gpu-1", {"79": "explode"})
+
+
+@needs_sshd
+def test_the_playbook_says_the_same(machine: Any, tmp_path: Path) -> None:
+    good = machine("good")
+    inventory = write_inventory(
+        tmp_path, ansible_port=good.port, ansible_user="root", ansible_ssh_private_key_file=good.key_files[0]
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *("-i", str(inventory), "--check", "playbooks/health.yml"),
+            *("--ssh-common-args", f"-o UserKnownHostsFile={tmp_path}/known -o ControlMaster=no -o ControlPath=none"),
+        ],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (message,) = re.findall(r'"msg": "(.*)"', done.stdout)
+    told = operation.verdict_on(ask(good)["good"], SiteRules())
+    assert message.startswith(f"gpu-1: {told.state}")
+    assert "changed=0" in done.stdout
