@@ -149,7 +149,7 @@ def test_guest_files_make_each_machine_its_own(tmp_path: Path) -> None:
 def test_a_deleted_cache_brings_the_same_host_keys_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A container that runs this may have none.
     (tmp_path / "machine-id").write_text("0123456789abcdef0123456789abcdef\n")
-    monkeypatch.setattr(disks, "_OWN_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(disks, "_HOST_MACHINE_ID", tmp_path / "machine-id")
     one, two = record().machines[:2]
     keys = [disks.host_key(Layout("lab", tmp_path / cache), one) for cache in ("before", "after")]
     keys.append(disks.host_key(Layout("lab", tmp_path / "after"), two))

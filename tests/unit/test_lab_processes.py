@@ -21,7 +21,7 @@ def start(folder: Path, name: str, command: list[str]) -> Process:
 def test_a_daemon_is_found_again_and_ended(tmp_path: Path) -> None:
     started = start(tmp_path, "sleeper", ["sleep", "60"])
     assert processes.find(tmp_path, "sleeper") == started
-    assert processes.remembered(tmp_path) == {"sleeper": started}
+    assert processes.recorded(tmp_path) == {"sleeper": started}
     processes.end([started])
     assert not started.alive
     assert processes.find(tmp_path, "sleeper") is None
@@ -53,7 +53,7 @@ def test_a_broken_record_is_no_daemon(tmp_path: Path) -> None:
 
 def test_processes_of_our_own_namespace_are_never_the_labs(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60; :", str(tmp_path)]) as other:
-        assert processes.elsewhere([str(tmp_path)]) == []
+        assert processes.in_other_namespaces([str(tmp_path)]) == []
         other.kill()
 
 

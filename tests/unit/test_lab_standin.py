@@ -112,7 +112,7 @@ def script(name: str, code: int | None = None, **more: object) -> str:
 
 @pytest.mark.parametrize("name", faults.known())
 def test_every_fault_is_a_script_that_a_shell_reads(name: str) -> None:
-    code = 79 if faults.known()[name].asks_for_code else None
+    code = 79 if faults.known()[name].needs_code else None
     text = script(name, code)
     subprocess.run(["sh", "-n"], input=text, text=True, check=True)
     assert "{" not in text.replace("{0,", "")

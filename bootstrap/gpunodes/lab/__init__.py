@@ -1,1 +1,1 @@
-"""Virtual machines with kernels and BMCs of their own, to try gpunodes on. Nobody who runs real machines needs it."""
+"""Virtual machines with kernels and BMCs of their own, to try gpunodes on. Clusters of real machines do not need it."""

@@ -1,4 +1,4 @@
-"""The machines' BMCs: one Redfish emulator (sushy-tools) each, and the few requests that the lab itself makes."""
+"""The machines' BMCs: one Redfish emulator (sushy-tools) each, and the lab's own requests to them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpunodes.errors import GpunodesError
 from gpunodes.lab.layout import LabMachine, LabRecord, Layout
 
 USER = "admin"
-_PATIENCE = 60
+_START_LIMIT = 60
 """Seconds that an emulator gets to start."""
 
 
 class LabPowerAction(StrEnum):
-    """What can be asked of a machine's power."""
+    """Power actions of a machine."""
 
     ON = "on"
     OFF = "off"
@@ -31,14 +31,14 @@ _RESETS = {LabPowerAction.ON: ("On",), LabPowerAction.OFF: ("ForceOff",), LabPow
 
 
 def url(record: LabRecord, machine: LabMachine) -> str:
-    """Where the machine's BMC answers."""
+    """The address of the machine's BMC."""
     return f"http://{record.gateway}:{machine.bmc_port}"
 
 
 def configure(layout: Layout, record: LabRecord, machine: LabMachine) -> tuple[Path, Path]:
     """Write one emulator's settings; return its configuration file and its scratch folder.
 
-    It sees the one machine only, as a BMC does (https://docs.openstack.org/sushy-tools, configuration file).
+    It has access to this machine only, as a real BMC (https://docs.openstack.org/sushy-tools, configuration file).
     """
     import bcrypt
 
@@ -55,20 +55,20 @@ def configure(layout: Layout, record: LabRecord, machine: LabMachine) -> tuple[P
         "SUSHY_EMULATOR_LIBVIRT_URI": layout.libvirt_uri,
         "SUSHY_EMULATOR_ALLOWED_INSTANCES": [machine.uuid],
         "SUSHY_EMULATOR_STATE_DIR": str(folder),
-        # The machines' kernels are given to QEMU by the lab; a request to boot from elsewhere must not undo that.
+        # The lab gives the machines' kernels to QEMU; a request for another boot device must not change that.
         "SUSHY_EMULATOR_IGNORE_BOOT_DEVICE": True,
     }
     config.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
     return config, folder
 
 
-def power(record: LabRecord, machine: LabMachine, wanted: LabPowerAction) -> None:
-    """Ask the machine's BMC for a power action.
+def power(record: LabRecord, machine: LabMachine, action: LabPowerAction) -> None:
+    """Request a power action from the machine's BMC.
 
     Raises:
-        GpunodesError: the BMC does not answer, or refuses.
+        GpunodesError: the BMC does not respond, or refuses the request.
     """
-    for reset in _RESETS[wanted]:
+    for reset in _RESETS[action]:
         path = f"/redfish/v1/Systems/{machine.uuid}/Actions/ComputerSystem.Reset"
         _request(record, machine, path, {"ResetType": reset})
 
@@ -83,12 +83,12 @@ def _request(
         data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Basic {token}", "Content-Type": "application/json"},
     )
-    # The lab is never behind the user's proxy.
+    # The user's proxy must not be used for the lab.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _START_LIMIT
     while True:
         try:
-            with opener.open(request, timeout=_PATIENCE) as answer:
+            with opener.open(request, timeout=_START_LIMIT) as answer:
                 text = answer.read()
                 return dict(json.loads(text)) if text else {}
         except urllib.error.HTTPError as error:
@@ -96,7 +96,7 @@ def _request(
         except OSError as error:
             if time.monotonic() > deadline:
                 raise GpunodesError(
-                    f"the BMC of {machine.name} does not answer at {address}: {error}",
+                    f"the BMC of {machine.name} does not respond at {address}: {error}",
                     remedy="`gpunodes lab up` repairs it",
                 ) from error
             time.sleep(0.5)

@@ -1,6 +1,6 @@
-"""The machines' disks: a copy of the image that knows who it is, and an overlay on it that the machine writes to.
+"""The machines' disks: a copy of the image with the machine's identity, and an overlay that the machine writes to.
 
-What differs between machines (name, keys, identity) goes into the copy by debugfs(8): no mount, no loop device.
+Name, keys and identity of the machine are written into the copy by debugfs(8), without a mount or loop device.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpunodes.lab.host import run
 from gpunodes.lab.images import DiskImage
 from gpunodes.lab.layout import USER, LabMachine, LabRecord, Layout
 
-_OWN_ID = Path("/etc/machine-id")
+_HOST_MACHINE_ID = Path("/etc/machine-id")
 
 
 @dataclass(frozen=True)
 class GuestFile:
-    """A file to put on a machine's disk, and the folders above it; root's."""
+    """A file for a machine's disk, with the folders above it; owned by root."""
 
     path: str
     content: str | bytes
@@ -34,7 +34,7 @@ class GuestFile:
 
     @property
     def data(self) -> bytes:
-        """Its bytes."""
+        """The content as bytes."""
         return self.content.encode() if isinstance(self.content, str) else self.content
 
 
@@ -44,7 +44,7 @@ def overlay(layout: Layout, machine: str) -> Path:
 
 
 def take_kernel(layout: Layout, image: DiskImage) -> None:
-    """Give the lab its own copy of the image's kernel, so that the image may leave the cache while the lab is up."""
+    """Copy the image's kernel for the lab, so that the image can be deleted from the cache while the lab is up."""
     layout.disks.mkdir(parents=True, exist_ok=True)
     if not layout.kernel.exists():
         shutil.copy(image.initrd, layout.initrd)
@@ -55,7 +55,7 @@ def make(layout: Layout, image: DiskImage, machine: str, files: list[GuestFile])
     """Make a machine's disk.
 
     Raises:
-        GpunodesError: a tool failed; nothing is left.
+        GpunodesError: a tool failed; the disk does not exist then.
     """
     base = layout.disks / f"{machine}.raw"
     run(["cp", "--sparse=always", image.disk, base])
@@ -75,7 +75,7 @@ def _write(disk: Path, files: list[GuestFile]) -> None:
             source.touch(mode=0o600)
             source.write_bytes(file.data)
             source.chmod(file.mode)
-            # What is there already stays: debugfs only grumbles.
+            # Existing folders are kept: debugfs prints an error and continues.
             commands += [f"mkdir {folder}" for folder in reversed(PurePosixPath(file.path).parents[:-1])]
             commands += [f"rm {file.path}", f"write {source} {file.path}"]
         script = folder / "commands"
@@ -87,7 +87,7 @@ def _write(disk: Path, files: list[GuestFile]) -> None:
 
 
 def _verify(disk: Path, files: list[GuestFile], folder: Path) -> None:
-    """debugfs ends well whatever happened, so look."""
+    """Read the files back: debugfs exits with 0 even if it failed."""
     for number, file in enumerate(files):
         read = folder / f"{number}.read"
         run(["debugfs", "-R", f"dump {file.path} {read}", disk])
@@ -96,7 +96,7 @@ def _verify(disk: Path, files: list[GuestFile], folder: Path) -> None:
 
 
 def guest_files(record: LabRecord, machine: LabMachine, authorized_key: str, host_key: Path) -> list[GuestFile]:
-    """What a machine's disk has beyond the image: its name, identity and keys, as a hoster's first start sets them."""
+    """The files that differ between machines: name, identity and keys, as cloud-init would write them."""
     return [
         GuestFile("/etc/hostname", f"{machine.name}\n"),
         GuestFile("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n::1 localhost ip6-localhost\n"),
@@ -109,30 +109,30 @@ def guest_files(record: LabRecord, machine: LabMachine, authorized_key: str, hos
 
 
 def make_key(path: Path, comment: str) -> None:
-    """An SSH key pair at ``path`` and ``path.pub``, unless it is there."""
+    """Create an SSH key pair at ``path`` and ``path.pub``, unless it exists."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
 
 
 def host_key(layout: Layout, machine: LabMachine) -> Path:
-    """The machine's SSH host key, made if need be.
+    """The machine's SSH host key, created when it is missing.
 
-    It belongs to the address, as seen from the machine that the lab runs on: the next lab's machine at this address
-    has the same, so nobody's known_hosts complains that it has changed. The cache may be deleted at any time: the key
-    is not random, but derived from this machine's id, in the way that machine-id(5) allows.
+    The key depends on the host and the machine's address only: the next lab's machine at this address has the same key,
+    so ssh reports no changed host key. The cache may be deleted at any time: the key is not random, but derived from
+    the host's machine id, in the way that machine-id(5) allows.
     """
     key = layout.cache / "host-keys" / machine.address / "ssh_host_ed25519_key"
     if not key.exists():
         key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A container may have none, or an empty one.
-        own_id = (_OWN_ID.read_bytes() if _OWN_ID.exists() else b"") or os.urandom(32)
-        seed = hmac.digest(own_id, f"gpunodes lab {machine.address}".encode(), "sha256")
+        # In a container the file may be missing or empty.
+        host_id = (_HOST_MACHINE_ID.read_bytes() if _HOST_MACHINE_ID.exists() else b"") or os.urandom(32)
+        seed = hmac.digest(host_id, f"gpunodes lab {machine.address}".encode(), "sha256")
         private = Ed25519PrivateKey.from_private_bytes(seed)
         public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         key.with_suffix(".pub").write_text(f"{public} root@{machine.name}\n")
-        whole = key.with_suffix(".new")
-        whole.touch(mode=0o600)
-        whole.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        whole.replace(key)
+        scratch = key.with_suffix(".new")
+        scratch.touch(mode=0o600)
+        scratch.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        scratch.replace(key)
     return key

@@ -1,4 +1,4 @@
-"""What this machine lacks for a lab, said at once and with the remedy."""
+"""Checks what the lab needs from its host; reports everything that is missing, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab.host import which
 from gpunodes.lab.mirror import missing_packages
 
-# The program that shows each Debian package to be there. What the mirror needs it knows itself; libvirt-dev is for
-# the installation of libvirt's Python binding.
+# The program by which each Debian package is detected. The mirror checks its own packages; libvirt-dev is for the
+# installation of libvirt's Python binding.
 _PROBES = {
     "dnsmasq-base": "dnsmasq",
     "e2fsprogs": "debugfs",
@@ -33,7 +33,7 @@ _INSTALL = "apt-get install "
 
 @dataclass(frozen=True)
 class HostCheck:
-    """One thing that the lab needs from this machine."""
+    """One requirement of the lab on its host."""
 
     name: str
     ok: bool
@@ -48,41 +48,46 @@ def system_packages() -> tuple[str, ...]:
 
 
 def root() -> HostCheck:
-    """Whether we may make namespaces and machines."""
+    """Whether the user may create network namespaces and virtual machines."""
     return HostCheck("root", os.geteuid() == 0, f"user id {os.geteuid()}", "run it as root: sudo gpunodes lab ...")
 
 
 def checks() -> tuple[HostCheck, ...]:
-    """All that the lab needs from this machine, found or missing."""
+    """All requirements of the lab on its host, met or not."""
+    tunnel = Path("/dev/net/tun").exists()
     found = [
         root(),
         HostCheck(
             "network tunnel device",
-            Path("/dev/net/tun").exists(),
-            "/dev/net/tun " + ("there" if Path("/dev/net/tun").exists() else "missing"),
+            tunnel,
+            f"/dev/net/tun is {'present' if tunnel else 'missing'}",
             "modprobe tun (in a container: --device /dev/net/tun --cap-add NET_ADMIN --cap-add SYS_ADMIN)",
         ),
     ]
     for package, program in _PROBES.items():
         path = which(program)
         found.append(HostCheck(program, path is not None, path or "missing", f"{_INSTALL}{package}"))
-    absent = missing_packages()
+    missing = missing_packages()
     found.append(
         HostCheck(
-            "mirror's tools", not absent, ", ".join(absent) or "installed", f"{_INSTALL}{' '.join(absent)}".rstrip()
+            "packages that the mirror is built with",
+            not missing,
+            f"missing: {', '.join(missing)}" if missing else "installed",
+            f"{_INSTALL}{' '.join(missing)}".rstrip(),
         )
     )
     for module, package in (("libvirt", "libvirt-python"), ("sushy_tools", "sushy-tools")):
-        there = importlib.util.find_spec(module) is not None
-        found.append(HostCheck(package, there, "installed" if there else "missing", "pip install 'gpunodes[lab]'"))
+        installed = importlib.util.find_spec(module) is not None
+        state = "installed" if installed else "missing"
+        found.append(HostCheck(package, installed, state, "pip install 'gpunodes[lab]'"))
     return tuple(found)
 
 
 def require(found: Sequence[HostCheck]) -> None:
-    """Stop at once when something is missing.
+    """Refuse a host that does not meet every requirement.
 
     Raises:
-        WrongInput: names all that is missing, with the commands that install it.
+        WrongInput: lists everything that is missing, with the commands that install it.
     """
     missing = [check for check in found if not check.ok]
     if missing:

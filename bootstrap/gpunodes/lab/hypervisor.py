@@ -1,7 +1,7 @@
 """The lab's own libvirt: its daemon's settings, the machines' definitions, power and snapshots.
 
-The one file that imports libvirt. libvirtd of a root user knows only the system's folders, so ours gets its own
-mounted over them, in the mount namespace that ``ip netns exec`` makes for it: the host's libvirt never meets the lab's.
+Only this file imports libvirt. libvirtd of the root user always uses the system's folders, so the lab mounts its own
+folders over them, in the mount namespace that ``ip netns exec`` creates: the lab's libvirt is separate from the host's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ auth_unix_rw = "none"
 log_level = 3
 log_outputs = "3:stderr"
 """
-# The lab's QEMU runs in the lab's namespaces as root: libvirt's further confinement would need the host's cgroups,
+# The lab's QEMU runs in the lab's namespaces as root: further confinement by libvirt would need the host's cgroups,
 # security modules and a log daemon.
 _QEMU = """user = "root"
 group = "root"
@@ -43,31 +43,30 @@ stdio_handler = "file"
 dynamic_ownership = 0
 remember_owner = 0
 """
-# CPU features that emulated machines go without. cx16: QEMU 7.2 leaves rubbish in the flags after CMPXCHG16B, and when
-# an interrupt comes right then, the kernel's allocator dies of a double fault (seen on the first day, in one start of
-# three). la57, smap, svm (a fifth level of page tables, a switch around each access to user memory, KVM in KVM) are
-# worth nothing here; without them a start takes about a tenth less. erms makes the kernel copy byte by byte, and a byte
-# takes as long as a word here.
-_UNEMULATED = ("cx16", "erms", "la57", "smap", "svm")
-# QEMU forgets all that it has translated when its cache is full. A control plane filled the usual 1024 MiB every two
-# minutes; 2048 is the most (tcg/region.c).
-_TRANSLATED_MIB = 2047
-# Drivers of disks that are not there, and SSH over vsock, cost a second of each start.
+# CPU features that are disabled on emulated machines. cx16: QEMU 7.2 leaves wrong flags after CMPXCHG16B; an interrupt
+# at that moment crashes the kernel's allocator with a double fault (seen in one of three boots). la57, smap, svm (five-
+# level page tables, a switch around each access to user memory, nested KVM) are useless here; without them a boot takes
+# about a tenth less. erms makes the kernel copy byte by byte, and emulated a byte takes as long as a word.
+_DISABLED_CPU_FEATURES = ("cx16", "erms", "la57", "smap", "svm")
+# QEMU discards all translated code when its cache is full. A control plane filled the default of 1024 MiB every two
+# minutes; the limit is 2048 (tcg/region.c).
+_TRANSLATION_CACHE_MIB = 2047
+# Without drivers for missing disks and SSH over vsock a boot takes a second less.
 _KERNEL_OPTIONS = "console=ttyS0 quiet audit=0 mitigations=off panic=10 module_blacklist=ahci systemd.ssh_auto=no"
-# What a kernel does for latency and against attackers costs an emulated one more than it is worth: preemption, pages
-# that are cleared before they are given out, and timers finer than a tick, by which its many sleepers wake one by one.
-# Without them the same work takes about an eighth less. A kernel with two processors does not trust their time stamp
-# counters and reads the HPET, for every program that asks what time it is: 13 us in place of 2. QEMU's are those of the
-# host, the same on all processors (cpu_get_ticks).
+# Preemption, clearing pages before they are allocated and high-resolution timers are too expensive under emulation:
+# without them the same work takes about an eighth less. A kernel with two processors does not trust their time stamp
+# counters and reads the HPET whenever a program asks for the time: 13 us instead of 2. QEMU's counters are the host's,
+# the same on all processors (cpu_get_ticks).
 _EMULATED_OPTIONS = "preempt=none init_on_alloc=0 highres=off tsc=reliable"
 
-# All wait for the control plane, and an emulated one gets too little of a small host while the workers install. But it
-# is never idle either: with a niceness of 10 a worker waited half a minute for sudo's first word. In the end all wait
-# for the driver of a GPU machine, which takes longer than a control plane: it yields less. A group of processes that
-# Linux makes of a session has a niceness of its own (sched(7), "The autogroup feature").
+# All machines wait for the control plane, and an emulated one gets too little time of a small host while the workers
+# install packages, so workers run with a higher niceness. The control plane is never idle: with a niceness of 10, sudo
+# on a worker took half a minute to respond. Last of all the driver of a GPU machine is built, which takes longer than a
+# control plane: GPU workers have a lower niceness. Linux puts each session into an autogroup with a niceness of its own
+# (sched(7), "The autogroup feature").
 _NICE_WORKER, _NICE_GPU_WORKER = 5, 2
-_YIELDING = "yielding-qemu-{}"
-_YIELDING_TEXT = """\
+_NICE_QEMU = "nice-qemu-{}"
+_NICE_QEMU_SCRIPT = """\
 #!/bin/sh
 echo {nice} 2>/dev/null >/proc/self/autogroup
 exec nice -n {nice} {qemu} "$@"
@@ -82,22 +81,22 @@ def prepare(layout: Layout) -> list[str]:
     sockets.mkdir(mode=0o700, exist_ok=True)
     (layout.state / "console").mkdir(exist_ok=True)
     for nice in (_NICE_WORKER, _NICE_GPU_WORKER):
-        yielding = layout.state / _YIELDING.format(nice)
-        yielding.write_text(_YIELDING_TEXT.format(nice=nice, qemu=which("qemu-system-x86_64")))
-        yielding.chmod(0o700)
+        script = layout.state / _NICE_QEMU.format(nice)
+        script.write_text(_NICE_QEMU_SCRIPT.format(nice=nice, qemu=which("qemu-system-x86_64")))
+        script.chmod(0o700)
     config = layout.state / "libvirtd.conf"
     config.write_text(_DAEMON.format(sockets=sockets))
     (layout.state / "libvirt-etc" / "qemu.conf").write_text(_QEMU)
-    # /run goes away too: there is the host's D-Bus, on which libvirt would tell the host's services of its machines.
-    # What the lab keeps below /run is parked where libvirt's own folder comes afterwards.
-    # -n: else mount(8) keeps notes in the host's /run.
+    # /run is replaced as well: it has the host's D-Bus, by which libvirt would announce its machines to the host. The
+    # lab's state folder, below /run, is bound to another place meanwhile; one of _FOLDERS is mounted there afterwards.
+    # -n: otherwise mount(8) writes to the host's /run.
     parked = "/var/lib/libvirt"
     steps = [
         f"mount -n --bind {layout.state} {parked}",
         "mount -n -t tmpfs -o mode=755 tmpfs /run",
         f"mkdir /run/libvirt /run/lock {layout.state}",
         f"mount -n --bind {parked} {layout.state}",
-        *(f"mount -n --bind {layout.state / ours} {theirs}" for theirs, ours in _FOLDERS.items()),
+        *(f"mount -n --bind {layout.state / own} {system}" for system, own in _FOLDERS.items()),
         f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
     ]
     return ["sh", "-c", " && ".join(steps)]
@@ -129,10 +128,10 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
         add(domain, "cpu", mode="host-passthrough")
     else:
         processor = add(domain, "cpu", mode="maximum")
-        for feature in _UNEMULATED:
+        for feature in _DISABLED_CPU_FEATURES:
             add(processor, "feature", policy="disable", name=feature)
         if machine.role is LabRole.CONTROL_PLANE:
-            add(add(features, "tcg"), "tb-cache", str(_TRANSLATED_MIB), unit="MiB")
+            add(add(features, "tcg"), "tb-cache", str(_TRANSLATION_CACHE_MIB), unit="MiB")
     add(domain, "clock", offset="utc")
     add(domain, "on_poweroff", "destroy")
     add(domain, "on_reboot", "restart")
@@ -140,9 +139,9 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
     devices = add(domain, "devices")
     if accelerator != "kvm" and machine.role is LabRole.WORKER:
         nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
-        add(devices, "emulator", str(layout.state / _YIELDING.format(nice)))
+        add(devices, "emulator", str(layout.state / _NICE_QEMU.format(nice)))
     disk = add(devices, "disk", type="file", device="disk")
-    # The disks die with the lab: nothing is gained by waiting for the host's.
+    # The disks are deleted with the lab: there is no need to wait for the host's disk.
     add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
     add(disk, "source", file=str(overlay(layout, machine.name)))
     add(disk, "target", dev="vda", bus="virtio")
@@ -162,7 +161,7 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
 
 
 class Hypervisor:
-    """The machines as the lab's libvirt sees them."""
+    """The machines of the lab's libvirt."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -172,16 +171,16 @@ class Hypervisor:
         self._connection.defineXML(xml)
 
     def names(self) -> set[str]:
-        """The machines defined."""
+        """The names of all defined machines."""
         return {domain.name() for domain in self._connection.listAllDomains()}
 
     def running(self, name: str) -> bool:
-        """Whether the machine is powered and not paused."""
+        """Whether the machine is on and not paused."""
         domain = self._connection.lookupByName(name)
         return bool(domain.isActive()) and not _is_paused(domain)
 
     def start(self, name: str) -> None:
-        """Power a machine that is off; let one go on that an interrupted snapshot has left paused."""
+        """Switch on a machine that is off; resume one that an interrupted snapshot has left paused."""
         domain = self._connection.lookupByName(name)
         if not domain.isActive():
             domain.create()
@@ -193,7 +192,7 @@ class Hypervisor:
         return set(self._connection.lookupByName(name).snapshotListNames())
 
     def take_snapshots(self, machines: list[str], snapshot: str) -> None:
-        """Save memory and disk of all machines at one instant; one of the same name is replaced."""
+        """Save memory and disk of all machines at one instant; snapshots of the same name are replaced."""
         with self._paused(machines):
             for name in machines:
                 domain = self._connection.lookupByName(name)
@@ -202,7 +201,7 @@ class Hypervisor:
                 domain.snapshotCreateXML(f"<domainsnapshot><name>{snapshot}</name></domainsnapshot>")
 
     def restore_snapshots(self, machines: list[str], snapshot: str) -> None:
-        """Bring memory and disk of all machines back; none goes on before all are back."""
+        """Restore memory and disk of all machines; they resume when all are restored."""
         import libvirt
 
         def revert(name: str) -> None:
@@ -234,17 +233,17 @@ def _is_paused(domain: Any) -> bool:
 
 
 @contextmanager
-def connect(layout: Layout, patience: float = 0) -> Iterator[Hypervisor]:
-    """A connection to the lab's libvirt; a daemon that was just started gets ``patience`` seconds.
+def connect(layout: Layout, start_limit: float = 0) -> Iterator[Hypervisor]:
+    """A connection to the lab's libvirt; a daemon that was just started gets ``start_limit`` seconds.
 
     Raises:
-        GpunodesError: libvirt does not answer, or refuses what is asked within.
+        GpunodesError: libvirt does not respond, or refuses a request made within the context.
     """
     import libvirt
 
-    # libvirt's own habit is to print errors to standard error as well.
+    # By default libvirt also prints errors to standard error.
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + start_limit
     try:
         while True:
             try:
@@ -260,6 +259,6 @@ def connect(layout: Layout, patience: float = 0) -> Iterator[Hypervisor]:
             connection.close()
     except libvirt.libvirtError as error:
         raise GpunodesError(
-            f"the lab's libvirt says: {error}",
+            f"the lab's libvirt reports: {error}",
             remedy=f"`gpunodes lab up` repairs it; its log: {layout.state}/log/libvirtd.log",
         ) from error

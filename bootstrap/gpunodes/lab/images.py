@@ -1,4 +1,4 @@
-"""Node images: what a hoster gives, made from Debian's packages and kept by the hash of their recipe."""
+"""Node images as a hosting provider has them: built from Debian's packages and cached by the hash of their recipe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DISK_SIZE = "20G"
 """Of the machines' disks; sparse files on the host."""
 
 _PACKAGES = (
-    # starts, logs in, gets an address
+    # boot, login, network
     "systemd", "systemd-sysv", "dbus", "udev", "openssh-server", "sudo", "login", "passwd", "linux-image-cloud-amd64",
-    # what hosters' images have and Kubernetes' packages or Ansible expect
+    # part of hosting providers' images; expected by Kubernetes' packages or Ansible
     "python3", "python3-apt", "ca-certificates", "curl", "gpgv", "kmod", "procps", "iproute2", "iputils-ping",
     "netbase", "less", "zstd",
 )  # fmt: skip
@@ -78,40 +78,40 @@ class DiskImage:
 
     @property
     def kernel(self) -> Path:
-        """Debian's kernel, as it lies in the image."""
+        """Debian's kernel."""
         return self.folder / "vmlinuz"
 
     @property
     def kernel_release(self) -> str:
-        """What ``uname -r`` says on it; it stands in the kernel's header (Documentation/arch/x86/boot.rst)."""
+        """The output of ``uname -r`` with this kernel, from the kernel's header (Documentation/arch/x86/boot.rst)."""
         data = self.kernel.read_bytes()
         start = int.from_bytes(data[0x20E:0x210], "little") + 0x200
         return data[start : data.index(b"\0", start)].decode().split()[0]
 
     @property
     def initrd(self) -> Path:
-        """Our ramdisk for that kernel."""
+        """The lab's initial ramdisk for that kernel."""
         return self.folder / "initrd.img"
 
 
 def recipe_hash(system: System) -> str:
-    """Names an image: equal recipes make equal images, up to Debian's own point releases."""
+    """Identifies an image: equal recipes make equal images, except for Debian's updates."""
     recipe = [system.suite, _PACKAGES, _CUSTOMISE, _MKFS, DISK_SIZE, Path(initrd.__file__).read_text()]
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
-def get(cache: Path, system: System, say: Report) -> DiskImage:
-    """The image of ``system``, made if the cache has none; those of earlier recipes go then.
+def get(cache: Path, system: System, report: Report) -> DiskImage:
+    """The image of ``system``, built if the cache has none; images of earlier recipes are deleted.
 
     Raises:
-        GpunodesError: a tool failed, or no source of Debian packages is configured on this machine.
+        GpunodesError: a tool failed, or apt on this machine has no source of Debian packages.
     """
     folder = cache / "images" / f"{system}-{recipe_hash(system)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            say(f"making the {system} image (once; about 2 minutes)")
+            report(f"building the {system} image (once; about 2 minutes)")
             with _fresh_folder(folder) as scratch:
                 _make(system, scratch)
             for old in folder.parent.glob(f"{system}-*"):
@@ -122,9 +122,9 @@ def get(cache: Path, system: System, say: Report) -> DiskImage:
 
 @contextmanager
 def _fresh_folder(target: Path) -> Iterator[Path]:
-    """A scratch folder that becomes ``target`` in one step when all went well, and vanishes otherwise."""
+    """A scratch folder that is renamed to ``target`` on success, and deleted otherwise."""
     scratch = target.with_name("making")
-    if scratch.exists():  # a maker was killed
+    if scratch.exists():  # an earlier build was killed
         shutil.rmtree(scratch)
     scratch.mkdir()
     try:
@@ -138,7 +138,7 @@ def _make(system: System, folder: Path) -> None:
     tree = folder / "tree"
     customise = folder / "customise"
     customise.write_text(_CUSTOMISE)
-    options = [word for option in apt_options() for word in ("--aptopt", option)]
+    options = [argument for option in apt_options() for argument in ("--aptopt", option)]
     for path in ("doc", "man", "info", "locale", "lintian"):
         options += ["--dpkgopt", f"path-exclude=/usr/share/{path}/*"]
     run(
@@ -160,20 +160,20 @@ def _make(system: System, folder: Path) -> None:
 
 
 def debian_archive() -> str:
-    """Where this machine gets Debian's packages from: its own apt sources, or GPUNODES_DEBIAN_ARCHIVE.
+    """The Debian archive of this machine: from GPUNODES_DEBIAN_ARCHIVE, or its apt sources.
 
     Raises:
-        WrongInput: its apt has no source of a Debian release.
+        WrongInput: apt has no source of a Debian release.
     """
-    given = os.environ.get("GPUNODES_DEBIAN_ARCHIVE")
-    if given:
-        return given
+    archive = os.environ.get("GPUNODES_DEBIAN_ARCHIVE")
+    if archive:
+        return archive
     listed = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"])
     uri = pick_archive(listed)
     if uri is None:
         raise WrongInput(
             "apt on this machine has no source of a Debian release",
-            "one like `deb URI bookworm main`",
+            "a source such as `deb URI bookworm main`",
             "set GPUNODES_DEBIAN_ARCHIVE to the URI of a Debian archive",
         )
     return uri
@@ -190,6 +190,6 @@ def pick_archive(listed: str) -> str | None:
 
 
 def apt_options() -> list[str]:
-    """How this machine's apt reaches its sources (proxies, certificates), as options for another apt."""
+    """Proxy and certificate options of this machine's apt, for another apt."""
     lines = run(["apt-config", "dump", "Acquire"]).splitlines()
     return [line.rstrip(";") for line in lines if "Proxy" in line or "CaInfo" in line or "Verify-Peer" in line]

@@ -1,4 +1,4 @@
-"""The ordinary Ansible inventory that a lab leaves in the current folder."""
+"""The Ansible inventory that ``lab up`` writes to the current folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import USER, LabMachine, LabRecord, LabRole, Layout
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
-# Their only control plane needs no election either: it would lose its leases to any load, and restart for it. Two
-# seconds for etcd to answer a health check, and 50 for a node's next word, are too short for it as well: the API server
-# was killed, and the control plane's own node called lost, while workers installed packages.
+# Their only control plane needs no leader election either: under load it would lose its leases and restart. The
+# defaults of 2 seconds for etcd's health check and 50 for a node's heartbeat are too short as well: while workers
+# installed packages, the API server was killed and the control plane's own node was marked lost.
 _SLOW = {
     "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
     "gpunodes_component_arguments": {
@@ -25,8 +25,8 @@ _SLOW = {
         "controllerManager": {"leader-elect": "false", "node-monitor-grace-period": "2m0s"},
         "scheduler": {"leader-elect": "false"},
     },
-    # kubeadm has the control plane's pods asked every second whether they are ready, each time with a TLS handshake:
-    # a fifth of what an idle one takes here.
+    # kubeadm probes the readiness of the control plane's pods every second, each time with a TLS handshake: a fifth of
+    # the processor time of an idle control plane here.
     "gpunodes_kubeadm_patches": {
         f"{pod}0+strategic": {"spec": {"containers": [{"name": pod, "readinessProbe": {"periodSeconds": 15}}]}}
         for pod in ("etcd", "kube-apiserver", "kube-scheduler")
@@ -35,7 +35,7 @@ _SLOW = {
 
 
 def check_free(folder: Path, lab: str) -> None:
-    """Refuse a folder whose inventory is not that of the lab called ``lab``.
+    """Refuse a folder with an inventory that lab ``lab`` did not write.
 
     Raises:
         WrongInput: names the file.
@@ -43,7 +43,7 @@ def check_free(folder: Path, lab: str) -> None:
     for path in (folder / "hosts.yml", folder / "group_vars" / "all.yml"):
         if path.exists() and not path.read_text().startswith(_mark(lab)):
             raise WrongInput(
-                f"{path} is there and lab {lab!r} did not make it",
+                f"{path} exists and lab {lab!r} did not make it",
                 "a folder without an inventory",
                 "change to another folder",
             )
@@ -55,7 +55,7 @@ def _mark(lab: str) -> str:
 
 def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dict[str, str]:
     """The inventory's files, by path below its folder."""
-    mark = f"{_mark(record.name)} `gpunodes lab down` removes it as long as nobody has changed it.\n"
+    mark = f"{_mark(record.name)} `gpunodes lab down` removes it unless you change it.\n"
     groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
         role.value: {
             "hosts": {
@@ -83,7 +83,7 @@ def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dic
 
 
 def _bmc(record: LabRecord, machine: LabMachine) -> dict[str, str]:
-    """How its BMC is reached; the password is one of this lab's own."""
+    """Variables for access to its BMC; the password is random and valid in this lab only."""
     return {
         "gpunodes_bmc_type": "redfish",
         "gpunodes_bmc_address": bmc.url(record, machine),
@@ -102,7 +102,7 @@ def write(folder: Path, files: Mapping[str, str], owner: Owner) -> dict[str, str
             if not directory.is_dir():
                 directory.mkdir()
                 owner.give(directory)
-        # The BMCs' passwords are in it.
+        # It holds the BMCs' passwords.
         path.touch(mode=0o600)
         path.write_text(text)
         owner.give(path)
@@ -111,13 +111,13 @@ def write(folder: Path, files: Mapping[str, str], owner: Owner) -> dict[str, str
 
 
 def remove(written: Mapping[str, str]) -> list[Path]:
-    """Remove what :func:`write` made; return the files that stay because somebody has changed them."""
+    """Remove what :func:`write` made; return the files that are kept because they were changed."""
     kept = []
-    for name, known in written.items():
+    for name, expected in written.items():
         path = Path(name)
         if not path.exists():
             continue
-        if _hash(path.read_text()) != known:
+        if _hash(path.read_text()) != expected:
             kept.append(path)
             continue
         path.unlink()

@@ -1,4 +1,4 @@
-"""The lab as a whole: up, down, status, power, snapshots. Every step makes what is missing and leaves what is right."""
+"""The lab as a whole: up, down, status, power, snapshots. Each step creates what is missing and keeps the rest."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from gpunodes.lab.standin import construct as standin
 MIRROR_URL = "http://mirror.lab"
 _CONTROL_PLANE = Size(memory_mib=4096, cpus=2)
 _WORKER_MIB = 2048
-_LIBVIRT_PATIENCE = 60
-"""Seconds that libvirtd gets to start; it asks QEMU for all it can do."""
+_LIBVIRT_START_LIMIT = 60
+"""Seconds that libvirtd gets to start; it first queries QEMU's capabilities."""
 
 
 @dataclass(frozen=True)
 class LabRequest:
-    """What ``up`` is asked for."""
+    """The options of ``up``."""
 
     workers: int
     system: System
     inventory: Path
     minors: tuple[str, ...]
-    """Kubernetes minors that the mirror offers; none: a lab without mirror."""
+    """Kubernetes minors that the mirror offers; empty: a lab without a mirror."""
     gpu_workers: int = 0
     boards: Boards | None = None
-    """What each GPU worker has."""
+    """The stand-in boards of each GPU worker."""
     cpus: int = 1
-    """Of each worker. One leaves the control plane, on which all wait, the larger share of a small host."""
+    """Of each worker. With 1 more of a small host is left for the control plane, which all machines wait for."""
 
 
 @dataclass(frozen=True)
 class MachineStatus:
-    """A machine as it is now."""
+    """The current state of a machine."""
 
     machine: LabMachine
     power: str
@@ -60,7 +60,7 @@ class MachineStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """The lab as it is now."""
+    """The current state of the lab."""
 
     record: LabRecord
     machines: tuple[MachineStatus, ...]
@@ -69,30 +69,30 @@ class LabStatus:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is left for ``up`` to repair."""
+        """Whether all daemons run and all machines are reachable; if not, ``up`` repairs the lab."""
         return all(self.daemons.values()) and all(each.ssh for each in self.machines)
 
 
-def up(layout: Layout, request: LabRequest, say: Report) -> LabStatus:
-    """Bring the lab up, or repair it; machines that run are left alone.
+def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
+    """Start the lab, or repair it; running machines are not changed.
 
     Raises:
-        WrongInput: this machine lacks something, another inventory is there, or a different lab is up.
-        GpunodesError: a step failed; a further ``up`` goes on from there.
+        WrongInput: the host lacks a requirement, the folder has another inventory, or a different lab is up.
+        GpunodesError: a step failed; the next ``up`` continues there.
     """
     doctor.require(doctor.checks())
     inventory.check_free(request.inventory, layout.name)
     with _locked(layout):
-        record = _usable_record(layout, say)
+        record = _usable_record(layout, report)
         if record:
             _compare(record, request)
-        image = images.get(layout.cache, request.system, say)
+        image = images.get(layout.cache, request.system, report)
         accelerator = record.accelerator if record else trial.accelerator(layout.cache, image)
         tree = None
         if request.minors:
-            say("preparing the mirror")
-            tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=say)
-        standin = _standin(layout, request, image, say) if request.gpu_workers and tree else None
+            report("preparing the mirror")
+            tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=report)
+        standin = _standin(layout, request, image, report) if request.gpu_workers and tree else None
         if record is None:
             record = _plan(layout, request, accelerator)
             _make_state(layout)
@@ -102,119 +102,120 @@ def up(layout: Layout, request: LabRequest, say: Report) -> LabStatus:
             standin=str(standin) if standin else record.standin,
         )
         _save(layout, record)
-        say(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
+        report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
         network.ensure(layout, IPv4Network(record.subnet))
-        _ensure_disks(layout, record, image, say)
+        _ensure_disks(layout, record, image, report)
         _ensure_daemons(layout, record)
-        with hypervisor.connect(layout, _LIBVIRT_PATIENCE) as machines:
-            _ensure_machines(layout, record, machines, say)
+        with hypervisor.connect(layout, _LIBVIRT_START_LIMIT) as machines:
+            _ensure_machines(layout, record, machines, report)
         _write_inventory(layout, record)
-        _wait_for_machines(layout, record, say)
+        _wait_for_machines(layout, record, report)
     return status(layout)
 
 
-def down(layout: Layout, say: Report) -> list[Path]:
-    """Take everything away but the cache; return the inventory files that stay because the user changed them.
+def down(layout: Layout, report: Report) -> list[Path]:
+    """Remove everything except the cache; return the inventory files that are kept because the user changed them.
 
-    Fine when there is nothing, or only a part.
+    Does nothing where no lab is up, and removes an incomplete one.
 
     Raises:
-        GpunodesError: something does not go.
+        GpunodesError: something could not be removed.
     """
     with _locked(layout):
-        return _remove(layout, say)
+        return _remove(layout, report)
 
 
 def load(layout: Layout) -> LabRecord:
     """The record of the lab that is up.
 
     Raises:
-        WrongInput: none is.
+        WrongInput: no lab is up.
     """
     try:
         return LabRecord.from_json(json.loads((layout.state / "record.json").read_text()))
     except FileNotFoundError:
-        raise WrongInput(f"no lab {layout.name!r} is up", remedy="`gpunodes lab up` makes one") from None
+        raise WrongInput(f"no lab {layout.name!r} is up", remedy="run `gpunodes lab up`") from None
     except PermissionError:
-        raise WrongInput(f"{layout.state} is root's", remedy="run it as root: sudo gpunodes lab ...") from None
+        raise WrongInput(f"only root can read {layout.state}", remedy="run it as root: sudo gpunodes lab ...") from None
 
 
 def status(layout: Layout) -> LabStatus:
-    """How the lab's machines and daemons are.
+    """The state of the lab's machines, daemons and snapshots.
 
     Raises:
         WrongInput: no lab is up.
     """
     record = load(layout)
-    wanted = ["libvirtd", "dnsmasq", *(f"bmc-{each.name}" for each in record.machines)]
+    expected = ["libvirtd", "dnsmasq", *(f"bmc-{each.name}" for each in record.machines)]
     if record.mirror:
-        wanted.append("mirror")
-    alive = processes.remembered(layout.state / "processes")
+        expected.append("mirror")
+    running = processes.recorded(layout.state / "processes")
     powers = {each.name: "unknown" for each in record.machines}
     snapshots: set[str] = set()
-    if "libvirtd" in alive:
+    if "libvirtd" in running:
         with hypervisor.connect(layout) as machines:
-            known = machines.names()
-            powers |= {name: "on" if machines.running(name) else "off" for name in powers if name in known}
-            kept = [machines.snapshots(name) for name in powers if name in known]
-            snapshots = set.intersection(*kept) if kept else set()
+            defined = machines.names()
+            powers |= {name: "on" if machines.running(name) else "off" for name in powers if name in defined}
+            names = [machines.snapshots(name) for name in powers if name in defined]
+            snapshots = set.intersection(*names) if names else set()
     with ThreadPoolExecutor() as pool:
-        reachable = list(pool.map(ssh.answers, record.machines))
+        reachable = list(pool.map(ssh.responds, record.machines))
     states = tuple(
-        MachineStatus(each, powers[each.name], answer) for each, answer in zip(record.machines, reachable, strict=True)
+        MachineStatus(each, powers[each.name], ssh_works)
+        for each, ssh_works in zip(record.machines, reachable, strict=True)
     )
-    return LabStatus(record, states, {name: name in alive for name in wanted}, tuple(sorted(snapshots)))
+    return LabStatus(record, states, {name: name in running for name in expected}, tuple(sorted(snapshots)))
 
 
-def power(layout: Layout, name: str, wanted: bmc.LabPowerAction) -> None:
-    """Ask a machine's BMC for power.
+def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
+    """Switch a machine's power by its BMC.
 
     Raises:
-        GpunodesError: the BMC does not answer or refuses.
+        GpunodesError: the BMC does not respond, or refuses the request.
     """
     record = load(layout)
-    bmc.power(record, record.machine(name), wanted)
+    bmc.power(record, record.machine(name), action)
 
 
 def snapshot(layout: Layout, name: str) -> float:
-    """Save memory and disk of all machines at one instant as ``name``; return the seconds it took.
+    """Save memory and disk of all machines at one instant as snapshot ``name``; return the seconds that it took.
 
     Raises:
         WrongInput: a machine is off, so its memory cannot be saved.
         GpunodesError: libvirt refused.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     with _locked(layout), hypervisor.connect(layout) as machines:
         names = [each.name for each in load(layout).machines]
         off = [each for each in names if not machines.running(each)]
         if off:
             raise WrongInput(f"{', '.join(off)} is off", "all machines on", "`gpunodes lab up` starts them")
         machines.take_snapshots(names, name)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def restore(layout: Layout, name: str) -> float:
-    """Bring all machines back to snapshot ``name`` and set their clocks; return the seconds it took.
+    """Restore snapshot ``name`` of all machines and set their clocks; return the seconds that it took.
 
     Raises:
-        WrongInput: there is no such snapshot of all machines.
-        GpunodesError: libvirt refused, or a machine did not answer afterwards.
+        WrongInput: not every machine has a snapshot of this name.
+        GpunodesError: libvirt refused, or a machine did not respond afterwards.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     record = load(layout)
-    known = status(layout).snapshots
-    if name not in known:
-        raise WrongInput(f"the lab has no snapshot {name!r}", f"one of: {', '.join(known) or '(none)'}")
+    existing = status(layout).snapshots
+    if name not in existing:
+        raise WrongInput(f"the lab has no snapshot {name!r}", f"one of: {', '.join(existing) or '(none)'}")
     with _locked(layout), hypervisor.connect(layout) as machines:
         machines.restore_snapshots([each.name for each in record.machines], name)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda each: ssh.set_clock(layout, each), record.machines))
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 @contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """One command at a time changes a lab; only root can."""
+    """Lock the lab: one command at a time changes it, as root."""
     doctor.require([doctor.root()])
     layout.cache.mkdir(parents=True, exist_ok=True)
     path = layout.cache / f"lab-{layout.name}.lock"
@@ -222,12 +223,14 @@ def _locked(layout: Layout) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise GpunodesError(f"another command works on lab {layout.name!r}", remedy="wait for its end") from None
+            raise GpunodesError(
+                f"another command is changing lab {layout.name!r}", remedy="wait until it ends"
+            ) from None
         yield
 
 
-def _usable_record(layout: Layout, say: Report) -> LabRecord | None:
-    """The record of a lab that can be gone on with; what cannot is taken away."""
+def _usable_record(layout: Layout, report: Report) -> LabRecord | None:
+    """The record of a lab that can be used; the remains of any other are removed."""
     try:
         record = load(layout)
     except (WrongInput, ValueError, TypeError, KeyError):
@@ -235,8 +238,8 @@ def _usable_record(layout: Layout, say: Report) -> LabRecord | None:
     if record and network.exists(layout) and layout.disks.is_dir():
         return record
     if record or network.exists(layout) or layout.state.exists() or layout.disks.exists():
-        say("taking away the remains of an earlier lab")
-        _remove(layout, say)
+        report("removing the remains of an earlier lab")
+        _remove(layout, report)
     return None
 
 
@@ -248,23 +251,27 @@ def _compare(record: LabRecord, request: LabRequest) -> None:
     if gpu_machines:
         pairs.append(("boards", gpu_machines[0].boards, request.boards))
     pairs.append(("inventory", record.inventory, str(request.inventory)))
-    for what, there, wanted in pairs:
-        if there != wanted:
+    for option, existing, requested in pairs:
+        if existing != requested:
             raise WrongInput(
-                f"a lab is up with {what} {there}", f"{what} {wanted}", "`gpunodes lab down` first, or ask for the same"
+                f"a lab is up with {option} {existing}",
+                f"{option} {requested}",
+                "run `gpunodes lab down` first, or request the same",
             )
 
 
 def _plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
     subnet = free_subnet(used_networks())
-    wanted = request.workers + request.gpu_workers + 1
-    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(wanted)]
+    count = request.workers + request.gpu_workers + 1
+    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(count)]
     sizes = {LabRole.CONTROL_PLANE: _CONTROL_PLANE, LabRole.WORKER: Size(_WORKER_MIB, request.cpus)}
     machines = plan_machines(subnet, request.workers, sizes, identities, request.gpu_workers, request.boards)
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(
-            f"{memory_mib()} MiB of memory are free here", f"{needed} MiB for the lab's machines", "use fewer --workers"
+            f"{memory_mib()} MiB of memory are free on this machine",
+            f"{needed} MiB for the lab's machines",
+            "use fewer --workers",
         )
     return LabRecord(
         name=layout.name,
@@ -277,13 +284,13 @@ def _plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
     )
 
 
-def _standin(layout: Layout, request: LabRequest, image: images.DiskImage, say: Report) -> Path:
-    say("preparing the stand-in GPUs")
-    return standin.build(layout.cache, suite=request.system.suite, kernel=image.kernel_release, say=say)
+def _standin(layout: Layout, request: LabRequest, image: images.DiskImage, report: Report) -> Path:
+    report("preparing the stand-in GPUs")
+    return standin.build(layout.cache, suite=request.system.suite, kernel=image.kernel_release, report=report)
 
 
 def _make_state(layout: Layout) -> None:
-    # Others may pass through, so that the user behind sudo reaches the key that is theirs; they see nothing else.
+    # Mode 0711: the user behind sudo reaches their key; other users can list nothing.
     layout.state.mkdir(mode=0o711)
     layout.state.chmod(0o711)
     (layout.state / "log").mkdir(mode=0o700)
@@ -302,17 +309,19 @@ def _save(layout: Layout, record: LabRecord) -> None:
     scratch.rename(path)
 
 
-def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, say: Report) -> None:
+def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, report: Report) -> None:
     disks.take_kernel(layout, image)
     missing = [each for each in record.machines if not disks.overlay(layout, each.name).exists()]
     if missing:
-        say(f"disks of {', '.join(each.name for each in missing)}")
+        report(f"creating the disks of {', '.join(each.name for each in missing)}")
     authorized = layout.ssh_key.with_suffix(".pub").read_text()
     sources = _apt_sources(layout, record.system)
     for machine in missing:
         files = disks.guest_files(record, machine, authorized, disks.host_key(layout, machine))
         if machine.boards:
-            compiled = standin.compiled(layout.cache, suite=record.system.suite, kernel=image.kernel_release, say=say)
+            compiled = standin.compiled(
+                layout.cache, suite=record.system.suite, kernel=image.kernel_release, report=report
+            )
             files += board.guest_files(machine.boards, compiled)
         disks.make(layout, image, machine.name, [*files, *sources])
     keys = [
@@ -332,27 +341,27 @@ def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
 
 
 def _ensure_daemons(layout: Layout, record: LabRecord) -> None:
-    """Start the daemons that do not run, or not as they should."""
+    """Start the daemons that are stopped, and restart those whose command has changed."""
     folder = layout.state / "processes"
     config = layout.state / "dnsmasq.conf"
     config.write_text(network.dnsmasq_config(layout, record))
-    wanted: dict[str, tuple[Sequence[str | Path], Path]] = {
+    daemons: dict[str, tuple[Sequence[str | Path], Path]] = {
         "dnsmasq": (["dnsmasq", f"--conf-file={config}"], layout.state),
         "libvirtd": (hypervisor.prepare(layout), layout.state),
     }
     for machine in record.machines:
         settings, scratch = bmc.configure(layout, record, machine)
         emulator = Path(sys.executable).with_name("sushy-emulator")
-        wanted[f"bmc-{machine.name}"] = ([emulator, "--config", settings], scratch)
+        daemons[f"bmc-{machine.name}"] = ([emulator, "--config", settings], scratch)
     if record.mirror:
         listen = ["--listen", f"{record.gateway}:80"]
-        roots = [word for tree in (record.standin, record.mirror) if tree for word in ("--root", tree)]
+        roots = [argument for tree in (record.standin, record.mirror) if tree for argument in ("--root", tree)]
         server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", *roots, *listen]
-        wanted["mirror"] = (server, layout.state)
-    for name, (command, scratch) in wanted.items():
-        line = tuple(str(word) for word in network.inside(layout, command))
+        daemons["mirror"] = (server, layout.state)
+    for name, (command, scratch) in daemons.items():
+        argv = tuple(str(argument) for argument in network.inside(layout, command))
         running = processes.find(folder, name)
-        if running and running.command == line:
+        if running and running.command == argv:
             continue
         if running:
             processes.end([running])
@@ -362,22 +371,22 @@ def _ensure_daemons(layout: Layout, record: LabRecord) -> None:
             "TMPDIR": str(scratch),
             "LC_ALL": "C.UTF-8",
         }
-        processes.start(folder, name, line, layout.state / "log" / f"{name}.log", environment)
+        processes.start(folder, name, argv, layout.state / "log" / f"{name}.log", environment)
 
 
-def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, say: Report) -> None:
-    known = machines.names()
+def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, report: Report) -> None:
+    defined = machines.names()
     for machine in record.machines:
-        if machine.name not in known:
+        if machine.name not in defined:
             options = (board.KERNEL_OPTION,) if machine.boards else ()
             machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, options))
         if not machines.running(machine.name):
-            say(f"starting {machine.name}")
+            report(f"starting {machine.name}")
         machines.start(machine.name)
 
 
 def _inventory_hashes(layout: Layout) -> Path:
-    """With the disks, since /run is empty after the host has started anew."""
+    """Lies beside the disks, since /run is empty after a reboot of the host."""
     return layout.disks / "inventory.json"
 
 
@@ -390,24 +399,24 @@ def _write_inventory(layout: Layout, record: LabRecord) -> None:
     _inventory_hashes(layout).write_text(json.dumps(written))
 
 
-def _wait_for_machines(layout: Layout, record: LabRecord, say: Report) -> None:
+def _wait_for_machines(layout: Layout, record: LabRecord, report: Report) -> None:
     deadline = time.monotonic() + ssh.START_LIMIT
 
     def wait(machine: LabMachine) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         ssh.wait(layout, machine, deadline)
-        say(f"{machine.name} answers at {machine.address} ({time.monotonic() - begun:.0f} s)")
+        report(f"{machine.name} is reachable at {machine.address} ({time.monotonic() - started:.0f} s)")
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(wait, record.machines))
 
 
-def _remove(layout: Layout, say: Report) -> list[Path]:
-    remembered = processes.remembered(layout.state / "processes")
-    # libvirtd first, so that it does not watch its machines go.
-    processes.end([process for name, process in remembered.items() if name == "libvirtd"])
-    processes.end(remembered.values())
-    processes.end(processes.elsewhere([f"{layout.state}/", f"{layout.disks}/"]))
+def _remove(layout: Layout, report: Report) -> list[Path]:
+    daemons = processes.recorded(layout.state / "processes")
+    # libvirtd first, so that it does not react to the end of its machines.
+    processes.end([process for name, process in daemons.items() if name == "libvirtd"])
+    processes.end(daemons.values())
+    processes.end(processes.in_other_namespaces([f"{layout.state}/", f"{layout.disks}/"]))
     kept: list[Path] = []
     if _inventory_hashes(layout).exists():
         kept = inventory.remove(json.loads(_inventory_hashes(layout).read_text()))
@@ -416,5 +425,5 @@ def _remove(layout: Layout, say: Report) -> list[Path]:
         if folder.exists():
             shutil.rmtree(folder)
     for path in kept:
-        say(f"{path} was changed by hand and stays")
+        report(f"{path} was changed by hand and is kept")
     return kept

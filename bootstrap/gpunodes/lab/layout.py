@@ -1,4 +1,4 @@
-"""What a lab consists of: its names, paths, addresses and machines. Pure data; nothing here touches the host."""
+"""The lab's names, paths, addresses and machines. Pure data: this module does not touch the host."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from gpunodes.errors import WrongInput
 
 BRIDGE = "lab0"
 USER = "admin"
-"""The unprivileged user of every machine, as a hoster's images have one."""
+"""The unprivileged user of every machine, as in the images of hosting providers."""
 SUBNETS = tuple(IPv4Network(f"10.213.{third}.0/24") for third in range(16))
-"""Where a lab may live; the first that the host does not use is taken."""
+"""Candidate subnets of a lab; it gets the first one that the host does not use."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
 _FIRST_BMC_PORT = 8001
 
 
 class LabRole(StrEnum):
-    """What a machine is meant to become."""
+    """The role that a machine gets in the cluster."""
 
     CONTROL_PLANE = "control_plane"
     WORKER = "workers"
 
 
 class System(StrEnum):
-    """Operating systems that a lab can give its machines."""
+    """Operating systems of a lab's machines."""
 
     DEBIAN12 = "debian12"
     DEBIAN13 = "debian13"
 
     @property
     def suite(self) -> str:
-        """The name that Debian's archive knows it by."""
+        """Its name in Debian's archive."""
         return {"debian12": "bookworm", "debian13": "trixie"}[self.value]
 
 
 def cache_dir() -> Path:
-    """The folder for what is expensive to make and may be kept (XDG base directory specification)."""
+    """The folder for files that take long to make and can be kept (XDG base directory specification)."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "gpunodes"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and paths of the lab called ``name``; all of them are distinct between labs."""
+    """Names and paths of the lab called ``name``; no two labs share one."""
 
     name: str
     cache: Path
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """The host's end of the pair of links that joins host and namespace."""
+        """The host's end of the veth pair between host and namespace."""
         return f"gpn-{self.name}"
 
     @property
@@ -102,16 +102,16 @@ class Layout:
 
     @property
     def ssh_key(self) -> Path:
-        """The private key that opens every machine."""
+        """The private key for every machine."""
         return self.state / "ssh" / "id_ed25519"
 
     @property
     def known_hosts(self) -> Path:
-        """The machines' host keys, known before their first start."""
+        """The machines' host keys, written before their first start."""
         return self.state / "ssh" / "known_hosts"
 
     def console_log(self, machine: str) -> Path:
-        """All that a machine has written to its serial console."""
+        """The complete output of a machine's serial console."""
         return self.state / "console" / f"{machine}.log"
 
 
@@ -122,7 +122,7 @@ class Boards:
     gpus: int
     switches: int
     devices: tuple[str, ...]
-    """PCI device ids of the GPUs, four hexadecimal digits each; fewer than GPUs: from the first again."""
+    """PCI device ids of the GPUs, four hexadecimal digits each; where there are fewer than GPUs, they repeat."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any] | None) -> Boards | None:
@@ -154,7 +154,7 @@ class LabMachine:
 
 @dataclass(frozen=True)
 class LabRecord:
-    """What a running lab was made from; kept in its state folder so that any later command finds it."""
+    """What a running lab was made from; kept in its state folder for later commands."""
 
     name: str
     system: System
@@ -164,9 +164,9 @@ class LabRecord:
     inventory: str
     """The inventory folder that ``up`` wrote."""
     mirror: str | None
-    """The folder that the mirror serves; none when the lab has no mirror."""
+    """The folder that the mirror serves; None: the lab has no mirror."""
     standin: str | None = None
-    """The folder that it serves first; none when the lab has no GPU machines."""
+    """The folder that takes precedence over it; None: the lab has no GPU machines."""
 
     @property
     def gateway(self) -> str:
@@ -177,7 +177,7 @@ class LabRecord:
         """The machine called ``name``.
 
         Raises:
-            WrongInput: there is none.
+            WrongInput: the lab has no such machine.
         """
         for machine in self.machines:
             if machine.name == name:
@@ -197,7 +197,7 @@ class LabRecord:
 
 
 def free_subnet(used: Sequence[IPv4Network]) -> IPv4Network:
-    """The first subnet that overlaps none of those ``used`` on the host.
+    """The first subnet that overlaps no network ``used`` on the host.
 
     Raises:
         WrongInput: all are in use.
@@ -206,7 +206,9 @@ def free_subnet(used: Sequence[IPv4Network]) -> IPv4Network:
         if not any(subnet.overlaps(each) for each in used):
             return subnet
     raise WrongInput(
-        f"the host has routes into all of {SUBNETS[0]} to {SUBNETS[-1]}", "one of them free", "take down another lab"
+        f"the host has routes into all of {SUBNETS[0]} to {SUBNETS[-1]}",
+        "one of these subnets free",
+        "run `gpunodes lab down` for another lab",
     )
 
 
@@ -217,7 +219,7 @@ def host_address(subnet: IPv4Network) -> IPv4Address:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a machine has of the host's."""
+    """Memory and CPUs of a machine."""
 
     memory_mib: int
     cpus: int
@@ -250,7 +252,7 @@ def plan_machines(
             cpus=sizes[role].cpus,
             bmc_port=_FIRST_BMC_PORT + index,
             bmc_password=identity[1],
-            boards=its_boards,
+            boards=machine_boards,
         )
-        for index, ((name, role, host, its_boards), identity) in enumerate(zip(plan, identities, strict=True))
+        for index, ((name, role, host, machine_boards), identity) in enumerate(zip(plan, identities, strict=True))
     )

@@ -1,4 +1,4 @@
-"""The lab's network: a namespace with a bridge, name server and address server, and one link to the host."""
+"""The lab's network: a namespace with a bridge, DNS and DHCP server, and one link to the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def exists(layout: Layout) -> bool:
-    """Whether the lab's namespace is there."""
+    """Whether the lab's namespace exists."""
     return (_NAMESPACES / layout.namespace).exists()
 
 
@@ -25,7 +25,7 @@ def inside(layout: Layout, command: Iterable[str | Path]) -> list[str | Path]:
 
 
 def ensure(layout: Layout, subnet: IPv4Network) -> None:
-    """Make what is missing of the namespace, the bridge and the link to the host.
+    """Create the namespace, the bridge and the link to the host, where they are missing.
 
     Raises:
         GpunodesError: the kernel refused.
@@ -36,7 +36,7 @@ def ensure(layout: Layout, subnet: IPv4Network) -> None:
     if BRIDGE not in _links(within):
         gateway = f"{subnet[1]}/{subnet.prefixlen}"
         run([*within, "link", "set", "lo", "up"])
-        # A fixed hardware address: else the bridge takes that of whichever machine comes and goes.
+        # A fixed hardware address: otherwise the bridge takes that of a machine, and changes it with the machines.
         address = "52:54:00:ff:ff:01"
         run([*within, "link", "add", BRIDGE, "address", address, "type", "bridge", "forward_delay", "0"])
         run([*within, "addr", "add", gateway, "dev", BRIDGE])
@@ -50,12 +50,12 @@ def ensure(layout: Layout, subnet: IPv4Network) -> None:
 
 
 def remove(layout: Layout) -> None:
-    """Take the namespace and the link away; whatever is missing is fine."""
+    """Remove the namespace and the link, where they exist."""
     if layout.link in _links(["ip"]):
         run(["ip", "link", "delete", layout.link])
     if exists(layout):
         run(["ip", "netns", "delete", layout.namespace])
-    # The folder of namespaces is a mount of its own, which `ip netns add` makes and nothing takes away.
+    # `ip netns add` mounts the folder of namespaces, and nothing unmounts it.
     if _NAMESPACES.is_dir() and not any(_NAMESPACES.iterdir()):
         if any(line.split()[4] == str(_NAMESPACES) for line in _MOUNTS.read_text().splitlines()):
             run(["umount", "--no-mtab", _NAMESPACES])

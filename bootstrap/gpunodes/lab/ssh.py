@@ -1,4 +1,4 @@
-"""Reaching the machines as any user does: by the ssh program."""
+"""Access to the machines by the ssh program."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from gpunodes.errors import GpunodesError
 from gpunodes.lab.layout import USER, LabMachine, Layout
 
 START_LIMIT = 600
-"""Seconds that a machine gets from power to SSH; without KVM 15 were seen on an idle host and 110 on a busy one."""
+"""Seconds that a machine gets from power to SSH; without KVM it took 15 on an idle host and 110 on a busy one."""
 
 
-def command(layout: Layout, machine: LabMachine, words: Sequence[str] = ()) -> list[str]:
-    """The ssh command line that opens ``machine``."""
+def command(layout: Layout, machine: LabMachine, argv: Sequence[str] = ()) -> list[str]:
+    """The ssh command line that runs ``argv`` on ``machine``, or opens a shell there."""
     options = {
         "UserKnownHostsFile": str(layout.known_hosts),
         "GlobalKnownHostsFile": "/dev/null",
         "StrictHostKeyChecking": "yes",
         "IdentitiesOnly": "yes",
         "ConnectTimeout": "10",
-        # A machine that loses its power says nothing: without this its session would be waited for without end.
+        # A machine that loses power does not close its connection: without this ssh would wait forever.
         "ServerAliveInterval": "10",
         "ServerAliveCountMax": "6",
         "LogLevel": "ERROR",
     }
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ["ssh", "-F", "none", "-i", str(layout.ssh_key), *flags, f"{USER}@{machine.address}", *words]
+    flags = [argument for name, value in options.items() for argument in ("-o", f"{name}={value}")]
+    return ["ssh", "-F", "none", "-i", str(layout.ssh_key), *flags, f"{USER}@{machine.address}", *argv]
 
 
-def answers(machine: LabMachine, timeout: float = 3) -> bool:
-    """Whether the machine's SSH server greets within ``timeout`` seconds."""
+def responds(machine: LabMachine, timeout: float = 3) -> bool:
+    """Whether the machine's SSH server sends its banner within ``timeout`` seconds."""
     try:
         with socket.create_connection((machine.address, 22), timeout=timeout) as connection:
             connection.settimeout(timeout)
@@ -42,23 +42,23 @@ def answers(machine: LabMachine, timeout: float = 3) -> bool:
 
 
 def wait(layout: Layout, machine: LabMachine, deadline: float) -> None:
-    """Wait until a login works.
+    """Wait until a login succeeds.
 
     Raises:
-        GpunodesError: it does not by ``deadline`` (of ``time.monotonic``); carries the console's last lines.
+        GpunodesError: no login by ``deadline`` (of ``time.monotonic``); with the console's last lines.
     """
     error = "no SSH server"
     while time.monotonic() < deadline:
-        if answers(machine):
-            words = command(layout, machine, ["true"])
-            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        if responds(machine):
+            argv = command(layout, machine, ["true"])
+            done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
             if done.returncode == 0:
                 return
             error = done.stderr.strip()
         time.sleep(0.5)
     raise GpunodesError(
-        f"{machine.name} does not let us in: {error}; its console's last lines: {console_tail(layout, machine)}",
-        remedy=f"look at `gpunodes lab console {machine.name}`",
+        f"no SSH login on {machine.name}: {error}; its console's last lines: {console_tail(layout, machine)}",
+        remedy=f"see `gpunodes lab console {machine.name}`",
     )
 
 
@@ -72,12 +72,12 @@ def console_tail(layout: Layout, machine: LabMachine, lines: int = 5) -> str:
 
 
 def set_clock(layout: Layout, machine: LabMachine) -> None:
-    """Give the machine the host's time: a restored one still has the time of its snapshot.
+    """Set the machine's clock to the host's: after a restore it still has the time of the snapshot.
 
     Raises:
-        GpunodesError: it did not answer.
+        GpunodesError: the machine did not respond.
     """
-    words = command(layout, machine, ["sudo", "date", "--utc", "--set", f"@{time.time():.3f}"])
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    argv = command(layout, machine, ["sudo", "date", "--utc", "--set", f"@{time.time():.3f}"])
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
     if done.returncode:
         raise GpunodesError(f"setting the clock of {machine.name} failed: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Whether KVM works here, by a trial: a device node that opens may still be unable to run a stock kernel."""
+"""Tests by a trial boot whether KVM works: /dev/kvm may open and still be unable to run a stock kernel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _LIMIT = 20
 def accelerator(cache: Path, image: DiskImage) -> str:
     """``kvm`` when a trial boot of the image's kernel succeeds, else ``tcg`` (emulation).
 
-    The verdict is kept until this machine starts again, or the image or QEMU changes.
+    The result is kept until the host reboots, or the image or QEMU changes.
     """
     version = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    asked = {"boot": boot, "image": image.folder.name, "qemu": version.splitlines()[0]}
-    kept = cache / "accelerator.json"
+    inputs = {"boot": boot, "image": image.folder.name, "qemu": version.splitlines()[0]}
+    cached = cache / "accelerator.json"
     try:
-        known = json.loads(kept.read_text())
-        if known["asked"] == asked:
-            return str(known["verdict"])
+        earlier = json.loads(cached.read_text())
+        if earlier["inputs"] == inputs:
+            return str(earlier["accelerator"])
     except (OSError, ValueError, KeyError):
         pass
-    verdict = "kvm" if Path("/dev/kvm").exists() and _boots(image) else "tcg"
-    kept.write_text(json.dumps({"asked": asked, "verdict": verdict}))
-    return verdict
+    found = "kvm" if Path("/dev/kvm").exists() and _boots(image) else "tcg"
+    cached.write_text(json.dumps({"inputs": inputs, "accelerator": found}))
+    return found
 
 
 def _boots(image: DiskImage) -> bool:

@@ -1,4 +1,4 @@
-"""The lab's mirror: all that its machines see of the world, as one static tree and a server for it."""
+"""The lab's mirror: a static tree of packages and images, and its server. Its machines have no other network access."""
 
 from gpunodes.lab.mirror.construct import build, settings
 from gpunodes.lab.mirror.programs import REQUIRED_FILES, REQUIRED_PACKAGES, missing_packages

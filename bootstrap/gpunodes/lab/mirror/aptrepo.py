@@ -18,7 +18,7 @@ KEY_OWNER = "gpunodes lab mirror"
 
 @dataclass(frozen=True)
 class SigningKey:
-    """The lab's own key; it signs nothing but the mirror of this machine."""
+    """The lab's own key; it signs only the mirror on this machine."""
 
     home: Path
     fingerprint: str
@@ -26,7 +26,7 @@ class SigningKey:
 
 
 def signing_key(cache: Path) -> SigningKey:
-    """The key in ``cache``/gnupg, made on first use."""
+    """The key in ``cache``/gnupg, created on first use."""
 
     def make(folder: Path) -> None:
         folder.chmod(0o700)
@@ -39,27 +39,27 @@ def signing_key(cache: Path) -> SigningKey:
     return SigningKey(home, fingerprint, _gpg(home, "--armor", "--export", fingerprint))
 
 
-def _gpg(home: Path, *words: str | Path) -> str:
-    """Run gpg with the keys in ``home``; no agent of it is left."""
-    # No passphrase: the key's folder is readable by its owner only, and nothing outside this lab trusts the key.
+def _gpg(home: Path, *arguments: str | Path) -> str:
+    """Run gpg with the keys in ``home``, and end its agent."""
+    # No passphrase: only the owner can read the key's folder, and nothing outside this lab trusts the key.
     unattended = ("--batch", "--no-tty", "--pinentry-mode", "loopback", "--passphrase", "")
-    # The agent's socket, which lies in its home, may have a name of 107 characters; a cache folder's may be longer.
+    # The path of the agent's socket, in its home, is limited to 107 characters; the cache's path may be longer.
     with tempfile.TemporaryDirectory(prefix="gpg-") as folder:
-        name = Path(folder, "home")
-        name.symlink_to(home.absolute())
+        link = Path(folder, "home")
+        link.symlink_to(home.absolute())
         try:
-            return run(["gpg", "--homedir", name, *unattended, *words])
+            return run(["gpg", "--homedir", link, *unattended, *arguments])
         finally:
-            run(["gpgconf", "--homedir", name, "--kill", "all"])
+            run(["gpgconf", "--homedir", link, "--kill", "all"])
 
 
 def stanza(control: str, filename: str, data_size: int, sha256: str) -> str:
-    """One entry of a Packages file: the package's control text and where its file is."""
+    """One entry of a Packages file: the package's control text, and path, size and checksum of its file."""
     return f"{control.strip()}\nFilename: {filename}\nSize: {data_size}\nSHA256: {sha256}\n"
 
 
 def packages_index(root: Path, files: Sequence[Path]) -> str:
-    """The Packages text for ``files``; file names in it are relative to ``root``."""
+    """The Packages text for ``files``; file names are relative to ``root``."""
     stanzas = []
     for file in sorted(files):
         with file.open("rb") as stream:
@@ -70,7 +70,7 @@ def packages_index(root: Path, files: Sequence[Path]) -> str:
 
 
 def release(fields: Mapping[str, str], indexes: Mapping[str, bytes]) -> str:
-    """The Release text: its fields, a fixed date, and size and sum of every index."""
+    """The Release text: its fields, a fixed date, and size and checksum of every index."""
     lines = [f"{key}: {value}" for key, value in fields.items()]
     lines += [f"Date: {formatdate(MTIME, usegmt=True)}", "SHA256:"]
     lines += [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in sorted(indexes.items())]

@@ -1,4 +1,4 @@
-"""Put the mirror's tree together."""
+"""Build the mirror's tree."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gpunodes.lab.mirror.oci import Registry
 from gpunodes.lab.mirror.pins import HERE, Minor, Pins, load
 
 ABOUT = "mirror.json"
-"""A file at the tree's top: the key's fingerprint and what the tree holds."""
+"""A file at the tree's top: the key's fingerprint and the tree's contents."""
 
 _NOT_INPUTS = ("pin.py", "serve.py")
-"""Files of this package that do not decide what is in the tree."""
+"""Files of this package that do not affect the tree."""
 
 KUBERNETES_KEY = "Release.key"
 REGISTRIES = ("docker.io", "ghcr.io", "registry.k8s.io")
 
 
 def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress: Callable[[str], None]) -> Path:
-    """The mirror's static tree for these Kubernetes minors and Debian suites, made unless ``cache`` has it.
+    """The mirror's static tree for these Kubernetes minors and Debian suites, built unless ``cache`` has it.
 
-    A first build compiles Kubernetes and takes minutes; ``progress`` gets a line at each step. Raises GpunodesError
-    when the machine lacks a program, or a step fails; nothing half is left then.
+    The first build compiles Kubernetes and takes minutes; ``progress`` gets a line at each step. Raises GpunodesError
+    when a program is missing or a step fails; no incomplete tree is left then.
     """
     pins = load()
-    for wanted, known in ((minors, pins.minors), (suites, pins.suites)):
-        for name in wanted:
+    for requested, known in ((minors, pins.minors), (suites, pins.suites)):
+        for name in requested:
             if name not in known:
                 raise WrongInput(f"the lab's mirror has no {name}", f"known: {', '.join(known)}")
     programs.require()
@@ -47,7 +47,7 @@ def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress
 
 
 def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str) -> str:
-    """A hash of all that decides the tree: pins, module files and the code that lays it out."""
+    """A hash of all inputs of the tree: pins, module files and the code that builds it."""
     inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key]).encode())
     for path in sorted(HERE.rglob("*")):
         if path.is_file() and path.suffix != ".pyc" and path.name not in _NOT_INPUTS:
@@ -64,36 +64,36 @@ def _fill(
     key: aptrepo.SigningKey,
     progress: Callable[[str], None],
 ) -> None:
-    chosen = [pins.minors[minor] for minor in minors]
+    requested = [pins.minors[minor] for minor in minors]
     architecture = debian.architecture()
     go = gobuild.toolchain(home, pins, progress)
     shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
-    # Kubernetes takes longest: the others are built beside it.
-    parts = dict.fromkeys(
-        [part for minor in chosen for part in (minor.kubernetes, minor.etcd, minor.coredns)]
+    # Kubernetes takes longest: it is first, and the others are built in parallel.
+    components = dict.fromkeys(
+        [component for minor in requested for component in (minor.kubernetes, minor.etcd, minor.coredns)]
         + [pins.components[name] for name in shared]
     )
-    binaries = gobuild.all_programs(parts, go, home, progress)
+    binaries = gobuild.all_programs(components, go, home, progress)
 
     archives = {}
     for suite in dict.fromkeys((pins.image_suite, *suites)):
         extra = [pins.busybox_package, *pins.image_packages] if suite == pins.image_suite else []
         archives[suite] = debian.download(suite, [*pins.node_packages, *extra], home, progress)
 
-    progress("container images")
+    progress("building the container images")
     registry = Registry(tree, architecture)
     with tempfile.TemporaryDirectory(dir=tree) as scratch:
-        pause_tags = dict.fromkeys((*(minor.pause_tag for minor in chosen), *pins.pause_tags))
-        pause = images.pause(gobuild.source(chosen[0].kubernetes, go), Path(scratch))
+        pause_tags = dict.fromkeys((*(minor.pause_tag for minor in requested), *pins.pause_tags))
+        pause = images.pause(gobuild.source(requested[0].kubernetes, go), Path(scratch))
         iptables = images.common(
             registry, pins, archives[pins.image_suite], binaries, pause, tuple(pause_tags), Path(scratch)
         )
-    for minor in chosen:
+    for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)
 
-    progress("apt repositories")
-    for minor in chosen:
+    progress("building the apt repositories")
+    for minor in requested:
         _kubernetes_repository(tree, minor, pins, binaries, architecture, key)
     for suite in suites:
         _docker_repository(tree, (suite, pins.suites[suite]), pins, binaries, architecture, key)
@@ -184,12 +184,12 @@ def _publish_suite(
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a cache over two file systems
+    except OSError:  # the cache is on two file systems
         shutil.copyfile(source, target)
 
 
 def settings(base_url: str, tree: Path) -> dict[str, Any]:
-    """The gpunodes_* variables that send a cluster to the mirror served at ``base_url``."""
+    """The gpunodes_* variables that make a cluster use the mirror at ``base_url``."""
     about = json.loads((tree / ABOUT).read_text())
     key = (tree / "docker" / "linux" / "debian" / "gpg").read_text()
     base = base_url.rstrip("/")

@@ -15,7 +15,7 @@ AR_HEADER_BYTES = 60
 
 @dataclass(frozen=True)
 class DebPackage:
-    """What a package says of itself; the fields are those of deb-control(5)."""
+    """A package's metadata; the fields are those of deb-control(5)."""
 
     name: str
     version: str
@@ -63,7 +63,7 @@ def _bytes(content: bytes | Path) -> bytes:
 
 
 def write(package: DebPackage, entries: Sequence[TreeEntry], target: Path) -> None:
-    """Write the package to ``target``; dpkg reads its zstd from Debian 12 on."""
+    """Write the package to ``target``; its zstd compression needs dpkg of Debian 12 or later."""
     files = [(entry.path, _bytes(entry.content)) for entry in entries if entry.content is not None]
     sums = "".join(f"{hashlib.md5(data, usedforsecurity=False).hexdigest()}  {path[1:]}\n" for path, data in files)
     installed_kib = sum(-(-len(data) // 1024) for _, data in files)

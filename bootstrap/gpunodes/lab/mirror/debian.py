@@ -1,4 +1,4 @@
-"""Debian's own packages, from the archive that this machine's apt is set up with."""
+"""Debian's own packages, from the archive that this machine's apt uses."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def sources(archive: str, suite: str) -> str:
 
 
 def download(suite: str, packages: Sequence[str], cache: Path, progress: Callable[[str], None]) -> list[Path]:
-    """The .deb files of ``packages`` and of all that they depend on.
+    """The .deb files of ``packages`` and all their dependencies.
 
-    apt works in a root of its own with nothing installed, so that the answer fits any node image. The archive moves on
-    with its updates: what is in ``cache`` stays as it was when it was filled.
+    apt runs with an empty root, so that the result does not depend on what a node image has installed. The archive gets
+    updates; the packages in ``cache`` stay as they were downloaded.
     """
-    # Here and not above: the machines' images ask this package, while it is loaded, what it needs from the machine.
+    # Imported here: gpunodes.lab.images imports this package.
     from gpunodes.lab.images import debian_archive
 
     archive = debian_archive()
 
     def make(root: Path) -> None:
-        progress(f"Debian {suite}: {len(packages)} packages and what they depend on")
+        progress(f"downloading {len(packages)} packages of Debian {suite} and their dependencies")
         for folder in ("lists/partial", "archives/partial", "etc"):
             (root / folder).mkdir(parents=True)
         (root / "status").touch()
         (root / "etc" / "sources.list").write_text(sources(archive, suite))
-        # Proxies and certificates stay those of this machine's apt.
+        # Proxies and certificates are those of this machine's apt.
         settings = {
             "Dir::Etc::SourceList": root / "etc" / "sources.list",
             "Dir::Etc::SourceParts": "/dev/null",
@@ -57,9 +57,9 @@ def download(suite: str, packages: Sequence[str], cache: Path, progress: Callabl
             "Acquire::Languages": "none",
             "Acquire::Retries": "3",
         }
-        words = ["apt-get", "--quiet", "--assume-yes", *(f"-o{key}={value}" for key, value in settings.items())]
-        run([*words, "update"], limit_s=300)
-        run([*words, "--download-only", "install", *packages], limit_s=900)
+        command = ["apt-get", "--quiet", "--assume-yes", *(f"-o{key}={value}" for key, value in settings.items())]
+        run([*command, "update"], limit_s=300)
+        run([*command, "--download-only", "install", *packages], limit_s=900)
         shutil.rmtree(root / "lists")
 
     inputs = hashlib.sha256(repr((archive, sorted(packages))).encode()).hexdigest()[:16]

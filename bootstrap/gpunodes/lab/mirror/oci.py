@@ -1,4 +1,4 @@
-"""Container images as the files that a registry serves (OCI image and distribution specifications)."""
+"""Container images as the files of a registry (OCI image and distribution specifications)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CREATED = "2026-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Blob:
-    """A stored blob as manifests refer to it."""
+    """A stored blob."""
 
     digest: str
     size: int
     diff_id: str = ""
-    """A layer's sum before compression."""
+    """A layer's checksum before compression."""
 
     def descriptor(self, media_type: str) -> dict[str, Any]:
         """Its entry in a manifest."""
@@ -36,7 +36,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class OciImage:
-    """An image: its name after the registry's host, its tags, layers from the lowest, and how it starts."""
+    """An image: its name after the registry's host, its tags, layers from the lowest, and entrypoint."""
 
     name: str
     tags: tuple[str, ...]
@@ -74,7 +74,7 @@ def _json(document: Mapping[str, Any]) -> bytes:
 
 
 class Registry:
-    """Writes images below ROOT/v2; blobs that images share are stored once and linked."""
+    """Writes images below ROOT/v2; shared blobs are stored once and hard-linked."""
 
     def __init__(self, root: Path, architecture: str) -> None:
         self._root = root
@@ -85,8 +85,8 @@ class Registry:
     def layer(self, entries: Sequence[TreeEntry]) -> Blob:
         """Store a layer of ``entries``."""
         with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
-            inflated = write_compressed_tar(stream, entries)
-        return replace(self._store(Path(stream.name)), diff_id=f"sha256:{inflated}")
+            diff_id = write_compressed_tar(stream, entries)
+        return replace(self._store(Path(stream.name)), diff_id=f"sha256:{diff_id}")
 
     def _blob(self, data: bytes) -> Blob:
         with tempfile.NamedTemporaryFile(dir=self._blobs, delete=False) as stream:
@@ -101,7 +101,7 @@ class Registry:
         return Blob(f"sha256:{digest}", (self._blobs / digest).stat().st_size)
 
     def add(self, image: OciImage) -> None:
-        """Make ``image`` available under its name by every tag and by digest."""
+        """Store ``image`` under its name, by every tag and by digest."""
         configuration = self._blob(config(image, self._architecture))
         data = manifest(image, configuration)
         folder = self._root / "v2" / image.name

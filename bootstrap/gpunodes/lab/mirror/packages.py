@@ -1,4 +1,4 @@
-"""Which Debian packages the mirror makes, laid out as their publishers lay them out."""
+"""The Debian packages that the mirror builds, with the layout of their publishers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpunodes.lab.mirror.deb import DebPackage
 from gpunodes.lab.mirror.tree import TreeEntry
 
 REVISION = "1.1"
-"""pkgs.k8s.io numbers the first build of a release so."""
+"""The revision of the first build of a release on pkgs.k8s.io."""
 
 KUBERNETES = "Kubernetes Authors <dev@kubernetes.io>"
 
@@ -64,7 +64,7 @@ OOMScoreAdjust=-999
 WantedBy=multi-user.target
 """
 
-# Docker's package switches the Kubernetes interface off: its own engine does not need it.
+# Docker's package disables the CRI plugin: Docker Engine does not need it.
 CONTAINERD_CONFIG = 'disabled_plugins = ["cri"]\n'
 
 _POSTINST = """\
@@ -100,7 +100,7 @@ def _scripts(unit: str, then: str) -> tuple[tuple[str, str], ...]:
 
 
 def kubernetes(version: str, architecture: str, binaries: Path) -> list[tuple[DebPackage, list[TreeEntry]]]:
-    """kubelet, kubeadm and kubectl; their dependencies are those that 1.32 and later declare."""
+    """kubelet, kubeadm and kubectl; with the dependencies of 1.32 and later."""
 
     def tool(name: str, description: str) -> tuple[DebPackage, list[TreeEntry]]:
         package = DebPackage(name, f"{version}-{REVISION}", architecture, KUBERNETES, description)

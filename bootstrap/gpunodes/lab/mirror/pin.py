@@ -1,9 +1,9 @@
-"""Bring a component's go.mod and go.sum to the version that pins.toml names.
+"""Update a component's go.mod and go.sum to its version in pins.toml.
 
     python -m gpunodes.lab.mirror.pin kubernetes-1.36
 
-For whoever maintains the pins: change the version in pins.toml, run this, commit both. The module and its programs are
-read from the go.mod that is there; for a new component, copy the folder of one like it and change those two.
+For maintainers of the pins: change the version in pins.toml, run this, commit both. The module and its programs are
+read from the existing go.mod; for a new component, copy the folder of a similar one and change those two.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from gpunodes.lab.mirror.programs import run
 
 
 def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
-    """A go.mod that requires the component's version, with the replacements that its own go.mod makes.
+    """A go.mod that requires the component's version, with the replacements of the component's own go.mod.
 
-    Go heeds those of the main module only. Kubernetes replaces its staging modules by folders beside it; they are
-    published as v0.MINOR.PATCH. Other projects' folders stand for modules that are published under their own versions.
+    Go applies replacements of the main module only. Kubernetes replaces its staging modules by folders of its own
+    repository; they are published as v0.MINOR.PATCH. Other projects' folders are published as modules with versions of
+    their own.
     """
     staged = f"v0.{component.version.partition('.')[2]}"
     replacements = []
@@ -45,20 +46,20 @@ def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, 
     )
 
 
-def _block(word: str, lines: Sequence[str]) -> str:
-    """The lines of one directive as Go's own formatter writes them."""
-    if len(lines) < 2:  # noqa: PLR2004 - a block is for more than one
-        return "".join(f"{word} {line}\n" for line in lines)
-    return f"{word} (\n" + "".join(f"\t{line}\n" for line in lines) + ")\n"
+def _block(directive: str, lines: Sequence[str]) -> str:
+    """The lines of one directive, as gofmt formats them."""
+    if len(lines) < 2:  # noqa: PLR2004 - a block has more than one line
+        return "".join(f"{directive} {line}\n" for line in lines)
+    return f"{directive} (\n" + "".join(f"\t{line}\n" for line in lines) + ")\n"
 
 
 def pin(component: Component) -> None:
-    """Write the component's go.mod and go.sum anew; Go fills in what is required indirectly."""
+    """Rewrite the component's go.mod and go.sum; Go adds the indirect requirements."""
     modules, sums = component.modules
     folder = modules.parent
     old = json.loads(run(["go", "mod", "edit", "-json", modules]))
-    wanted = f"{old['Require'][0]['Path']}@v{component.version}"
-    about = json.loads(run(["go", "mod", "download", "-json", wanted], cwd=Path("/")))
+    requirement = f"{old['Require'][0]['Path']}@v{component.version}"
+    about = json.loads(run(["go", "mod", "download", "-json", requirement], cwd=Path("/")))
     upstream = json.loads(run(["go", "mod", "edit", "-json", about["GoMod"]]))
     modules.write_text(go_mod(component, old, upstream))
     sums.unlink(missing_ok=True)
@@ -67,7 +68,7 @@ def pin(component: Component) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Pin the components of these names."""
+    """Pin the components with these names."""
     for name in names:
         pin(load().components[name])
 

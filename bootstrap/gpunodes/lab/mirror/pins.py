@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Component:
-    """One Go module tree in go/NAME/ and how its programs are built."""
+    """One Go module tree in go/NAME/, and its build options."""
 
     name: str
     version: str
@@ -28,13 +28,13 @@ class Component:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """Programs of our own that it is built from, where upstream's has too much in it."""
+        """The lab's own main packages, for components whose upstream main package includes too much."""
         return tuple(sorted(self.modules[0].parent.rglob("*.go")))
 
 
 @dataclass(frozen=True)
 class Minor:
-    """A Kubernetes minor: its components, and the image tags that its kubeadm asks for."""
+    """A Kubernetes minor: its components, and the image tags that its kubeadm requires."""
 
     minor: str
     kubernetes: Component
@@ -64,13 +64,13 @@ class Pins:
 
     @property
     def image_suite(self) -> str:
-        """The Debian suite that the container images' programs come from."""
+        """The Debian suite of the programs in the container images."""
         return next(iter(self.suites))
 
 
 @cache
 def load() -> Pins:
-    """Read pins.toml; a wrong file is a fault of the package and raises what it raises."""
+    """Read pins.toml. Errors are not translated: a malformed file is a bug of this package."""
     raw = tomllib.loads((HERE / "pins.toml").read_text())
     components = {
         name: Component(

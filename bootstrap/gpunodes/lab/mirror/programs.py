@@ -21,28 +21,28 @@ REQUIRED_PACKAGES: Mapping[str, str] = {
     "pkg-config": "pkg-config",
     "zstd": "zstd",
 }
-"""Programs that a build starts, and the Debian package that has each."""
+"""Programs that a build runs, and the Debian package of each."""
 
 REQUIRED_FILES: Mapping[str, str] = {
     "/usr/include/seccomp.h": "libseccomp-dev",
     "/usr/include/stdlib.h": "libc6-dev",
     "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
-"""Files that a build reads, and the Debian package that has each."""
+"""Files that a build reads, and the Debian package of each."""
 
 
 def missing_packages() -> list[str]:
-    """Debian packages that this machine lacks for a build, in order of name."""
+    """Missing Debian packages for a build, sorted."""
     missing = {package for program, package in REQUIRED_PACKAGES.items() if shutil.which(program) is None}
     missing |= {package for path, package in REQUIRED_FILES.items() if not Path(path).exists()}
     return sorted(missing)
 
 
 def require() -> None:
-    """Raise one error that names every missing Debian package."""
+    """Raise an error that lists every missing Debian package."""
     if missing := missing_packages():
         raise GpunodesError(
-            f"the lab's mirror cannot be built here: missing {', '.join(missing)}",
+            f"this machine cannot build the lab's mirror: missing {', '.join(missing)}",
             remedy=f"apt-get install {' '.join(missing)}",
         )
 
@@ -56,7 +56,7 @@ def run(
     limit_s: int = 300,
 ) -> str:
     """Standard output of a program; GpunodesError with its last lines when it fails or runs longer than ``limit_s``."""
-    command = [str(word) for word in argv]
+    command = [str(argument) for argument in argv]
     try:
         done = subprocess.run(
             command,
@@ -68,11 +68,13 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        raise GpunodesError(f"{command[0]} did not end within {limit_s} s", remedy=" ".join(command)) from late
+        raise GpunodesError(
+            f"{command[0]} did not end within {limit_s} s", remedy=f"run it by hand: {' '.join(command)}"
+        ) from late
     if done.returncode:
         output = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-8:]
         raise GpunodesError(
             f"{' '.join(command[:3])} failed with status {done.returncode}: " + "\n".join(output),
-            remedy=f"try it by hand: {' '.join(command)}",
+            remedy=f"run it by hand: {' '.join(command)}",
         )
     return done.stdout.decode()

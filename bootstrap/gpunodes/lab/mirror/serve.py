@@ -1,6 +1,6 @@
 """Serve the mirror's tree over HTTP: apt repositories and the pull side of the registry interface.
 
-Only the standard library, because the lab starts it as a process of its own inside its network namespace.
+Standard library only, because the lab starts it as a separate process inside its network namespace.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gpunodes.lab.mirror.oci import MANIFEST_TYPE
 
 _MANIFEST = re.compile(r"/v2/.+/manifests/[^/]+")
 _PING = ("/v2", "/v2/")
-"""Registry clients ask here whether this is a registry."""
+"""Registry clients request this path to detect a registry."""
 
 
 def locate(roots: Sequence[Path], target: str) -> Path | None:
-    """What a request's target names below the first of ``roots`` that has it; what leads outside names nothing."""
+    """The file of a request's target in the first of ``roots`` that has it; None for paths outside of them."""
     path = unquote(urlsplit(target).path)
     for root in roots:
         try:
             file = (root / path.lstrip("/")).resolve()
             if file.is_relative_to(root) and file.is_file():
                 return file
-        except (OSError, ValueError):  # a name too long, or with a null byte
+        except (OSError, ValueError):  # the name is too long or contains a null byte
             return None
     return None
 
@@ -42,11 +42,11 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "gpunodes-mirror"
     timeout: ClassVar[int] = 120
-    """Seconds that a kept connection may be silent."""
+    """Seconds after which an idle connection is closed."""
 
     def __init__(self, roots: Sequence[Path], *rest: object) -> None:
         self._roots = roots
-        super().__init__(*rest)  # type: ignore[arg-type]  # what socketserver gives is handed on
+        super().__init__(*rest)  # type: ignore[arg-type]  # the arguments of socketserver are passed on
 
     def do_GET(self) -> None:
         """Send a file."""
@@ -86,31 +86,31 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection."""
+    """One thread for each connection."""
 
     request_queue_size = 128
-    """A container runtime opens a connection for each layer, all machines at once."""
+    """All machines' container runtimes open a connection for each layer at the same time."""
 
 
 def server(roots: Sequence[Path], address: str, port: int) -> Server:
-    """A server of ``roots``, bound and not yet running."""
+    """A server of ``roots``, bound but not running yet."""
     return Server((address, port), partial(Handler, [root.resolve(strict=True) for root in roots]))
 
 
 def main() -> None:
-    """Serve until ended by a signal; requests are logged to standard error."""
+    """Serve until a signal ends the process; requests are logged to standard error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--root",
         type=Path,
         required=True,
         action="append",
-        help="a tree to serve; what several have, the first one gives",
+        help="a tree to serve; for a file in several trees, the first one takes precedence",
     )
     parser.add_argument("--listen", required=True, metavar="ADDRESS:PORT")
-    given = parser.parse_args()
-    address, _, port = given.listen.rpartition(":")
-    server(given.root, address, int(port)).serve_forever()
+    options = parser.parse_args()
+    address, _, port = options.listen.rpartition(":")
+    server(options.root, address, int(port)).serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cache of folders that are either whole or not there."""
+"""A cache of folders, each of which is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def keep(target: Path, make: Callable[[Path], None]) -> Path:
-    """``target``, filled by ``make`` in a folder beside it and renamed, unless it is there already."""
+    """Return ``target``; if it does not exist, ``make`` first fills a scratch folder that is then renamed to it."""
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def keep(target: Path, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def locked(cache: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Only one build at a time in ``cache``; the lock goes with its process, whatever ends it."""
+    """Lock ``cache`` for one build at a time; the lock is released when its process ends."""
     cache.mkdir(parents=True, exist_ok=True)
     handle = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -38,9 +38,9 @@ def locked(cache: Path, progress: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             progress("waiting for another build of the mirror")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        # What a killed build left; nobody else works here while we hold the lock.
-        for left in cache.glob(".*.????????"):
-            shutil.rmtree(left, ignore_errors=True)
+        # Remains of a killed build: while the lock is held, no other build uses the cache.
+        for folder in cache.glob(".*.????????"):
+            shutil.rmtree(folder, ignore_errors=True)
         yield
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""Files as data, and tar archives of them that come out the same every time."""
+"""Files as data, and reproducible tar archives of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MTIME = 1767225600
-"""Seconds since the epoch that every file of the mirror carries (2026-01-01), so that equal inputs give equal bytes."""
+"""Modification time of all files of the mirror (2026-01-01, in seconds since the epoch): builds are reproducible."""
 
 
 @dataclass(frozen=True)
 class TreeEntry:
     """One file of an archive, owned by root.
 
-    ``path`` is absolute. ``content`` is a regular file's bytes, or the file they are read from; ``link`` is a symbolic
-    link's target; with neither it is a directory.
+    ``path`` is absolute. ``content`` is a regular file's bytes, or the file that they are read from; ``link`` is a
+    symbolic link's target; an entry without either is a directory.
     """
 
     path: str
@@ -35,7 +35,7 @@ class TreeEntry:
 
 
 class _Hashed(io.RawIOBase):
-    """Passes on what is written and remembers its sum."""
+    """Passes on the written data and computes its checksum."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self._sink = sink
@@ -47,10 +47,10 @@ class _Hashed(io.RawIOBase):
 
 
 def write_compressed_tar(out: IO[bytes], entries: Iterable[TreeEntry], prefix: str = "") -> str:
-    """Write a tar archive, compressed by zstd, to the file ``out``; returns the SHA-256 of what was compressed.
+    """Write a tar archive, compressed by zstd, to the file ``out``; returns the SHA-256 of the uncompressed data.
 
-    zstd at a low level: an emulated node inflates it twice as fast as gzip and in less time than it needs for reading
-    and hashing the plain bytes.
+    zstd at a low level: an emulated node unpacks it twice as fast as gzip, and faster than it reads and hashes the
+    uncompressed data.
     """
     out.flush()
     with subprocess.Popen(["zstd", "--quiet", "-3", "-T0"], stdin=subprocess.PIPE, stdout=out) as zstd:

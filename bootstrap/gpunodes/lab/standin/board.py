@@ -1,4 +1,4 @@
-"""What the disk of a machine with stand-in boards has beyond the image: the module, and a unit that loads it."""
+"""Additional files on the disk of a machine with stand-in boards: the module, and a unit that loads it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpunodes.lab.layout import Boards
 from gpunodes.lab.standin.objects import Objects
 
 LATCH = 0x30000000
-"""Physical address of the page that keeps, over a reset, what only a loss of power cures."""
+"""Physical address of the page that keeps, across a reset, the state that only a power cycle clears."""
 KERNEL_OPTION = f"memmap=4K${LATCH:#x}"
-"""Makes the kernel leave that page alone (Documentation/admin-guide/kernel-parameters.txt)."""
+"""Keeps the kernel from using that page (Documentation/admin-guide/kernel-parameters.txt)."""
 
 _MODULE = "/usr/lib/gpunodes-standin/standin_board.ko"
-# Before udev looks at the machine's devices, as with boards that are really there.
+# Before udev enumerates the devices, as real boards are present from the start.
 _UNIT = """[Unit]
 Description=Stand-in for NVIDIA boards (gpunodes lab)
 DefaultDependencies=no
@@ -27,7 +27,7 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart=/sbin/insmod {module} {options}
 """
-_WANTED = "[Unit]\nWants=standin-board.service\n"
+_DROP_IN = "[Unit]\nWants=standin-board.service\n"
 _DEVICE = re.compile(r"[0-9a-f]{4}")
 
 
@@ -46,11 +46,11 @@ def device_ids(text: str) -> tuple[str, ...]:
 
 
 def guest_files(boards: Boards, objects: Objects) -> Sequence[GuestFile]:
-    """The files of a machine with these boards."""
+    """The additional files of a machine with these boards."""
     devices = ",".join(f"0x{each}" for each in boards.devices)
     options = f"gpus={boards.gpus} switches={boards.switches} device={devices} latch={LATCH:#x}"
     return [
         GuestFile(_MODULE, objects.board.read_bytes()),
         GuestFile("/etc/systemd/system/standin-board.service", _UNIT.format(module=_MODULE, options=options)),
-        GuestFile("/etc/systemd/system/sysinit.target.d/standin-board.conf", _WANTED),
+        GuestFile("/etc/systemd/system/sysinit.target.d/standin-board.conf", _DROP_IN),
     ]

@@ -1,7 +1,7 @@
-"""Put the stand-in tree together: what a lab with GPU machines serves over the ordinary mirror's tree.
+"""Build the stand-in tree, which a lab with GPU machines serves in addition to the mirror's tree.
 
-A tree of its own, so that a lab without GPU machines neither builds nor downloads any of it. What it has under the same
-path as the ordinary tree (Debian's index, with more packages) is served first.
+It is separate, so that a lab without GPU machines neither builds nor downloads it. Its files take precedence over those
+of the mirror's tree at the same path (Debian's index, with more packages).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from gpunodes.lab.standin import objects, packages
 from gpunodes.lab.standin.pins import HERE, load
 
 ABOUT = "standin.json"
-"""A file at the tree's top: the key's fingerprint and what the tree was made for."""
+"""A file at the tree's top: the key's fingerprint, and the suite and kernel of the tree."""
 REGISTRY = "nvcr.io"
 PLUGIN_IMAGE = "nvidia/k8s-device-plugin"
 CUDA_IMAGE = "nvidia/cuda"
 CUDA_TAG = "13.0.1-base-ubuntu24.04"
-"""Under NVIDIA's name: a C library and BusyBox, enough to start what CDI brings into a container."""
+"""An image under NVIDIA's name: a C library and BusyBox, enough to run the programs that CDI adds to a container."""
 
 _NODE_PACKAGES = (
     "dkms", "docker.io", "docker-cli", "gcc", "libc6-dev", "linux-headers-cloud-amd64", "make", "mokutil", "pciutils",
 )  # fmt: skip
-"""What a GPU node may ask of Debian beyond what any node may."""
+"""Debian packages that a GPU node may install in addition to those of other nodes."""
 _BASE_PACKAGES = ("libc6", "libgcc-s1")
-"""Beneath the images' programs, which are linked to them."""
+"""Libraries in the images, which their programs are linked to."""
 _NOT_INPUTS = ("faults.py", "faults.toml", "board.py")
-"""Files of this package that do not decide what is in the tree."""
+"""Files of this package that do not affect the tree."""
 
 
-def build(cache: Path, *, suite: str, kernel: str, say: Report) -> Path:
-    """The stand-in tree for machines of this Debian suite and kernel, made unless ``cache`` has it.
+def build(cache: Path, *, suite: str, kernel: str, report: Report) -> Path:
+    """The stand-in tree for machines with this Debian suite and kernel, built unless ``cache`` has it.
 
     Raises:
-        GpunodesError: a step failed; nothing half is left then.
+        GpunodesError: a step failed; no incomplete tree is left then.
     """
     programs.require()
     home, mirror = cache / "standin", cache / "mirror"
-    with store.locked(mirror, say):
+    with store.locked(mirror, report):
         key = aptrepo.signing_key(mirror)
-    with store.locked(home, say):
+    with store.locked(home, report):
         target = home / f"tree-{_fingerprint(suite, kernel, key.fingerprint)}"
-        return store.keep(target, lambda tree: _fill(tree, home, suite, kernel, key, say))
+        return store.keep(target, lambda tree: _fill(tree, home, suite, kernel, key, report))
 
 
 def _fingerprint(suite: str, kernel: str, key: str) -> str:
@@ -61,45 +61,45 @@ def _fingerprint(suite: str, kernel: str, key: str) -> str:
     return inputs.hexdigest()[:16]
 
 
-def compiled(cache: Path, *, suite: str, kernel: str, say: Report) -> objects.Objects:
-    """The compiled parts alone: what the machines' disks need.
+def compiled(cache: Path, *, suite: str, kernel: str, report: Report) -> objects.Objects:
+    """Only the compiled files, which the machines' disks need.
 
     Raises:
         GpunodesError: a step failed.
     """
     home = cache / "standin"
-    with store.locked(home, say):
-        return _objects(home, suite, kernel, gobuild.toolchain(home, pins.load(), say), say)
+    with store.locked(home, report):
+        return _objects(home, suite, kernel, gobuild.toolchain(home, pins.load(), report), report)
 
 
-def _objects(home: Path, suite: str, kernel: str, go: Path, say: Report) -> objects.Objects:
+def _objects(home: Path, suite: str, kernel: str, go: Path, report: Report) -> objects.Objects:
     bindings = load()["nvidia-container-toolkit"]
-    return objects.get(home, suite, kernel, packages.DRIVERS, packages.STUBS, bindings, go, say)
+    return objects.get(home, suite, kernel, packages.DRIVERS, packages.STUBS, bindings, go, report)
 
 
-def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, say: Report) -> None:
-    go = gobuild.toolchain(home, pins.load(), say)
-    parts = _objects(home, suite, kernel, go, say)
+def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, report: Report) -> None:
+    go = gobuild.toolchain(home, pins.load(), report)
+    compiled_files = _objects(home, suite, kernel, go, report)
     components = load()
-    binaries = gobuild.all_programs(components.values(), go, home, say)
+    binaries = gobuild.all_programs(components.values(), go, home, report)
     sources = {name: gobuild.source(component, go) for name, component in components.items()}
     common = pins.load()
-    wanted = [
+    requested = [
         *common.node_packages,
         common.busybox_package,
         *_NODE_PACKAGES,
         *_BASE_PACKAGES,
         f"linux-headers-{kernel}",
     ]
-    archives = debian.download(suite, list(dict.fromkeys(wanted)), home, say)
+    archives = debian.download(suite, list(dict.fromkeys(requested)), home, report)
 
-    say("stand-in images")
+    report("building the stand-in images")
     _images(tree, archives, binaries["k8s-device-plugin"], components["k8s-device-plugin"].version)
-    say("stand-in repositories")
+    report("building the stand-in repositories")
     number = common.suites[suite]
-    cuda = [part for version in packages.DRIVERS for part in packages.driver(version, parts)]
-    cuda += [packages.cuda_toolkit(version, parts) for version in packages.CUDA]
-    cuda += packages.cudnn("13", parts)
+    cuda = [part for version in packages.DRIVERS for part in packages.driver(version, compiled_files)]
+    cuda += [packages.cuda_toolkit(version, compiled_files) for version in packages.CUDA]
+    cuda += packages.cudnn("13", compiled_files)
     _flat(tree / "cuda" / "repos" / f"debian{number}" / "x86_64", cuda, key, "3bf863cc.pub")
     toolkit = components["nvidia-container-toolkit"]
     _flat(
@@ -117,12 +117,12 @@ def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningK
     )
     about = {"fingerprint": key.fingerprint, "suite": suite, "kernel": kernel}
     (tree / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    # The same repository as the ordinary tree's, with more in it.
+    # The Debian repository of the mirror's tree, with more packages.
     construct._debian_repository(tree, suite, archives, "amd64", key)
 
 
 def _flat(root: Path, parts: Sequence[packages.Parts], key: aptrepo.SigningKey, key_name: str | None = None) -> None:
-    """A repository without suites and components, as NVIDIA's are: `deb URL /`."""
+    """Write a repository without suites and components, as NVIDIA's: `deb URL /`."""
     root.mkdir(parents=True)
     for package, entries in parts:
         debfile.write(package, entries, root / package.file_name)
@@ -149,7 +149,7 @@ def _images(tree: Path, archives: Sequence[Path], plugin: Path, version: str) ->
 
 
 def settings(base_url: str, tree: Path) -> dict[str, Any]:
-    """The gpunodes_* variables that send GPU machines to the stand-in tree served at ``base_url``."""
+    """The gpunodes_* variables that make GPU machines use the stand-in tree at ``base_url``."""
     key = (tree / "libnvidia-container" / "gpgkey").read_text()
     fingerprint = json.loads((tree / ABOUT).read_text())["fingerprint"]
     return {

@@ -1,4 +1,4 @@
-"""Make the stand-in GPUs of a machine ill, over ssh."""
+"""Inject faults into the stand-in GPUs of a machine, over ssh."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpunodes.lab import ssh
 from gpunodes.lab.layout import LabMachine, Layout
 
 _TABLE = Path(__file__).with_name("faults.toml")
-_ANSWER_LIMIT = 60
-"""Seconds; a machine whose kernel is busy with a fault may need them."""
+_SSH_LIMIT = 60
+"""Seconds; a machine whose kernel is busy with a fault may be slow."""
 _DRIVER, _BOARD = "/sys/kernel/debug/standin_nvidia/fault", "/sys/kernel/debug/standin_board/fault"
 _AT_BOOT = "/etc/modprobe.d/standin-fault.conf"
-"""Makes the driver ill whenever it is loaded; ``clear`` and ``mend`` remove it."""
-# A loss of power may follow at once: the machine would start with what was there before.
-_KEEP = "sync -f /etc/modprobe.d"
-_CURES = ("clear", "mend")
-_QUIET = 100
-"""So many lines a fault may write before the console is spared: an emulated serial line takes 3 ms for each."""
+"""Injects a fault whenever the driver is loaded; ``clear`` and ``mend`` remove the file."""
+# The power may be cut right afterwards: without sync the machine would boot with the earlier file.
+_SYNC = "sync -f /etc/modprobe.d"
+_CLEARING = ("clear", "mend")
+_MAX_CONSOLE_LINES = 100
+"""A fault with more lines is not logged to the console: an emulated serial line takes 3 ms for each."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Fault:
     board: tuple[str, ...]
 
     @property
-    def asks_for_code(self) -> bool:
-        """Whether it wants an Xid or SXid."""
+    def needs_code(self) -> bool:
+        """Whether it needs an Xid or SXid code."""
         return any(name == "code" for command in self.driver for _, name, _, _ in Formatter().parse(command))
 
 
@@ -60,7 +60,7 @@ def known() -> Mapping[str, Fault]:
 
 @dataclass(frozen=True)
 class FaultRequest:
-    """A fault and what is to be said about it."""
+    """A fault and its parameters."""
 
     fault: Fault
     code: int | None = None
@@ -68,20 +68,20 @@ class FaultRequest:
     times: int = 1
     seconds: int = 60
     at_boot: bool = False
-    """Not now, but some seconds after the driver was loaded, at every start until cleared."""
+    """Not now, but some seconds after the driver is loaded, at every boot until cleared."""
 
 
 def script(request: FaultRequest) -> str:
-    """The shell script that does it on the machine, as root.
+    """The shell script that injects the fault on the machine, as root.
 
     Raises:
-        WrongInput: a code is missing, or there where none is wanted; a board's fault at boot.
+        WrongInput: a code is missing or superfluous, or a fault of the board is requested at boot.
     """
     fault = request.fault
-    if fault.asks_for_code != (request.code is not None):
+    if fault.needs_code != (request.code is not None):
         found = "no code" if request.code is None else f"code {request.code}"
         raise WrongInput(
-            f"fault {fault.name} got {found}", f"{fault.name} with{'' if fault.asks_for_code else 'out'} a CODE"
+            f"fault {fault.name} got {found}", f"{fault.name} with{'' if fault.needs_code else 'out'} a CODE"
         )
     texts = _table()["sxid" if fault.name == "sxid" else "xid"]
     fields = {
@@ -96,20 +96,20 @@ def script(request: FaultRequest) -> str:
     board = [command.format(**fields) for command in fault.board]
     if request.at_boot:
         if board or len(driver) != 1:
-            raise WrongInput(f"fault {fault.name} cannot wait for the driver", "a fault of the driver alone")
+            raise WrongInput(f"fault {fault.name} is not available with --at-boot", "a fault of the driver alone")
         line = f'options nvidia fault="{driver[0]}"'
-        return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_KEEP}"
+        return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_SYNC}"
     lines = ["set -e", *(_write(_BOARD, command) for command in board)]
-    if request.times > _QUIET:
+    if request.times > _MAX_CONSOLE_LINES:
         lines.append("dmesg --console-level alert")
-    if fault.name in _CURES:
-        # The driver may be away, or not there yet.
-        lines.append(f"rm -f {_AT_BOOT}; {_KEEP}")
+    if fault.name in _CLEARING:
+        # The driver may be not loaded, or not installed yet.
+        lines.append(f"rm -f {_AT_BOOT}; {_SYNC}")
         lines += [f"if [ -e {_DRIVER} ]; then {_write(_DRIVER, command)}; fi" for command in driver]
     else:
         lines += [_write(_DRIVER, command) for command in driver]
     if fault.name == "lockup":
-        # Whoever writes is the one who spins.
+        # The writing process spins in the kernel: it runs in the background.
         lines[1:] = [f"nohup sh -c {shlex.quote(lines[1])} > /dev/null 2>&1 &"]
     return "\n".join(lines)
 
@@ -119,23 +119,23 @@ def _write(file: str, command: str) -> str:
 
 
 def make(layout: Layout, machine: LabMachine, request: FaultRequest) -> None:
-    """Carry it out.
+    """Inject the fault.
 
     Raises:
-        WrongInput: the machine has no stand-in GPUs, or not as many.
-        GpunodesError: the machine did not answer, or has no stand-in driver.
+        WrongInput: the machine has no stand-in GPUs, or none of this number.
+        GpunodesError: the machine did not respond, or has no stand-in driver.
     """
     if machine.boards is None:
         raise WrongInput(f"{machine.name} has no GPUs", "a machine of `gpunodes lab up --gpu-workers`")
     if request.gpu >= machine.boards.gpus:
         raise WrongInput(f"{machine.name} has GPUs 0 to {machine.boards.gpus - 1}", f"GPU {request.gpu}")
-    words = ssh.command(layout, machine, ["sudo", "sh"])
+    argv = ssh.command(layout, machine, ["sudo", "sh"])
     try:
         done = subprocess.run(
-            words, input=script(request), capture_output=True, text=True, timeout=_ANSWER_LIMIT, check=False
+            argv, input=script(request), capture_output=True, text=True, timeout=_SSH_LIMIT, check=False
         )
     except subprocess.TimeoutExpired:
-        raise GpunodesError(f"{machine.name} did not answer within {_ANSWER_LIMIT} s") from None
+        raise GpunodesError(f"{machine.name} did not respond within {_SSH_LIMIT} s") from None
     if done.returncode:
         raise GpunodesError(
             f"fault {request.fault.name} on {machine.name} failed: {done.stderr.strip()}",

@@ -1,7 +1,7 @@
-"""What is compiled for the stand-in: the board for the image's kernel, and the libraries and tools of its driver.
+"""Compile the stand-in: the board's module for the image's kernel, and the libraries and tools of the driver.
 
-All of it natively, in a throw-away tree of the machines' own Debian: an emulated machine needs a hundred times as long.
-nvidia-smi is NVIDIA's own, from Debian's non-free archive; it is fetched here and never part of this package.
+Compilation runs on the host, in a temporary tree of the machines' Debian: an emulated machine takes a hundred times as
+long. nvidia-smi is NVIDIA's own, downloaded from Debian's non-free archive; it is never part of this package.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gpunodes.lab.standin.pins import HERE, StandinComponent
 SOURCES = HERE / "src"
 _LIMIT_S = 1800
 
-# A pointer in C; the Go bindings, whose header this is, wrap it into a structure of the same layout.
+# In C a pointer; the header of the Go bindings wraps it into a structure of the same layout.
 _WRAPPED = re.compile(r"typedef struct\s*\{\s*struct (nvml\w+_st)\s*\*\s*handle;\s*\}\s*(nvml\w+_t);")
 _FUNCTION = re.compile(r"nvmlReturn_t DECLDIR (nvml\w+)\(")
 _NOT_SUPPORTED = 3
 """NVML_ERROR_NOT_SUPPORTED of nvml.h."""
 
-# $1 is the tree, where the sources lie in /build; what is left in /build/out is the result.
+# $1: the tree, with the sources in /build and the results in /build/out.
 _COMPILE = """set -eu
 cp -r {inputs} "$1/build"
 chroot "$1" sh -eu <<'END'
@@ -83,11 +83,11 @@ def get(
     stubs: Sequence[str],
     bindings: StandinComponent,
     go: Path,
-    say: Report,
+    report: Report,
 ) -> Objects:
-    """The compiled files for this Debian and kernel, made unless ``home`` has them.
+    """The compiled files for this Debian suite and kernel, built unless ``home`` has them.
 
-    ``versions`` are the drivers', ``stubs`` names of libraries with nothing behind them, ``bindings`` a component that
+    ``versions`` are driver versions, ``stubs`` names of libraries without functions, ``bindings`` is a component that
     requires the Go bindings of NVIDIA's library, for their header.
 
     Raises:
@@ -99,7 +99,7 @@ def get(
             inputs.update(f"{path.name}\n".encode() + path.read_bytes())
 
     def make(out: Path) -> None:
-        say(f"stand-in GPU for {suite}, kernel {kernel}")
+        report(f"compiling the stand-in GPU for {suite}, kernel {kernel}")
         scratch = out / "build"
         shutil.copytree(SOURCES, scratch)
         (scratch / "include").mkdir()
@@ -110,7 +110,7 @@ def get(
         fields = {"inputs": scratch, "out": out, "kernel": kernel}
         lists = {"versions": " ".join(versions), "stubs": " ".join(stubs)}
         script.write_text(_COMPILE.format(**{key: shlex.quote(str(value)) for key, value in fields.items()}, **lists))
-        options = [word for option in apt_options() for word in ("--aptopt", option)]
+        options = [argument for option in apt_options() for argument in ("--aptopt", option)]
         try:
             run(
                 ["nice", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--format=null", *options,
@@ -123,8 +123,8 @@ def get(
             if "Unable to locate package linux-headers" not in str(error):
                 raise
             raise GpunodesError(
-                f"Debian's archive has no headers for the machines' kernel {kernel} any more",
-                remedy=f"delete {home.parent}/images while no lab is up: a new image gets the newer kernel",
+                f"Debian's archive no longer has the headers of the machines' kernel {kernel}",
+                remedy=f"delete {home.parent}/images while no lab is up: the new image has a newer kernel",
             ) from error
         shutil.rmtree(scratch)
         script.unlink()
@@ -133,7 +133,7 @@ def get(
 
 
 def nvml_header(bindings: StandinComponent, go: Path) -> str:
-    """nvml.h as NVIDIA publishes it, from the Go bindings that the component requires."""
+    """NVIDIA's nvml.h, from the Go bindings that the component requires."""
     module = "github.com/NVIDIA/go-nvml"
     about = run([go, "mod", "download", "-json", module], cwd=bindings.modules[0].parent, env={"GOFLAGS": "-mod=mod"})
     text = (Path(json.loads(about)["Dir"]) / "pkg" / "nvml" / "nvml.h").read_text()
@@ -141,6 +141,6 @@ def nvml_header(bindings: StandinComponent, go: Path) -> str:
 
 
 def stub_source(header: str) -> str:
-    """A C file in which every function of ``header`` answers "not supported"; definitions elsewhere win over these."""
+    """C source in which every function of ``header`` returns "not supported", as a weak symbol that others override."""
     names = sorted(set(_FUNCTION.findall(header)))
     return "".join(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}\n" for name in names)

@@ -1,8 +1,8 @@
-"""The packages of the stand-in tree: NVIDIA's names and dependencies, with our own small code inside.
+"""The packages of the stand-in tree: NVIDIA's names and dependencies, with the stand-in's code.
 
-Names and what depends on what follow NVIDIA's CUDA repository for Debian (driver installation guide, "Debian" and
-"Version locking"; dpkg listings of machines that use it), as far as installing, pinning, holding and removing go. What
-belongs to displays is left out.
+Names and dependencies follow NVIDIA's CUDA repository for Debian (driver installation guide, "Debian" and "Version
+locking"; dpkg listings of machines that use it), as far as installing, pinning, holding and removing need them.
+Packages for displays are left out.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gpunodes.lab.mirror.tree import TreeEntry
 from gpunodes.lab.standin.objects import SOURCES, Objects
 
 DRIVERS = ("580.65.06", "590.44.01")
-"""Driver versions that the tree offers: a long-term branch, and a newer one that pins must keep away."""
+"""Driver versions in the tree: a long-term branch, and a newer one that pins must prevent."""
 CUDA = ("13.0", "13.1")
 CUDNN = "9.14.0.64"
 STUBS = ("libcuda.so.1", "libcudart.so.13", "libcudnn.so.9")
-"""Libraries that load and do nothing."""
+"""Libraries without functions: they can be loaded."""
 
 _MAINTAINER = "gpunodes lab <nobody@localhost>"
 _ABOUT = "(stand-in of the gpunodes lab)"
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _FIRST_WITH_STABLE_NAMES = 590
-"""From here on no package's name carries the branch (driver installation guide, "Recent Updates")."""
+"""From this branch on package names do not contain the branch (driver installation guide, "Recent Updates")."""
 
 Parts = tuple[DebPackage, list[TreeEntry]]
 
-# STANDIN_FLAGS reaches Kbuild through make's command line.
+# make's command line passes STANDIN_FLAGS to Kbuild.
 _DKMS = """PACKAGE_NAME="nvidia"
 PACKAGE_VERSION="{version}"
 MAKE[0]="make -C ${{kernel_source_dir}} M=${{dkms_tree}}/nvidia/{version}/build STANDIN_VERSION={version} \
@@ -53,15 +53,15 @@ case "$1" in
     remove|upgrade|deconfigure) dkms remove nvidia/{version} --all || true ;;
 esac
 """
-_NOUVEAU = b"# The stand-in's packages switch it off as NVIDIA's do.\nblacklist nouveau\noptions nouveau modeset=0\n"
+_NOUVEAU = b"# The stand-in's packages disable it, as NVIDIA's do.\nblacklist nouveau\noptions nouveau modeset=0\n"
 _SOFTDEP = b"softdep nvidia post: nvidia-uvm\n"
 
 _MODPROBE = b"""#!/bin/sh
-# Stand-in: the driver makes its nodes itself.
+# Stand-in: the driver creates its device nodes itself.
 exec modprobe nvidia
 """
 _PERSISTENCED = b"""#!/bin/sh
-# Stand-in: what the real daemon does for us is to load the driver and to hold the GPUs open.
+# Stand-in: like the real daemon it loads the driver and keeps the GPUs open.
 nvidia-modprobe
 if ! [ -c /dev/nvidiactl ]; then
     echo "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist" >&2
@@ -83,12 +83,12 @@ ExecStart=/usr/bin/nvidia-persistenced
 [Install]
 WantedBy=multi-user.target
 """
-# The real ones' user, which a purge leaves (nvidia-persistenced 550.163.01-1, postinst).
+# The user of the real package, which a purge does not remove (nvidia-persistenced 550.163.01-1, postinst).
 _PERSISTENCED_THEN = """\
 getent passwd nvpd >/dev/null || useradd --system --user-group --home-dir /var/run/nvpd --no-create-home \\
     --shell /usr/sbin/nologin --comment 'NVIDIA Persistence Daemon' nvpd
     systemctl enable nvidia-persistenced.service"""
-# The real one too ends when its version is not the driver's, or where there is no NVSwitch.
+# As the real one it exits when its version is not the driver's, or without an NVSwitch.
 _FABRICMANAGER = """#!/bin/sh
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
 if [ "$loaded" != {version} ]; then
@@ -96,7 +96,7 @@ if [ "$loaded" != {version} ]; then
     exit 1
 fi
 if ! grep -q 0x068000 /sys/bus/pci/devices/*/class; then
-    echo "no NVSwitch is there" >&2
+    echo "no NVSwitch found" >&2
     exit 1
 fi
 exec sleep infinity
@@ -117,7 +117,7 @@ case "$1" in
     echo "Cuda compilation tools, release {version}, V{version}.0 (stand-in of the gpunodes lab)"
     ;;
 *)
-    echo "nvcc: a stand-in compiles nothing" >&2
+    echo "nvcc: the stand-in cannot compile" >&2
     exit 1
     ;;
 esac
@@ -127,7 +127,7 @@ Package: nvidia-* libnvidia-* libcuda1 cuda-drivers*
 Pin: version {branch}.*
 Pin-Priority: 1000
 """
-# Names whose versions are not the driver's.
+# Packages with versions other than the driver's.
 _UNPINNED = """
 Package: nvidia-container-toolkit* libnvidia-container* nvidia-driver-pinning-*
 Pin: version *
@@ -175,7 +175,7 @@ def _package(
     instead_of: str = "",
     provides: str = "",
 ) -> DebPackage:
-    """A package of ours; ``instead_of`` one that cannot be there at the same time."""
+    """A package of the stand-in; ``instead_of`` is a package that cannot be installed at the same time."""
     return DebPackage(
         name,
         version,
@@ -257,7 +257,7 @@ def driver(version: str, objects: Objects) -> list[Parts]:
         ),
     ]  # fmt: skip
     if int(branch) < _FIRST_WITH_STABLE_NAMES:
-        # Their own dependency is not of one version only: that is why the guide says to pin the branch.
+        # They do not depend on an exact version, which is why the guide recommends to pin the branch.
         parts.append(
             (_package(f"nvidia-open-{branch}", full, "NVIDIA driver metapackage", [f"nvidia-open (>= {full})"]), [])
         )
@@ -300,7 +300,7 @@ def _library(name: str, version: str, link: str, file: Path) -> Parts:
 
 
 def cuda_toolkit(version: str, objects: Objects) -> Parts:
-    """cuda-toolkit-13-0 and the like: a compiler that tells its version, a run-time library that loads."""
+    """cuda-toolkit-13-0 and the like: a compiler that prints its version, a run-time library without functions."""
     dashed, home = version.replace(".", "-"), f"/usr/local/cuda-{version}"
     runtime = f"libcudart.so.{version.partition('.')[0]}"
     alternatives = (
@@ -320,7 +320,7 @@ def cuda_toolkit(version: str, objects: Objects) -> Parts:
 
 
 def cudnn(cuda: str, objects: Objects) -> list[Parts]:
-    """cudnn9-cuda-13 and the library that it stands for."""
+    """The metapackage cudnn9-cuda-13 and its library."""
     major = CUDNN.partition(".")[0]
     name = f"libcudnn{major}-cuda-{cuda}"
     package = _package(name, f"{CUDNN}-1", "cuDNN runtime library", ["libc6"], _LDCONFIG, section="libs")
@@ -365,7 +365,7 @@ def container_toolkit(version: str, binaries: Path, source: Path) -> list[Parts]
         TreeEntry("/usr/lib/udev/rules.d/99-nvidia-cdi-refresh.rules", rules / "99-nvidia-cdi-refresh.rules"),
     ]
     needs = [f"{name} (= {full})" for name in ("nvidia-container-toolkit-base", "libnvidia-container-tools")]
-    cli = b"#!/bin/sh\necho 'a stand-in: this lab has CDI only' >&2\nexit 1\n"
+    cli = b"#!/bin/sh\necho 'stand-in: this lab supports CDI only' >&2\nexit 1\n"
     hook = TreeEntry("/usr/bin/nvidia-container-runtime-hook", binaries / "nvidia-container-runtime-hook", 0o755)
     return [
         (base, base_files),

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class StandinComponent(mirror.Component):
-    """One Go module tree in standin/go/NAME/ and how its programs are built."""
+    """One Go module tree in standin/go/NAME/, and its build options."""
 
     @property
     def modules(self) -> tuple[Path, Path]:
@@ -25,7 +25,7 @@ class StandinComponent(mirror.Component):
 
 @cache
 def load() -> Mapping[str, StandinComponent]:
-    """Read pins.toml; a wrong file is a fault of the package and raises what it raises."""
+    """Read pins.toml. Errors are not translated: a malformed file is a bug of this package."""
     raw = tomllib.loads((HERE / "pins.toml").read_text())
     return {
         name: StandinComponent(
