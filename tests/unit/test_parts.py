@@ -65,7 +65,7 @@ def test_a_checkout_without_history_goes_by_its_hash(tmp_path: Path, commit: Cal
     commit("clone", "--depth", "1", tmp_path.as_uri(), str(shallow))
     name, why = parts.by_commit(shallow)
     assert name in parts.PARTS
-    assert "its history is not here" in why
+    assert "its history is missing" in why
     assert parts.by_commit(shallow) == (name, why)
 
 
