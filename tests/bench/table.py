@@ -1,4 +1,4 @@
-"""What a benchmark says: rows of a table in Markdown."""
+"""The result of a benchmark: rows of a table in Markdown."""
 
 from __future__ import annotations
 
