@@ -76,7 +76,7 @@ def write_log(path: Path) -> None:
 
 def run(command: Sequence[str], code: int) -> Run:
     """Run and measure a command once. Raises CalledProcessError for an exit code other than ``code``."""
-    begun = time.monotonic()
+    started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         output = process.stdout.read()
@@ -84,7 +84,7 @@ def run(command: Sequence[str], code: int) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != code:
         raise subprocess.CalledProcessError(process.returncode, command, output)
-    return Run(time.monotonic() - begun, usage.ru_maxrss / 1024, output)
+    return Run(time.monotonic() - started, usage.ru_maxrss / 1024, output)
 
 
 def best(command: Sequence[str], code: int) -> Run:

@@ -281,7 +281,7 @@ class Labs:
 
 def wait_for_nodes(operator: Operator, machines: Sequence[str], limit_s: float = 600.0) -> None:
     """Wait until the nodes are Ready and have renewed their leases: after a restore stale nodes are Ready as well."""
-    begun = operator.ssh("control-1", "date --utc +%FT%TZ").strip()
+    started = operator.ssh("control-1", "date --utc +%FT%TZ").strip()
     leases = r"""jsonpath={range .items[*]}{.metadata.name} {.spec.renewTime}{"\n"}{end}"""
     ready = r"""jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"""
     deadline = time.monotonic() + limit_s
@@ -289,7 +289,7 @@ def wait_for_nodes(operator: Operator, machines: Sequence[str], limit_s: float =
         # The API server may be as slow as the kubelets.
         renewed = operator.kubectl("-n", "kube-node-lease", "get", "leases", "-o", leases, code=None)
         states = operator.kubectl("get", "nodes", "-o", ready, code=None)
-        alive = {name for name, _, when in map(_split, lines(renewed)) if when > begun}
+        alive = {name for name, _, when in map(_split, lines(renewed)) if when > started}
         if set(machines) <= alive & {name for name, _, state in map(_split, lines(states)) if state == "True"}:
             return
         assert time.monotonic() < deadline, f"nodes after a restore: {states}, their kubelets: {renewed}"

@@ -55,7 +55,7 @@ def example(heading: str) -> dict[str, Any]:
 
 
 def tolerations() -> dict[str, Any]:
-    """The tolerations of a pod for gpu-2, whose pool has a taint of its own."""
+    """The tolerations of a pod for gpu-2, whose pool has an additional taint."""
     return {"tolerations": [*example("GPU nodes for GPU pods")["tolerations"], {**DEDICATED, "operator": "Equal"}]}
 
 

@@ -143,7 +143,7 @@ def test_a_fault_at_boot_is_an_option_of_the_driver() -> None:
     sync = "sync -f /etc/modprobe.d"
     write = "echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf"
     assert script("hang", at_boot=True) == f"{write} && {sync}"
-    with pytest.raises(WrongInput, match="driver alone"):
+    with pytest.raises(WrongInput, match="driver only"):
         script("lost", at_boot=True)
 
 

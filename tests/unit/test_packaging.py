@@ -44,7 +44,7 @@ def test_the_wheel_has_playbooks_and_roles(wheel: set[str], folder: str) -> None
 
 
 def test_the_wheel_has_the_whole_package(wheel: set[str]) -> None:
-    """Ansible modules, tables and pinned versions are no Python sources of the package, but needed as well."""
+    """Ansible modules, tables and pinned versions are not Python sources of the package, but needed as well."""
     expected = {str(path.relative_to(ROOT / "bootstrap")) for path in tracked("bootstrap/gpunodes")}
     assert not expected - wheel
     assert any(name.startswith("gpunodes/ansible/modules/") for name in wheel)

@@ -386,7 +386,7 @@ def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hyp
 
 
 def _inventory_hashes(layout: Layout) -> Path:
-    """Lies beside the disks, since /run is empty after a reboot of the host."""
+    """In the disks' folder, since /run is empty after a reboot of the host."""
     return layout.disks / "inventory.json"
 
 
