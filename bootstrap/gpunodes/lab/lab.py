@@ -45,7 +45,7 @@ class LabRequest:
     boards: Boards | None = None
     """The stand-in boards of each GPU worker."""
     cpus: int = 1
-    """Of each worker. With 1 more of a small host is left for the control plane, which all machines wait for."""
+    """Of each worker. The default of 1 leaves more of a small host to the control plane."""
 
 
 @dataclass(frozen=True)
