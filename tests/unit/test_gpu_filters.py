@@ -72,12 +72,12 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
     assert made["toolkit"]["sources"] == ["nvidia_toolkit"]
 
 
-def test_cuda_versions_lie_side_by_side_and_are_proven() -> None:
+def test_cuda_versions_are_installed_side_by_side_and_checked() -> None:
     made = installed(machine(GPU), gpunodes_cuda_versions=["13.0", "13.1"], gpunodes_cudnn_version="9")
     assert made["cuda"]["homes"] == {"13.0": "/usr/local/cuda-13.0", "13.1": "/usr/local/cuda-13.1"}
-    proofs = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
-    assert proofs[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "says": "release 13.0"}
-    assert [proof["command"][2] for proof in proofs[2:]] == [
+    checks = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
+    assert checks[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "output": "release 13.0"}
+    assert [check["command"][2] for check in checks[2:]] == [
         "import ctypes; ctypes.CDLL('libcudart.so.13')",
         "import ctypes; ctypes.CDLL('libcudart.so.13')",
         "import ctypes; ctypes.CDLL('libcudnn.so.9')",

@@ -206,9 +206,10 @@ def runtimes(facts: Mapping[str, Any]) -> list[str]:
 
 
 def cuda_checks(homes: Mapping[str, str], libraries: Sequence[str]) -> list[dict[str, Any]]:
-    """The compiler of each version answers, and each library loads, as the module host takes proofs."""
+    """Checks for the module host: each version's compiler runs, and each library loads."""
     compilers = [
-        {"command": [f"{home}/bin/nvcc", "--version"], "says": f"release {version}"} for version, home in homes.items()
+        {"command": [f"{home}/bin/nvcc", "--version"], "output": f"release {version}"}
+        for version, home in homes.items()
     ]
     return compilers + [
         {"command": ["python3", "-c", f"import ctypes; ctypes.CDLL('{library}')"]} for library in libraries
@@ -239,7 +240,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "gpunodes_gpu_plan": gpu_plan,
-            "gpunodes_cuda_proofs": cuda_checks,
+            "gpunodes_cuda_checks": cuda_checks,
             "gpunodes_gpu_asked": gpu_asked,
             "gpunodes_failed_level": failed_level,
             "gpunodes_gpu_install": gpu_install,

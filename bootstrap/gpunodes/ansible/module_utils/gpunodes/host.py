@@ -72,10 +72,10 @@ class Generated:
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """A command that must end well after packages were installed, and what it must say."""
+    """A command that must succeed after packages were installed, and the text that its output must contain."""
 
     command: Sequence[str]
-    says: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Spec:
     holds: Sequence[str] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     generated: Sequence[Generated] = ()
-    proofs: Sequence[OutputCheck] = ()
+    checks: Sequence[OutputCheck] = ()
     absent: Sequence[str] = ()
     """Files of ours that an earlier wish has left."""
     module_stream: str = ""
@@ -170,7 +170,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         users=tuple(parameters.get("users") or ()),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
-        proofs=each(OutputCheck, "proofs"),
+        checks=each(OutputCheck, "checks"),
         absent=tuple(parameters.get("absent") or ()),
         module_stream=parameters.get("module_stream") or "",
         driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
@@ -411,7 +411,7 @@ class Converger:
             changed = self._file(variant(file, versions)) or changed
         if chosen:
             self._install(chosen)
-            self._prove()
+            self._run_checks()
         self.outcome.versions = versions
         held = {name for name, installed in there.items() if installed.held}
         unheld = [package.name for package in self.spec.packages if package.hold and package.name not in held]
@@ -497,15 +497,15 @@ class Converger:
                 # Its package has just started it, with our files in place.
                 self.ledger.restarted(name)
 
-    def _prove(self) -> None:
-        """See that what was installed works; raises MachineProblem when not."""
-        for proof in () if self.check else self.spec.proofs:
-            done = run(proof.command)
-            if not done.ok or proof.says not in done.text:
+    def _run_checks(self) -> None:
+        """Check that the installed software works; raises MachineProblem if not."""
+        for check in () if self.check else self.spec.checks:
+            result = run(check.command)
+            if not result.ok or check.output not in result.text:
                 raise MachineProblem(
-                    f"`{' '.join(proof.command)}` says: {last_line(done.text) or 'nothing'}",
-                    proof.says or "that it ends well",
-                    "see what its packages have installed",
+                    f"`{' '.join(check.command)}`: {last_line(result.text) or 'no output'}",
+                    f"output with {check.output}" if check.output else "exit code 0",
+                    "check the files that its packages installed",
                 )
 
     def _generate(self, generated: Generated) -> None:
