@@ -67,7 +67,7 @@ def test_without_leave_to_reboot_it_says_what_is_left_to_do(operator: Operator) 
     operator.ssh("gpu-1", BUILD)
     before = operator.ssh("gpu-1", BOOT)
     done = operator.gpunodes(*INSTALL, "--no-reboot", code=1, limit_s=3000)
-    assert "nouveau holds the GPU and does not let go" in done.stdout + done.stderr
+    assert "nouveau uses the GPU and cannot be unloaded" in done.stdout + done.stderr
     assert "a reboot is required" in done.stdout + done.stderr
     assert operator.ssh("gpu-1", BOOT) == before
     assert operator.ssh("gpu-1", LOADED).split() == ["nouveau"]

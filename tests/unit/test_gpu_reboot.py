@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gpunodes.cli import common, root
 
 ROOT = Path(__file__).parents[2]
-IN_USE = "nouveau holds the GPU and does not let go: Module nouveau is in use"
+IN_USE = "nouveau uses the GPU and cannot be unloaded: Module nouveau is in use"
 # Notes its name, and answers what the test has written down for this call.
 STAND_IN = """#!/usr/bin/python3
 # WANT_JSON

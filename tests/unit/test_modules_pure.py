@@ -73,7 +73,7 @@ class TestPackages:
 
     def test_choosing_says_what_there_is(self) -> None:
         wanted = packages.RequestedPackage("kubelet", "1.36.9-*")
-        with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*: they have 1.36.3-1.1"):
+        with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*; available: 1.36.3-1.1"):
             packages.choose(wanted, ["1.36.3-1.1"])
         assert (
             packages.choose(packages.RequestedPackage("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"])
@@ -185,7 +185,7 @@ class TestHost:
         source = host.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
         with pytest.raises(MachineProblem, match=FINGERPRINT):
             host.checked_key(KEY, source)
-        with pytest.raises(MachineProblem, match="no OpenPGP key"):
+        with pytest.raises(MachineProblem, match="not an OpenPGP key"):
             host.checked_key("<html>", source)
         with pytest.raises(MachineProblem, match="plain HTTP"):
             host.checked_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
@@ -657,18 +657,18 @@ class TestDockerImages:
         mirrored = ["registry.k8s.io", "ghcr.io"]
         ours = ["ghcr.io/flannel-io/flannel:v0.26.7", "registry.k8s.io/kube-proxy:v1.36.3"]
         ours.append("registry.k8s.io/coredns/coredns:v1.14.2")
-        assert docker_images.bring(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
-        assert len(docker_images.bring(wanted, mirrored, True, True)) == 4
-        assert docker_images.bring(wanted, [], False, True) == []
+        assert docker_images.load_missing(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
+        assert len(docker_images.load_missing(wanted, mirrored, True, True)) == 4
+        assert docker_images.load_missing(wanted, [], False, True) == []
 
     @pytest.mark.parametrize("name", ["nvcr.io/plugin:v0.19.0", f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"])
     def test_an_image_is_loaded_once(self, name: str) -> None:
         """A list of Docker's images has no digests: by it, one that is pinned was never there."""
-        assert docker_images.bring([name], ["nvcr.io"], False, False) == [f"load {name}"]
-        assert docker_images.bring([name], ["nvcr.io"], False, False) == []
+        assert docker_images.load_missing([name], ["nvcr.io"], False, False) == [f"load {name}"]
+        assert docker_images.load_missing([name], ["nvcr.io"], False, False) == []
 
     def test_an_image_that_docker_does_not_keep_by_its_digest_is_said(self, programs: Path) -> None:
         """Docker's older store loads it and then does not find it: the node would ask the public registry."""
         (programs / "old").touch()
-        with pytest.raises(MachineProblem, match="needs Docker's containerd image store"):
-            docker_images.bring([f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"], ["nvcr.io"], False, False)
+        with pytest.raises(MachineProblem, match="use Docker's containerd image store"):
+            docker_images.load_missing([f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"], ["nvcr.io"], False, False)

@@ -70,7 +70,9 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         wanted = module.params
-        actions = docker_images.bring(wanted["images"], wanted["mirrored"], wanted["control_plane"], module.check_mode)
+        actions = docker_images.load_missing(
+            wanted["images"], wanted["mirrored"], wanted["control_plane"], module.check_mode
+        )
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

@@ -53,7 +53,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         node = module.params["node"]
-        pods = gpu_cluster.users(node)
+        pods = gpu_cluster.pods_with_gpus(node)
         if pods:
             raise MachineProblem(
                 f"{', '.join(pods)} use{'s' if len(pods) == 1 else ''} GPUs of {node}",

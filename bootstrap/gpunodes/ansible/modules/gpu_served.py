@@ -73,7 +73,7 @@ def main() -> None:
         if module.check_mode:
             return {"changed": False, "gpu_nodes": {}}
         nodes = {name: int(gpus) for name, gpus in wanted["nodes"].items()}
-        return {"changed": False, "gpu_nodes": gpu_cluster.prove(nodes, wanted["image"], wanted["timeout"])}
+        return {"changed": False, "gpu_nodes": gpu_cluster.verify(nodes, wanted["image"], wanted["timeout"])}
 
     carry_out(module, work, changes=False)
 

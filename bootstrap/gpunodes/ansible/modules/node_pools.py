@@ -59,7 +59,7 @@ def main() -> None:
         diffs: list[dict[str, str]] = []
         for name, wanted in module.params["nodes"].items():
             labels = {key: str(value) for key, value in wanted["labels"].items()}
-            names, found = pools.settle(name, labels, wanted["taints"], module.check_mode)
+            names, found = pools.apply(name, labels, wanted["taints"], module.check_mode)
             changed += names
             diffs += found
         return {"changed": bool(changed), "nodes": changed, "diff": diffs}
