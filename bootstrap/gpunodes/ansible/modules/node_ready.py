@@ -72,7 +72,7 @@ def main() -> None:
         wanted = module.params
         if module.check_mode:
             return {"changed": False, "not_ready": {}}
-        reasons = cluster.prove(wanted["nodes"], wanted["image"], wanted["timeout"])
+        reasons = cluster.wait_until_ready(wanted["nodes"], wanted["image"], wanted["timeout"])
         # The pod and the annotation are not changes that the user requested.
         return {"changed": False, "not_ready": {name: why for name, why in reasons.items() if why}}
 
