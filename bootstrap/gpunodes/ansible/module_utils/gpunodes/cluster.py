@@ -551,7 +551,7 @@ def remove(
     remaining = _remaining(client, name) if why else []
     if remaining and not force:
         raise MachineProblem(
-            f"{name} is not ready ({why}): nothing confirms that these pods end: {_listed(remaining)}",
+            f"{name} is not ready ({why}): nothing confirms that these pods have ended: {_listed(remaining)}",
             "a ready node, from which pods can be evicted within their disruption budgets",
             f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
