@@ -69,9 +69,9 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions = docker_images.load_missing(
-            wanted["images"], wanted["mirrored"], wanted["control_plane"], module.check_mode
+            parameters["images"], parameters["mirrored"], parameters["control_plane"], module.check_mode
         )
         return {"changed": bool(actions), "actions": actions}
 

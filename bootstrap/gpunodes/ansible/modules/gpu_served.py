@@ -69,11 +69,11 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         if module.check_mode:
             return {"changed": False, "gpu_nodes": {}}
-        nodes = {name: int(gpus) for name, gpus in wanted["nodes"].items()}
-        return {"changed": False, "gpu_nodes": gpu_cluster.verify(nodes, wanted["image"], wanted["timeout"])}
+        nodes = {name: int(gpus) for name, gpus in parameters["nodes"].items()}
+        return {"changed": False, "gpu_nodes": gpu_cluster.verify(nodes, parameters["image"], parameters["timeout"])}
 
     carry_out(module, work, changes=False)
 

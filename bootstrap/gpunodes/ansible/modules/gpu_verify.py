@@ -78,8 +78,8 @@ def main() -> None:
     def work() -> dict[str, object]:
         if module.check_mode:
             return {"changed": False, "gpu_levels": [], "labels": {}}
-        wanted = module.params
-        found = gpu_verify.verify(wanted["image"], wanted["runtime"], wanted["services"])
+        parameters = module.params
+        found = gpu_verify.verify(parameters["image"], parameters["runtime"], parameters["services"])
         return {"changed": False, "gpu_levels": found["levels"], "labels": gpu_verify.labels(found)}
 
     carry_out(module, work, changes=False)

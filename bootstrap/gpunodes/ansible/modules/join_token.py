@@ -85,12 +85,12 @@ def main() -> None:
         if module.check_mode:
             return {"changed": True, "token": "", "deleted": 0}
         if module.params["state"] == "present":
-            made = cluster.make_token(module.params["ttl"], module.params["timeout"], module.params["run"])
-            return {"changed": True, "token": made}
+            token = cluster.create_token(module.params["ttl"], module.params["timeout"], module.params["run"])
+            return {"changed": True, "token": token}
         deleted = cluster.delete_tokens(module.params["run"])
         return {"changed": bool(deleted), "deleted": len(deleted)}
 
-    # Joins of several controlling machines may go on at once: a token needs no lock.
+    # Several controllers may join machines at the same time: creating a token needs no lock.
     carry_out(module, work, changes=False)
 
 

@@ -80,9 +80,13 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions = kubeadm.init(
-            wanted["documents"], wanted["patches"], wanted["files"], wanted["timeout"], module.check_mode
+            parameters["documents"],
+            parameters["patches"],
+            parameters["files"],
+            parameters["timeout"],
+            module.check_mode,
         )
         return {"changed": bool(actions), "actions": actions}
 

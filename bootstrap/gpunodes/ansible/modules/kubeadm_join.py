@@ -85,14 +85,14 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions = kubeadm.join(
-            wanted["endpoint"],
-            wanted["token"],
-            wanted["ca_hash"],
-            wanted["registered"],
-            wanted["settings"],
-            wanted["timeout"],
+            parameters["endpoint"],
+            parameters["token"],
+            parameters["ca_hash"],
+            parameters["registered"],
+            parameters["settings"],
+            parameters["timeout"],
             module.check_mode,
         )
         return {"changed": bool(actions), "actions": actions}

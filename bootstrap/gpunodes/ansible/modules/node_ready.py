@@ -69,10 +69,10 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         if module.check_mode:
             return {"changed": False, "not_ready": {}}
-        reasons = cluster.wait_until_ready(wanted["nodes"], wanted["image"], wanted["timeout"])
+        reasons = cluster.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
         # The pod and the annotation are not changes that the user requested.
         return {"changed": False, "not_ready": {name: why for name, why in reasons.items() if why}}
 

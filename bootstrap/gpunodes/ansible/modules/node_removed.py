@@ -80,9 +80,9 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions, notes = cluster.remove(
-            wanted["name"], wanted["timeout"], wanted["force"], module.check_mode, wanted["expected"]
+            parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
         )
         return {"changed": bool(actions), "actions": actions, "notes": notes}
 

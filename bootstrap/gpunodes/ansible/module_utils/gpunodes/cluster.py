@@ -142,7 +142,7 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
 # Tokens
 
 
-def make_token(ttl_s: int, limit_s: float, run: str = "") -> str:
+def create_token(ttl_s: int, limit_s: float, run: str = "") -> str:
     """Create a bootstrap token that expires after ``ttl_s``; returns it when joins can use it.
 
     ``run`` is the holder of the Leases of the run that uses it, "" for none.
