@@ -48,12 +48,12 @@ def main() -> None:
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        found = kubeadm.remains()
+        remains = kubeadm.remains()
         # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
         undo.Undoer(check=True).see_bare()
-        if found and not module.check_mode:
+        if remains and not module.check_mode:
             kubeadm.reset()
-        return {"changed": bool(found), "actions": [f"remove {thing}" for thing in found]}
+        return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}
 
     carry_out(module, work)
 

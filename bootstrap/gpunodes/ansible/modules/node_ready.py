@@ -74,7 +74,7 @@ def main() -> None:
             return {"changed": False, "not_ready": {}}
         reasons = cluster.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
         # The pod and the annotation are not changes that the user requested.
-        return {"changed": False, "not_ready": {name: why for name, why in reasons.items() if why}}
+        return {"changed": False, "not_ready": {name: reason for name, reason in reasons.items() if reason}}
 
     carry_out(module, work, changes=False)
 

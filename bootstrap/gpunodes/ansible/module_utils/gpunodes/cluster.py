@@ -73,7 +73,7 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
     annotations = node["metadata"].get("annotations") or {}
     labels = node["metadata"].get("labels") or {}
     addresses = [(entry["type"], entry["address"]) for entry in node["status"].get("addresses", ())]
-    why = not_ready(node)
+    problem = not_ready(node)
     waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
     described: dict[str, Any] = {
         "name": name,
@@ -83,14 +83,14 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "addresses": sorted({address for _, address in addresses}),
         "version": about["kubeletVersion"],
         "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
-        "ready": not why,
-        "reason": why or (waiting[0] if waiting else ""),
+        "ready": not problem,
+        "reason": problem or (waiting[0] if waiting else ""),
         "maintenance": annotations.get(MAINTENANCE, ""),
         "schedulable": not node.get("spec", {}).get("unschedulable", False),
         "machine_id": about["machineID"],
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
-        "proven": not why and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+        "proven": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
         "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
         "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
@@ -301,7 +301,7 @@ class _Watch:
     """Progress of one node's verification."""
 
     name: str
-    why: str = "it is not a node of the cluster"
+    reason: str = "it is not a node of the cluster"
     probe: str = ""
     boot_id: str = ""
     running_since: float = 0.0
@@ -325,16 +325,16 @@ def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[s
             except ApiError as error:
                 for watch in watches:
                     if not watch.done:
-                        watch.why = str(error)
+                        watch.reason = str(error)
             if all(watch.done for watch in watches):
                 break
             time.sleep(_POLL_S)
         for watch in watches:
             if watch.probe and not watch.done:
-                watch.why = _network_problem(client, watch.name) or _event(client, watch.probe) or watch.why
+                watch.reason = _network_problem(client, watch.name) or _event(client, watch.probe) or watch.reason
     finally:
         _clean(client, watches)
-    return {watch.name: "" if watch.done else watch.why for watch in watches}
+    return {watch.name: "" if watch.done else watch.reason for watch in watches}
 
 
 def _advance(client: Client, watches: Sequence[_Watch], image: str) -> None:
@@ -345,7 +345,7 @@ def _advance(client: Client, watches: Sequence[_Watch], image: str) -> None:
     networked = [w for w in waiting if w.name in nodes and _network_works(w, nodes[w.name], on_node(pods, w.name))]
     if networked and (problem := _dns_problem(client)):
         for watch in networked:
-            watch.why = problem
+            watch.reason = problem
         networked = []
     for watch in [*probing, *networked]:
         _probe(client, watch, image)
@@ -383,18 +383,18 @@ def _network_works(watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mappin
     proxies = [pod for pod in pods if _label(pod, "k8s-app") == "kube-proxy"]
     for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in pods if _label(p, NETWORK_LABEL)])):
         if not found:
-            watch.why = f"no pod of the {title} is on it yet"
+            watch.reason = f"no pod of the {title} is on it yet"
             return False
         problems = [problem for problem in map(pod_problem, found) if problem]
         if problems:
-            watch.why = problems[0]
+            watch.reason = problems[0]
             return False
-    if why := not_ready(node):
-        watch.why = f"its kubelet reports: {why}"
+    if problem := not_ready(node):
+        watch.reason = f"its kubelet reports: {problem}"
         return False
     watch.running_since = watch.running_since or time.monotonic()
-    watch.why = _network_unavailable(node, time.monotonic() - watch.running_since)
-    return not watch.why
+    watch.reason = _network_unavailable(node, time.monotonic() - watch.running_since)
+    return not watch.reason
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:
@@ -420,7 +420,7 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
     if not watch.probe:
         watch.probe = f"gpunodes-ready-{kubeadm.new_token()[:6]}"
         client.call("POST", f"{_SYSTEM}/pods", probe_pod(watch.probe, watch.name, image))
-        watch.why = "the probe pod has not started yet"
+        watch.reason = "the probe pod has not started yet"
         return
     pod = client.find(f"{_SYSTEM}/pods/{watch.probe}")
     if pod is None:
@@ -437,11 +437,11 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
     elif pod["status"].get("phase") == "Failed":
         ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
         message = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
-        watch.why = f"a pod on it does not reach the API service: {message or 'its program failed'}"
+        watch.reason = f"a pod on it does not reach the API service: {message or 'its program failed'}"
         client.delete(f"{_SYSTEM}/pods/{watch.probe}", gracePeriodSeconds="0")
         watch.probe = ""
     else:
-        watch.why = pod_problem(pod) or f"a pod on it has not reached {_SERVICE} yet"
+        watch.reason = pod_problem(pod) or f"a pod on it has not reached {_SERVICE} yet"
 
 
 def _network_problem(client: Client, node: str) -> str:
@@ -453,11 +453,11 @@ def _network_problem(client: Client, node: str) -> str:
         _, pods = _read(client, [node])
         for pod in on_node(pods, node):
             network = _label(pod, "k8s-app") == "kube-proxy" or _label(pod, NETWORK_LABEL)
-            if network and (why := pod_problem(pod)):
+            if network and (problem := pod_problem(pod)):
                 meta = pod["metadata"]
                 path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
                 log = str(client.get(path, tailLines="1").get("message", "")).strip()
-                return f"{why}; its log ends with: {log[-300:]}" if log else why
+                return f"{problem}; its log ends with: {log[-300:]}" if log else problem
     except ApiError:
         pass
     return ""
@@ -547,17 +547,17 @@ def remove(
             f"{name} is the control plane", "a worker", "gpunodes reset removes it and destroys the cluster"
         )
     _check_same(node, expected or {})
-    why = not_ready(node)
-    remaining = _remaining(client, name) if why else []
+    problem = not_ready(node)
+    remaining = _remaining(client, name) if problem else []
     if remaining and not force:
         raise MachineProblem(
-            f"{name} is not ready ({why}): nothing confirms that these pods have ended: {_listed(remaining)}",
+            f"{name} is not ready ({problem}): nothing confirms that these pods have ended: {_listed(remaining)}",
             "a ready node, from which pods can be evicted within their disruption budgets",
             f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
     actions = [f"drain {name}", f"delete node {name}"]
     if not check:
-        if why:
+        if problem:
             client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, _MERGE)
         elif not _drain(name, drain_limit_s, force):
             remaining = _remaining(client, name)

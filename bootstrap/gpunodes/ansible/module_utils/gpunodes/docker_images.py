@@ -26,8 +26,8 @@ def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: 
 
     Returns the actions; raises MachineProblem if a mirror does not have an image, or Docker does not keep it.
     """
-    wanted = [*images, *_kubeadm_images(control_plane)] if mirrored else []
-    missing = [name for name in dict.fromkeys(wanted) if name.partition("/")[0] in mirrored and not _present(name)]
+    requested = [*images, *_kubeadm_images(control_plane)] if mirrored else []
+    missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not _present(name)]
     if missing and not check:
         _load(missing)
     return [f"load {name}" for name in missing]

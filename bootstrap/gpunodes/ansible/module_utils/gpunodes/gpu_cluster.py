@@ -30,7 +30,7 @@ class _Watch:
     levels: list[Level]
     offered: dict[str, int] = field(default_factory=dict)
     boot_id: str = ""
-    why: str = ""
+    reason: str = ""
     job: str = ""
     done: bool = False
 
@@ -47,7 +47,7 @@ def verify(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, li
                     try:
                         _advance(client, watch, image)
                     except ApiError as error:
-                        watch.why = str(error)
+                        watch.reason = str(error)
             if all(watch.done for watch in watches) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
@@ -80,7 +80,7 @@ def _advance(client: Client, watch: _Watch, image: str) -> None:
 def _check_kubelet(client: Client, watch: _Watch) -> None:
     node = client.find(f"/api/v1/nodes/{watch.node}")
     if node is None:
-        watch.why = "it is not a node of the cluster"
+        watch.reason = "it is not a node of the cluster"
         return
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
     # Sharing and slicing offer more resources than GPUs. gpu_verify checks each GPU on the machine.
@@ -92,7 +92,7 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
     pods = cluster.on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
     problems = [problem for problem in map(cluster.pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin runs on it"
-    watch.why = message + (f"; {plugin}" if plugin else "")
+    watch.reason = message + (f"; {plugin}" if plugin else "")
 
 
 def _formatted(offered: Mapping[str, int]) -> str:
@@ -110,7 +110,7 @@ def _start_job(client: Client, watch: _Watch, image: str) -> None:
         return
     watch.job = f"gpunodes-verify-{secrets.token_hex(3)}"
     client.call("POST", _JOBS, job(watch.job, watch.node, image, free[0]))
-    watch.why = "the job's pod has not started yet"
+    watch.reason = "the job's pod has not started yet"
 
 
 def _allocated(pod: Mapping[str, Any]) -> Counter[str]:
@@ -129,7 +129,7 @@ def _check_job(client: Client, watch: _Watch) -> None:
     pod = pods[0]
     name, phase = pod["metadata"]["name"], pod["status"].get("phase")
     if phase not in {"Succeeded", "Failed"}:
-        watch.why = cluster.pod_problem(pod) or f"pod {name} has not ended"
+        watch.reason = cluster.pod_problem(pod) or f"pod {name} has not ended"
         return
     message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # nvidia-smi lists slices below their GPU, with separate identities (MIG-...).
@@ -155,13 +155,13 @@ def _give_up(client: Client, watch: _Watch, limit_s: float) -> None:
     logs = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
     if not watch.levels:
         watch.levels.append(
-            Level("kubelet", "failed", f"{watch.why}, after {limit_s:.0f} s", f"{devices.GPU}: {watch.gpus}", logs)
+            Level("kubelet", "failed", f"{watch.reason}, after {limit_s:.0f} s", f"{devices.GPU}: {watch.gpus}", logs)
         )
         return
     for event in _events(client, watch.job):
-        watch.why = event
+        watch.reason = event
     watch.levels.append(
-        Level("pod", "failed", f"{watch.why}, after {limit_s:.0f} s", "a job that gets a GPU and completes",
+        Level("pod", "failed", f"{watch.reason}, after {limit_s:.0f} s", "a job that gets a GPU and completes",
               f"see `kubectl describe node {watch.node}`")
     )  # fmt: skip
 

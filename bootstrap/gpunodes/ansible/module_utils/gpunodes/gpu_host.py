@@ -162,10 +162,10 @@ def _clean_initramfs(converger: Converger, conflicting_module: str) -> None:
     """Rebuild the initramfs if it contains the conflicting module, which would be loaded early; checked only once."""
     if converger.ledger.initramfs or converger.check:
         return
-    wrong = [path for path in images() if _contains(path, conflicting_module)]
-    converger.ledger.initramfs = "rebuilt" if wrong else "seen"
-    if wrong and converger.step(f"rebuild {', '.join(wrong)} without {conflicting_module}"):
-        rebuild(wrong)
+    affected = [path for path in images() if _contains(path, conflicting_module)]
+    converger.ledger.initramfs = "rebuilt" if affected else "seen"
+    if affected and converger.step(f"rebuild {', '.join(affected)} without {conflicting_module}"):
+        rebuild(affected)
 
 
 def rebuild(paths: Sequence[str]) -> None:
@@ -241,8 +241,8 @@ def device_nodes() -> list[str]:
 
 def matches_devices(specification: str, nodes: Sequence[str], version: str) -> bool:
     """Whether a CDI specification describes these device nodes and this driver."""
-    named = set(re.findall(r"path: (/dev/nvidia\d+)\b", specification))
-    return bool(named) and named == set(nodes) and (not version or f".so.{version}" in specification)
+    listed = set(re.findall(r"path: (/dev/nvidia\d+)\b", specification))
+    return bool(listed) and listed == set(nodes) and (not version or f".so.{version}" in specification)
 
 
 def _link(path: str) -> str:
@@ -269,11 +269,11 @@ def unload(modules: Sequence[str]) -> list[str]:
     family = [
         name for name in ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm", "nvidia") if _loaded(name)
     ]
-    wanted = [module.replace("-", "_") for module in modules]
-    for name in [*family, *(name for name in wanted if name not in family)]:
+    names = [module.replace("-", "_") for module in modules]
+    for name in [*family, *(name for name in names if name not in family)]:
         if _loaded(name):
             run(["rmmod", name])
-    return [name for name in wanted if _loaded(name)]
+    return [name for name in names if _loaded(name)]
 
 
 def holders(services: Sequence[str]) -> list[str]:

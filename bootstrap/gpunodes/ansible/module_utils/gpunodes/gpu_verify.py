@@ -98,9 +98,9 @@ def labels(found: dict[str, Any]) -> dict[str, str]:
 # --- the host ---
 
 
-def _host(wanted: int, services: Sequence[str]) -> SmiReport:
+def _host(expected_count: int, services: Sequence[str]) -> SmiReport:
     """nvidia-smi's report on all GPUs; raises MachineProblem with the first problem."""
-    if not wanted:
+    if not expected_count:
         raise MachineProblem("no NVIDIA GPU on the PCI bus", "at least one", "see `lspci -d 10de:` and the firmware")
     if not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
         raise MachineProblem(
@@ -109,9 +109,9 @@ def _host(wanted: int, services: Sequence[str]) -> SmiReport:
             "run `gpunodes gpu install` for this machine; see `dkms status`",
         )
     nodes = gpu_host.device_nodes()
-    if len(nodes) < wanted or not os.path.exists(f"{gpu_host.DEV}/nvidiactl"):
+    if len(nodes) < expected_count or not os.path.exists(f"{gpu_host.DEV}/nvidiactl"):
         raise MachineProblem(
-            f"{len(nodes)} of {wanted} device nodes exist",
+            f"{len(nodes)} of {expected_count} device nodes exist",
             "/dev/nvidia0 and following, and /dev/nvidiactl",
             "run `nvidia-modprobe -c 0 -u`; see `dmesg | grep NVRM`",
         )
@@ -120,9 +120,11 @@ def _host(wanted: int, services: Sequence[str]) -> SmiReport:
         if state != "active":
             raise MachineProblem(f"{name} is {state or 'not installed'}", "active", f"see `journalctl -u {name}`")
     report = _smi()
-    if len(report.gpus) != wanted:
+    if len(report.gpus) != expected_count:
         raise MachineProblem(
-            f"nvidia-smi lists {len(report.gpus)} of {wanted} GPUs", "all GPUs", "see `gpunodes health` for the others"
+            f"nvidia-smi lists {len(report.gpus)} of {expected_count} GPUs",
+            "all GPUs",
+            "see `gpunodes health` for the others",
         )
     return report
 

@@ -334,8 +334,8 @@ def kubeadm_error(text: str) -> str:
     for line in lines:
         if re.match(r"(error: )?error execution phase ", line) or line.startswith("error: "):
             return line[len("error: ") :] if line.startswith("error: ") else line
-    known = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
-    return next((line for line in reversed(lines) if not line.startswith(known)), "it failed without output")
+    noise = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
+    return next((line for line in reversed(lines) if not line.startswith(noise)), "it failed without output")
 
 
 def _first_of_many(check: str) -> str:

@@ -90,15 +90,15 @@ def detect() -> Manager:
     raise MachineProblem("neither apt-get nor dnf is installed", "one of them", "use a supported system")
 
 
-def choose(wanted: RequestedPackage, versions: Sequence[str]) -> str:
+def choose(requested: RequestedPackage, versions: Sequence[str]) -> str:
     """The best matching version of ``versions``; raises MachineProblem if none matches."""
     for version in versions:
-        if fits(wanted, version):
+        if fits(requested, version):
             return version
     available = f"available: {', '.join(versions[:5])}" if versions else "no version is available"
     raise MachineProblem(
-        f"the package sources have no {wanted.name} {wanted.version}".rstrip() + f"; {available}",
-        f"{wanted.name} {wanted.version}".rstrip(),
+        f"the package sources have no {requested.name} {requested.version}".rstrip() + f"; {available}",
+        f"{requested.name} {requested.version}".rstrip(),
         "choose another version, or check the package source",
     )
 
@@ -108,9 +108,9 @@ def upstream(version: str) -> str:
     return version.rpartition(":")[2].partition("-")[0]
 
 
-def fits(wanted: RequestedPackage, version: str) -> bool:
-    """Whether ``version`` matches ``wanted``. The epoch of an rpm (``0:``) is ignored."""
-    return not wanted.version or fnmatch.fnmatchcase(version.rpartition(":")[2], wanted.version)
+def fits(requested: RequestedPackage, version: str) -> bool:
+    """Whether ``version`` matches ``requested``. The epoch of an rpm (``0:``) is ignored."""
+    return not requested.version or fnmatch.fnmatchcase(version.rpartition(":")[2], requested.version)
 
 
 class Apt:
