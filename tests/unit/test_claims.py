@@ -407,7 +407,7 @@ def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_
 
 
 def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
-    ours = {"description": remote_cluster._OURS}
+    ours = {"description": remote_cluster._DESCRIPTION}
     tokens: list[dict[str, Any]] = [
         {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": ours},
         {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": ours},
@@ -421,6 +421,6 @@ def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
         {"spec": {"holderIdentity": "dead", "renewTime": "2027-01-15T07:50:00.000000Z", "leaseDurationSeconds": 60}},
         {"spec": {}},
     ]
-    assert remote_cluster.abandoned(tokens, held, "me", now) == ["mine", "killed", "old"]
-    assert remote_cluster.abandoned(tokens, held, "", now) == ["mine", "killed", "old"]
+    assert remote_cluster.unused_tokens(tokens, held, "me", now) == ["mine", "killed", "old"]
+    assert remote_cluster.unused_tokens(tokens, held, "", now) == ["mine", "killed", "old"]
     assert json.dumps(leases.identity("join"))

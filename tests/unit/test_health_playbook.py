@@ -89,7 +89,7 @@ def stops(done: subprocess.CompletedProcess[str]) -> Any:
     """The message of the one task that failed; the play ended there."""
     assert done.returncode != 0
     assert "from_json" not in done.stdout + done.stderr
-    assert "Judge what was found" not in done.stdout
+    assert "Evaluate the probe's result" not in done.stdout
     (message,) = re.findall(r'fatal: \[c1\]: FAILED! => \{.*?"msg": "(.*?)"', done.stdout, re.DOTALL)
     return message
 
@@ -105,4 +105,4 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
 def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:
     """Without gpunodes on PATH the play says so."""
     message = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
-    assert message == "/nowhere/gpunodes cannot be run; install gpunodes there, or name it in health_command"
+    assert message == "/nowhere/gpunodes cannot be run; install gpunodes on the controller, or set health_command"

@@ -148,7 +148,7 @@ def test_only_a_new_source_is_read_where_that_suffices(
     monkeypatch.setattr(host.Converger, "_key", lambda *_: "key")
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.getpwuid(os.getuid()))
     wanted = dataclasses.replace(spec(tmp_path), repositories=(host.Repository("kube", "http://x/", "key"),))
-    with pytest.raises(MachineProblem, match="have none"):
+    with pytest.raises(MachineProblem, match="no version is available"):
         host.Converger(wanted).run()
     assert machine.calls == [f"refresh {tmp_path}/kube.sources", "refresh"]
     there.append("1.7.24-1")

@@ -100,7 +100,7 @@ def test_what_somebody_left_of_the_pinned_key_is_none(
     cut: list[tuple[int, bytes]], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused, and fetched again where it is on a machine already."""
-    with pytest.raises(MachineProblem, match="comes without what makes it one"):
+    with pytest.raises(MachineProblem, match="has no signed user id"):
         host.checked_key(armoured(cut), repository())
     place.write_text(armoured(cut))
     monkeypatch.setattr(host, "fetch", lambda _: SOURCE)

@@ -1,46 +1,46 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Take back all that the ledger of a machine lists."""
+"""Undo all changes that a machine's ledger lists."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: host_undo
-short_description: Bring a machine back to what it was before us
+short_description: Undo everything that gpunodes changed on a machine
 version_added: "0.1.0"
 description:
   - Purges the packages that M(host) installed and restores the files, kernel settings, services and swap.
-  - What was there before stays. A machine without a ledger is left alone.
+  - Keeps everything that existed before. Does nothing on a machine without a ledger.
 options:
   part:
-    description: Take back only what belongs to this; empty for all.
+    description: Undo only this section of the ledger; empty for all.
     type: str
     choices: ["", gpu]
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Bring the machine back to what it was
+- name: Undo all changes of gpunodes
   host_undo:
 
-- name: Take only the GPU driver and what belongs to it away
+- name: Undo only the changes for GPU software
   host_undo:
     part: gpu
 """
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
