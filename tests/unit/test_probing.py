@@ -132,7 +132,7 @@ def test_answers_come_while_others_are_asked_and_in_the_order_of_the_question(ma
     came: list[str] = []
     targets = [machine("shell hangs"), machine("good")]
     chosen = ProbeSettings(PROBE, probe_s=15, machine_s=4)
-    answers = probing.probe(targets, chosen, deadline_s=20, on_answer=lambda answer: came.append(answer.name))
+    answers = probing.probe(targets, chosen, deadline_s=20, on_result=lambda answer: came.append(answer.name))
     assert came == ["good", "shell hangs"]
     assert [answer.name for answer in answers] == ["shell hangs", "good"]
 
@@ -156,17 +156,17 @@ def test_a_login_shell_may_print_something_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reach", "message"),
     [
-        ("shell hangs", Reach.SHELL_HANGS, "no shell comes"),
-        ("chatters", Reach.PROBE_FAILED, "prints more than 65536 bytes"),
+        ("shell hangs", Reach.SHELL_HANGS, "no shell started in time"),
+        ("chatters", Reach.PROBE_FAILED, "printed more than 65536 bytes"),
         ("says no", Reach.PROBE_FAILED, "python3: not found"),
         ("probe hangs", Reach.TIMEOUT, "did not end in time"),
-        ("endless", Reach.PROBE_FAILED, "at most 2097152 are taken"),
-        ("breaks off", Reach.PROBE_FAILED, "breaks off"),
+        ("endless", Reach.PROBE_FAILED, "the limit is 2097152"),
+        ("breaks off", Reach.PROBE_FAILED, "output is incomplete"),
         ("gzip bomb", Reach.PROBE_FAILED, "unpacks to more than"),
         ("value bomb", Reach.PROBE_FAILED, "more than 1000000 values"),
-        ("deep", Reach.PROBE_FAILED, "cannot be read"),
-        ("no json", Reach.PROBE_FAILED, "cannot be read"),
-        ("list", Reach.PROBE_FAILED, "no JSON object"),
+        ("deep", Reach.PROBE_FAILED, "cannot be parsed"),
+        ("no json", Reach.PROBE_FAILED, "cannot be parsed"),
+        ("list", Reach.PROBE_FAILED, "not a JSON object"),
     ],
 )
 def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, message: str) -> None:
@@ -184,9 +184,9 @@ def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, mes
 def test_login_refused(machine: Any, tmp_path: Path) -> None:
     wrong = sshd.new_key(tmp_path / "wrong")
     found = ask(machine("good", key_files=(str(wrong),)))["good"]
-    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 1 key")
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "sshd refused the login of root with 1 key")
     found = ask(machine("good", key_files=(str(tmp_path / "none"),)))["good"]
-    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 0 keys")
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "sshd refused the login of root with 0 keys")
 
 
 @needs_sshd
@@ -218,7 +218,7 @@ def test_a_name_server_that_hangs_holds_up_its_own_machines_only(monkeypatch: py
         [*names, Target("closed", "127.0.0.1", sshd.free_ports(1)[0])],
         ProbeSettings(PROBE, connect_s=1),
         deadline_s=10,
-        on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+        on_result=lambda answer: came.update({answer.name: time.monotonic() - began}),
     )
     assert came["closed"] < 1
     assert max(came.values()) < 2.5
@@ -262,7 +262,7 @@ def test_refused_and_no_route() -> None:
         "silent": Reach.SHELL_HANGS,
         "lost": Reach.NO_ROUTE,
     }
-    assert answers["silent"].message == "it takes the connection, but its sshd does not greet"
+    assert answers["silent"].message == "connected, but sshd sends no SSH banner"
 
 
 def test_a_server_that_hangs_up() -> None:
@@ -274,7 +274,7 @@ def test_a_server_that_hangs_up() -> None:
         assert process.stdout is not None
         found = ask(Target("closing", "127.0.0.1", int(process.stdout.readline())))["closing"]
         process.kill()
-    assert (found.reach, found.message) == (Reach.REFUSED, "its sshd hangs up before the login")
+    assert (found.reach, found.message) == (Reach.REFUSED, "sshd closed the connection before the login")
 
 
 @needs_sshd
@@ -290,7 +290,7 @@ def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
             ProbeSettings(PROBE, probe_s=15, connect_s=60),
             deadline_s=deadline_s,
             parallel=2,
-            on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+            on_result=lambda answer: came.update({answer.name: time.monotonic() - began}),
         )
         took = time.monotonic() - began
     assert took < deadline_s + 1

@@ -185,7 +185,7 @@ class Fleet:
             scan.options(),
             deadline_s=(self._deadline_s if full else None) or scan.deadline_for(len(machines)),
             parallel=self._parallel,
-            on_answer=take,
+            on_result=take,
         )
         answered = {name: seen for name, seen in found.items() if seen.verdict.state is not State.UNREACHABLE}
         identities.remember(self.cluster_name, {name: seen.facts for name, seen in answered.items()})
