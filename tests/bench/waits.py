@@ -36,11 +36,11 @@ NAME = "w1"
 class _Hands(repair_fleet.Hands):
     """A machine whose orderly and forced reboots hang without an sshd, until its survivor uses sysrq."""
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         if step.name != "reboot":
-            return StepResult(False, "it does not answer on SSH")
+            return StepResult(False, "SSH does not respond")
         self._machine.sshd = False
         after = next(seconds for seconds, name in later if name == "sysrq") + SYSRQ_S
         threading.Timer(after, self._down).start()

@@ -107,7 +107,7 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
     ):
         with pytest.raises(PowerProblem, match="belongs to another machine") as message:
             harm()
-        assert message.value.trouble is Trouble.FOREIGN
+        assert message.value.trouble is Trouble.WRONG_MACHINE
         assert UUID in str(message.value)
         assert OTHER in str(message.value)
     assert orders == []
@@ -159,13 +159,13 @@ def test_where_nothing_tells_whose_bmc_it_is_the_machine_must_be_named(
     """A timer's repair does not use it; a person who names the machine does, and is told."""
     fleet = serve(hardware, facts)
     machine = fleet.inventory.machines()[0]
-    with pytest.raises(PowerProblem, match="cannot be told to be the machine's own"):
+    with pytest.raises(PowerProblem, match="cannot be verified as the BMC of this machine"):
         fleet.machine_control(machine).reset()
     assert orders == []
     message: list[str] = []
     fleet.machine_control(machine, named=True, say=message.append).reset()
     assert orders == ["ForceRestart"]
-    assert "nothing tells whether Redfish at" in message[0]
+    assert "cannot be verified as the BMC of this machine" in message[0]
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is None
 
 

@@ -71,10 +71,10 @@ class Place:
         yield SimpleNamespace(lost=lambda: None)
         self.api.by_ssh = None
 
-    def ask(self, method: str, path: str, *more: Any, **named: Any) -> Response:
+    def request(self, method: str, path: str, *more: Any, **named: Any) -> Response:
         if self.status is not None:
             return Response(self.status, None, "nobody answers", 0.0)
-        return self.api.ask(method, path, *more, **named)
+        return self.api.request(method, path, *more, **named)
 
     def close(self) -> None:
         pass
@@ -190,17 +190,19 @@ def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
 def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
     """The lock by SSH is held then: they must not end the run."""
     posts = []
-    ask = place.api.ask
+    request = place.api.request
 
     def asked(method: str, path: str, *more: Any, **named: Any) -> Response:
         if method == "POST":
             posts.append(path)
             place.status = 0 if len(posts) == 3 else place.status
         return (
-            Response(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
+            Response(0, None, "nobody answers", 0.0)
+            if place.status is not None
+            else request(method, path, *more, **named)
         )
 
-    place.api.ask = asked  # type: ignore[method-assign]  # a stand-in
+    place.api.request = asked  # type: ignore[method-assign]  # a stand-in
     with place.claimed(WORKERS, "reset") as claim:
         assert place.by_ssh == ["reset"]
         time.sleep(1.2)
@@ -303,7 +305,7 @@ def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None
 def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The program that holds the lock, without SSH before it; the lock's file."""
     path = tmp_path / "lock"
-    begins = f"print();print({shell._ANSWER!r}, flush=True)"
+    begins = f"print();print({shell._OUTPUT_MARK!r}, flush=True)"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", begins + locks._HOLDER])
     monkeypatch.setattr(locks, "_remote", lambda _, who: f"{who}\0{locks.PATIENCE}\0{path}")
     start = subprocess.Popen
@@ -330,7 +332,7 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
     "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
 )
 def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    message = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
+    message = f"print('\\n{shell._OUTPUT_MARK}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
     with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
         pass

@@ -39,10 +39,10 @@ class Line:
         self._api = api
         self.cut = False
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
-        return Response(0, None, "cut", 0.0) if self.cut else self._api.ask(method, path, body, kind, keep)
+        return Response(0, None, "cut", 0.0) if self.cut else self._api.request(method, path, body, kind, keep)
 
     def close(self) -> None:
         pass
@@ -303,7 +303,7 @@ def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -
 @pytest.mark.parametrize("body", [None, [], "x", {}, {"items": 5}, {"items": [{}]}, {"items": [{"metadata": 5}]}])
 def test_what_is_no_answer_of_an_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
     place = fleet(2, ["w1"])
-    monkeypatch.setattr(place.api, "ask", lambda *_, **__: Response(200, body, "", 1.0))
+    monkeypatch.setattr(place.api, "request", lambda *_, **__: Response(200, body, "", 1.0))
     with pytest.raises(NoResponse, match=r"answers GET .* with something else"):
         Cluster(place.session()).nodes()
     with (

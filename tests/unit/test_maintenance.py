@@ -223,14 +223,14 @@ def test_a_node_that_is_written_all_the_time_is_given_up_after_the_patience(monk
     session = place.session()
     asked: list[Any] = []
 
-    def ask(method: str, *words: Any, **more: Any) -> Any:
+    def request(method: str, *arguments: Any, **more: Any) -> Any:
         if method != "PATCH":
-            return original(method, *words, **more)
-        asked.append(words)
+            return original(method, *arguments, **more)
+        asked.append(arguments)
         return Response(409, None, "the API server says: conflict", 0.0)
 
-    original = session.ask
-    monkeypatch.setattr(session, "ask", ask)
+    original = session.request
+    monkeypatch.setattr(session, "request", request)
     with pytest.raises(Refused, match="w1 was changed by somebody else at every try for 0 s"):
         Cluster(session, patience_s=0.2).taint_temporarily("w1", "repair-1")
     assert 1 < len(asked) < 10

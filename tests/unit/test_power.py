@@ -101,10 +101,10 @@ def test_a_system_that_is_not_there_is_named(emulator: str) -> None:
 def test_a_bmc_that_is_down() -> None:
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=f"http://127.0.0.1:{free_port()}")).state()
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
-@pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.LIED), ("refuses", Trouble.REFUSED)])
+@pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.INCONSISTENT), ("refuses", Trouble.REFUSED)])
 def test_a_bmc_that_lies_and_one_that_refuses_are_told_apart(manner: str, trouble: Trouble) -> None:
     server = redfish.fake(manner)
     bmc = power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
@@ -152,7 +152,7 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
     for _ in range(2):
         with pytest.raises(PowerProblem, match="in time") as message:
             power.connect("gpu-1", access(address=address, verify=False)).state()
-        assert message.value.trouble is Trouble.DOWN
+        assert message.value.trouble is Trouble.UNREACHABLE
     assert time.monotonic() - began < 8
     done.set()
     if manner == "handshake":
@@ -340,7 +340,7 @@ def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
     assert message.value.trouble is Trouble.LOGIN
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
 def test_a_command_of_the_users_own(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
     assert message.value.trouble is Trouble.REFUSED
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -399,11 +399,11 @@ def test_a_program_that_misbehaves_is_a_sentence(
 def test_a_program_that_has_ended_by_itself_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended between its last word and our verdict: that is still the verdict, and no traceback."""
 
-    def heard(process: subprocess.Popen[bytes], *_: object) -> tuple[str, str]:
+    def read(process: subprocess.Popen[bytes], *_: object) -> tuple[str, str]:
         process.wait()
         raise power_program.Failed("printed more than 64 KiB")
 
-    monkeypatch.setattr(power_program, "_heard", heard)
+    monkeypatch.setattr(power_program, "_read", read)
     with pytest.raises(power_program.Failed, match="printed more"):
         power_program.run(["true"], 5)
 

@@ -181,7 +181,7 @@ def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
     """With fish none of its steps over SSH worked, so that it went straight to the BMC."""
     there = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
     assert there.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    asked = there.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    asked = there.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
     assert asked == machine_control.StepResult(False, "another boot runs already")
     assert "gpu-1.processes.txt" in there.collect(tmp_path, None, bug_report=False)
     assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
@@ -217,7 +217,7 @@ def test_the_cluster_can_be_asked(machine: dict[str, Any], tmp_path: Path) -> No
     transport = cluster.over_ssh("127.0.0.1", machine)
     session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
     try:
-        assert f"there is no {tmp_path}/none" in session.ask("GET", "/version").error
+        assert f"there is no {tmp_path}/none" in session.request("GET", "/version").error
     finally:
         session.close()
 

@@ -158,11 +158,11 @@ class Session:
         self.calls = 0
         """How many requests were made; measured by tests."""
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
         """One request, once; its status is 0 or less where no answer came."""
-        request = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
+        fields = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
         future: Future[Response] = Future()
         with self._guard:
             self._next += 1
@@ -172,7 +172,7 @@ class Session:
                 process = self._open()
                 self._waiting[number] = future
                 assert process.stdin  # noqa: S101 - for the type checker
-                process.stdin.write(json.dumps({"id": number, **request}) + "\n")
+                process.stdin.write(json.dumps({"id": number, **fields}) + "\n")
                 process.stdin.flush()
             except OSError as error:
                 self._waiting.pop(number, None)
@@ -505,7 +505,7 @@ class Cluster:
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
-        answer = self.session.ask("POST", f"{_pod_path(pod)}/eviction", body)
+        answer = self.session.request("POST", f"{_pod_path(pod)}/eviction", body)
         if answer.status in {_OK, _NOT_FOUND, _CONFLICT}:  # a conflict: another pod has its name by now
             return ""
         if answer.status == _TOO_MANY:
@@ -535,13 +535,13 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        self.session.ask("POST", "/api/v1/namespaces/default/events", body)
+        self.session.request("POST", "/api/v1/namespaces/default/events", body)
 
     # Calls
 
     def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
         """One request; raises NoAnswer or Refused at once."""
-        answer = self.session.ask(method, path, body, kind)
+        answer = self.session.request(method, path, body, kind)
         if answer.status <= 0:
             raise _no_answer(answer)
         if answer.status != _OK:
@@ -558,7 +558,7 @@ class Cluster:
     ) -> Response:
         deadline = time.monotonic() + self._patience_s
         while True:
-            answer = self.session.ask(method, path, body, kind, keep)
+            answer = self.session.request(method, path, body, kind, keep)
             if answer.status == _OK:
                 return _checked(method, path, answer)
             if answer.status not in _PASSING or time.monotonic() > deadline:

@@ -157,7 +157,7 @@ class Fleet:
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = checked(self.settings())["gpunodes_repair_cold_pause"]
         known = identities.recall(self.cluster_name, machine.name, machine.address)
-        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, say=say)
+        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=say)
 
     def pool_label(self, name: str) -> str:
         """The pool that a machine's node is labelled with when it joins, "" for none (playbooks/group_vars/all.yml)."""
