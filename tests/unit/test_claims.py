@@ -99,7 +99,7 @@ def test_a_command_holds_the_leases_of_its_machines_and_no_other_lock(place: Pla
         with place.claimed(WORKERS[2:], "gpu-install"):
             assert place.locked == ["w0", "w1", "w2"]
         with (
-            pytest.raises(Held, match=r"w1 is being worked on: `gpunodes join` of .*, since 20"),
+            pytest.raises(Held, match=r"w1 is locked by `gpunodes join` of .*, since 20"),
             place.claimed(WORKERS[1:]),
         ):
             pass
@@ -183,7 +183,7 @@ def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
     identities.remember("test", {"w0": {"hostname": "w0", "boot_id": boot}})
     with place.claimed(WORKERS[:1], "remove"):
         del place.api.nodes["w0.example.com"]
-        with pytest.raises(Held, match="w0 is being worked on: `gpunodes remove`"), place.claimed(WORKERS[:1], "join"):
+        with pytest.raises(Held, match="w0 is locked by `gpunodes remove`"), place.claimed(WORKERS[:1], "join"):
             pass
 
 
@@ -334,7 +334,7 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
 def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     message = f"print('\\n{shell._OUTPUT_MARK}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
-    with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
+    with pytest.raises(NoLock, match=r"reports .* as holder of the cluster's lock"), locks.hold("here", {}, "up"):
         pass
 
 
@@ -363,7 +363,7 @@ def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is
             os.kill(lock._process.pid, signal.SIGSTOP)
             time.sleep(0.8)
             assert isinstance(lost := lock.lost(), locks.Unresponsive)
-            assert "has not answered" in str(lost)
+            assert "no response for" in str(lost)
             os.kill(lock._process.pid, signal.SIGCONT)
 
 

@@ -51,7 +51,7 @@ class Line:
 @contextlib.contextmanager
 def operator(session: Any, holder: str = "", command: str = "repair") -> Iterator[Leases]:
     made = Leases(Cluster(session), command)
-    made._me = holder or made._me
+    made._holder = holder or made._holder
     yield made
     made.close()
 
@@ -211,7 +211,7 @@ def test_a_host_of_the_same_name_is_not_this_host() -> None:
 def test_a_process_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """hidepid shows nobody the processes of others: a live Lease was taken from another user."""
     me = leases.identity("repair").rsplit("/", 4)
-    monkeypatch.setattr(leases, "_started", lambda _: "")
+    monkeypatch.setattr(leases, "_start_time", lambda _: "")
     assert not leases.dead_here("/".join(me))
     assert leases.dead_here("/".join([*me[:2], str(2**22 + 1), *me[3:]])), "no process has that number"
 
@@ -220,7 +220,7 @@ def test_a_held_lock_says_who_what_and_since_when() -> None:
     api = Api()
     with operator(Line(api), ANN.replace("repair", "gpu install")) as anns, operator(Line(api)) as ours:
         anns.take_all(["w1"])
-        with pytest.raises(Held, match=r"^w1 is being worked on: `gpunodes gpu install` of ann@desk, since 20.* UTC; "):
+        with pytest.raises(Held, match=r"^w1 is locked by `gpunodes gpu install` of ann@desk, since 20.* UTC; "):
             ours.take_all(["w0", "w1", "w2"])
         assert len(api.leases) == 1, "all of them or none"
 
@@ -304,10 +304,10 @@ def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -
 def test_what_is_no_answer_of_an_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
     place = fleet(2, ["w1"])
     monkeypatch.setattr(place.api, "request", lambda *_, **__: Response(200, body, "", 1.0))
-    with pytest.raises(NoResponse, match=r"answers GET .* with something else"):
+    with pytest.raises(NoResponse, match=r"response of the control plane to GET .* is not valid"):
         Cluster(place.session()).nodes()
     with (
-        pytest.raises(NoResponse, match=r"answers (GET|POST) .* with something else"),
+        pytest.raises(NoResponse, match=r"response of the control plane to (GET|POST) .* is not valid"),
         operator(Line(place.api)) as ours,
     ):
         ours.take("w1")
@@ -325,4 +325,4 @@ def test_a_lease_that_nobody_can_read_is_held_by_nobody() -> None:
 
 def test_an_error_of_a_lock_is_one_sentence() -> None:
     assert isinstance(Held("w1", ""), GpunodesError)
-    assert "somebody" in str(Held("w1", ""))
+    assert "an unknown user" in str(Held("w1", ""))

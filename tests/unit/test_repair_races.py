@@ -210,7 +210,7 @@ def test_a_repair_that_ended_with_an_error_lets_its_lock_go(monkeypatch: pytest.
     thread.start()
     time.sleep(1.5)
     anns = Leases(Cluster(place.session()), "repair")
-    anns._me = ANN
+    anns._holder = ANN
     assert "odd" not in anns.take("w1", None)
     assert records.read("test")["w1"].stage is Stage.ESCALATE
     anns.put_back()
