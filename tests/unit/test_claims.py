@@ -291,10 +291,10 @@ def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None
         ended = False
         stop = runner._Stop(pid, lambda: ended)
         assert not stop.overdue()
-        assert not stop.asked
+        assert not stop.requested
         ended = True
         assert not stop.overdue(), "it gets its time"
-        assert stop.asked
+        assert stop.requested
         assert ansible.wait(timeout=5) == -signal.SIGTERM
 
 

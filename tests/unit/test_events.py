@@ -43,8 +43,8 @@ def test_the_rest_is_left(kind: str) -> None:
 @pytest.mark.parametrize(
     ("outcome", "result", "message"),
     [
-        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not answer"),
-        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "nothing listens"),
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not respond"),
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "no process listens"),
         (
             Outcome.UNREACHABLE,
             "admin@10.0.0.9: Permission denied (publickey,password).",
@@ -53,13 +53,13 @@ def test_the_rest_is_left(kind: str) -> None:
         (
             Outcome.UNREACHABLE,
             "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            "not the one learned before",
+            "host key has changed",
         ),
         (Outcome.UNREACHABLE, "ssh: Could not resolve hostname x: Name or service not known", "does not resolve"),
         (Outcome.FAILED, "Missing sudo password", "sudo asks"),
-        (Outcome.FAILED, "/bin/sh: 1: /usr/bin/python3: not found", "no Python"),
+        (Outcome.FAILED, "/bin/sh: 1: /usr/bin/python3: not found", "Python is not installed"),
         (Outcome.FAILED, "kubeadm: first line\nsecond line", "kubeadm: first line"),
-        (Outcome.FAILED, "", "without saying why"),
+        (Outcome.FAILED, "", "without a message"),
     ],
 )
 def test_causes_are_plain(outcome: Outcome, result: str, message: str) -> None:

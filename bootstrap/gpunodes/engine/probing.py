@@ -123,7 +123,7 @@ def ssh_config() -> Lookup:
     @functools.cache
     def find(host: str, arguments: tuple[str, ...]) -> Mapping[str, Any]:
         try:
-            if own_rules or openssh.say_rules(arguments):
+            if own_rules or openssh.sets_rules(arguments):
                 return openssh.resolved(host, arguments)
             found: dict[str, Any] = dict(config.lookup(host))
         except (openssh.ResolveError, paramiko.SSHException, ImportError, KeyError, ValueError) as error:

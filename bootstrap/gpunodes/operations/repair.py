@@ -558,7 +558,7 @@ class _Repairs:
         """Nothing is done to a machine; what asked for it is remembered, once for as long as it stays the same."""
         self._done(self._plain(decision))
         why = f"{decision.decision.value}: {decision.why}"
-        known = self._pasts.get(decision.machine, history.MachineHistory()).left
+        known = self._pasts.get(decision.machine, history.MachineHistory()).not_repaired
         if not self._request.dry_run and decision.decision is not Decision.NOTHING and why != known:
             self._note_verdict(decision.machine, time.time(), why)
 
