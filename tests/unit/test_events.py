@@ -1,4 +1,4 @@
-"""ansible-runner's events made typed, and causes made plain."""
+"""ansible-runner's events as typed events, and explained causes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_end_is_typed(kind: str, data: dict[str, Any], outcome: Outcome) -> N
 
 
 @pytest.mark.parametrize("kind", ["playbook_on_stats", "verbose", "warning", "playbook_on_task_start", ""])
-def test_the_rest_is_left(kind: str) -> None:
+def test_other_events_are_ignored(kind: str) -> None:
     assert events.parse(raw(kind)) is None
 
 
@@ -62,10 +62,10 @@ def test_the_rest_is_left(kind: str) -> None:
         (Outcome.FAILED, "", "without a message"),
     ],
 )
-def test_causes_are_plain(outcome: Outcome, result: str, message: str) -> None:
+def test_causes_are_explained(outcome: Outcome, result: str, message: str) -> None:
     assert message in events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, {"msg": result}))
 
 
-def test_a_censored_failure_says_so() -> None:
+def test_a_censored_failure_is_reported_as_such() -> None:
     event = TaskEnded("m", "worker", "Join", Outcome.FAILED, 0.0, {"censored": "the output has been hidden"})
     assert "secret" in events.cause(event)

@@ -1,4 +1,4 @@
-"""Ansible's process and ours."""
+"""Ansible's process and its wrapper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_ansible_dies_with_the_command_even_by_kill_9(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_an_interrupted_command_lets_ansible_end_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_lets_ansible_end_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "ansible-playbook"
     stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
     stand_in.chmod(0o700)

@@ -348,10 +348,10 @@ class _Scan:
 def _raise_file_limit() -> None:
     """Allow more open files than a shell does by default: thousands of machines need more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 # --- connecting ------------------------------------------------------------------------------------------------------
@@ -758,8 +758,8 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
     host_keys, _ = shared.host_keys(target, _from_known_hosts_command(target))
     if known := host_keys.types(name):
         # As ssh does: prefer the types of the keys that are known, to be able to compare.
-        wanted = [kind for kind in security.key_types if any(_can_sign_with(kind, each) for each in known)]
-        security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+        preferred = [kind for kind in security.key_types if any(_can_sign_with(kind, each) for each in known)]
+        security.key_types = [*preferred, *(kind for kind in security.key_types if kind not in preferred)]
     if host_keys.certified(name) or target.rules.revoked:
         # As ssh does: prefer a certificate to any key; its authority may be revoked.
         plain = security.key_types
