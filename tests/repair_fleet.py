@@ -84,7 +84,7 @@ class Api:
             "status": {"phase": "Running"},
         }
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
         self.calls += 1
@@ -248,18 +248,18 @@ class Hands:
     def boot(self) -> Boot:
         machine = self._machine
         if machine.off:
-            return Boot(Reached.SILENT)
+            return Boot(Reached.NO_RESPONSE)
         return Boot(Reached.ENDED, machine.boot_id, 1.0) if machine.sshd else Boot(Reached.REFUSED)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         (folder / f"{self._machine.name}.kernel.log").write_text("the line\n")
         return [f"{self._machine.name}.kernel.log"]
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         if self._machine.off or not self._machine.sshd:
-            return StepResult(False, "it does not answer on SSH")
+            return StepResult(False, "SSH does not respond")
         if boot_id and boot_id != self._machine.boot_id:
             return StepResult(False, "another boot runs already")
         self._machine.reset = list(gpus)

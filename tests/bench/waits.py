@@ -36,11 +36,11 @@ NAME = "w1"
 class _HangingReboot(repair_fleet.Hands):
     """Control of a machine whose reboots hang without an sshd, until the process left there uses sysrq."""
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         if step.name != "reboot":
-            return StepResult(False, "no response on SSH")
+            return StepResult(False, "SSH does not respond")
         self._machine.sshd = False
         after = next(seconds for seconds, name in later if name == "sysrq") + SYSRQ_S
         threading.Timer(after, self._down).start()

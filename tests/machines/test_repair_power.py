@@ -20,7 +20,7 @@ def test_a_fault_that_needs_a_power_cycle_waits_for_the_bmc_and_an_uncordon(oper
         assert entry(document)["outcome"] == "needs-repair"
         assert "the new boot has findings" in entry(document)["why"]
         (cold,) = [each for each in history(operator) if each["what"] == "cold"]
-        assert "does not answer" in cold["detail"]
+        assert "does not respond" in cold["detail"]
     assert_needs_repair(operator)
     before = unhealthy.boot(operator, "gpu-1")
     again = entry(operator.document(*REPAIR, code=3))
@@ -43,7 +43,7 @@ def test_a_bmc_that_reports_on_for_a_machine_that_is_off(operator: Operator) -> 
         document = operator.document("repair", "gpu-1", "--yes", code=3)
     assert entry(document)["outcome"] == "needs-repair"
     (cold,) = [each for each in history(operator) if each["what"] == "cold"]
-    assert "took the order off and says on" in cold["detail"]
+    assert "accepted the command off, but reports on" in cold["detail"]
     assert_needs_repair(operator)
     assert operator.document("power", "gpu-1", "status")["state"] == "off"
     assert operator.document("power", "gpu-1", "on")["state"] == "on"

@@ -67,20 +67,20 @@ class FileMachine:
             file.truncate()
         # The kubelet of the new boot.
         status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
-        self._api.ask("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
+        self._api.request("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
 
     # repair_one.Hands
 
     def boot(self) -> Boot:
         state = self.read()
         if time.time() < state["back"]:
-            return Boot(Reached.SILENT)
+            return Boot(Reached.NO_RESPONSE)
         return Boot(Reached.ENDED, self.boot_id(state), 1.0)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         return []
 
-    def ask(
+    def run_step(
         self,
         step: EscalationStep,
         boot_id: str,

@@ -110,7 +110,7 @@ def test_two_commands_on_one_machine(server: ApiServer) -> None:
         assert first.startswith("held")
         assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"]
         with command(server, "remove", "n0", "n2", "n3") as (_, second):
-            assert second.startswith("n2 is being worked on: `gpunodes gpu install` of ")
+            assert second.startswith("n2 is locked by `gpunodes gpu install` of ")
             assert ", since 2" in second
         assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"], "all or none"
     assert held(server) == []
@@ -126,11 +126,11 @@ def test_a_command_on_the_control_plane_and_one_on_a_worker(server: ApiServer) -
     with command(server, "join", "n1") as (_, first):
         assert first.startswith("held")
         with command(server, "reset", "c0") as (_, second):
-            assert second.startswith("n1 is being worked on: `gpunodes join` of ")
+            assert second.startswith("n1 is locked by `gpunodes join` of ")
     with command(server, "init-master", "c0") as (_, first):
         assert first.startswith("held")
         with command(server, "join", "n1") as (_, second):
-            assert second.startswith("c0 is being worked on: `gpunodes init-master` of ")
+            assert second.startswith("c0 is locked by `gpunodes init-master` of ")
     assert held(server) == []
 
 
@@ -169,9 +169,9 @@ def test_a_command_leaves_a_machine_alone_that_is_being_repaired(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with command(server, "remove", "n1") as (_, message):
-        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+        assert message.startswith("n1 is locked by `gpunodes health` of ")
     with command(server, "reset", "c0") as (_, message):
-        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+        assert message.startswith("n1 is locked by `gpunodes health` of ")
     with command(server, "gpu install", "n5") as (_, message):
         assert message.startswith("held"), "another machine"
         assert outcome(process, tmp_path)["outcome"] == "repaired"
@@ -216,7 +216,7 @@ def test_two_choices_of_who_is_repaired(server: ApiServer) -> None:
     try:
         with first.deciding():
             time.sleep(4.5)
-            with pytest.raises(Held, match="the choice of who is repaired"), second.deciding(patience_s=0):
+            with pytest.raises(Held, match="the choice of machines to repair"), second.deciding(patience_s=0):
                 pass
         with second.deciding(patience_s=0):
             pass

@@ -183,9 +183,9 @@ ACTS = {
     "maintenance off gpu-1": (0, "given back"),
     "uncordon gpu-1": (0, "gpu-1: cleared"),
     "power gpu-1 status": (0, "not known to be its own"),
-    "power gpu-1 off --yes": (0, "nothing tells whether"),
-    "power gpu-1 cycle --yes": (1, "nothing tells whether"),
-    "power gpu-1 on": (1, "nothing tells whether"),
+    "power gpu-1 off --yes": (0, "cannot be verified as the BMC"),
+    "power gpu-1 cycle --yes": (1, "cannot be verified as the BMC"),
+    "power gpu-1 on": (1, "cannot be verified as the BMC"),
 }
 WALKED = (*LOOKS, *ACTS, "history")
 
@@ -228,7 +228,7 @@ def test_a_stand_in_bmc_whose_every_string_is_hostile(fleet: Fleet) -> None:
     fleet.gpunodes("health", "gpu-1")
     status = fleet.gpunodes("power", "gpu-1", "status")
     assert (status.returncode, SHOWN in status.stdout) == (0, True)
-    assert "nothing tells whether" in fleet.gpunodes("power", "gpu-1", "off", "--yes").stderr
+    assert "cannot be verified as the BMC" in fleet.gpunodes("power", "gpu-1", "off", "--yes").stderr
 
 
 def test_a_stand_in_bmc_whose_state_names_and_errors_are_hostile(fleet: Fleet) -> None:

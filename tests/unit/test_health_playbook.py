@@ -98,8 +98,8 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
     """The real command, and no control plane: its sentence is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
     message = stops(play(inventory, program))
-    assert message.startswith("gpunodes: the control plane does not answer: "), message
-    assert message.endswith("bring it back first, or leave the cluster out with --without-cluster"), message
+    assert message.startswith("gpunodes: the control plane does not respond: "), message
+    assert message.endswith("restore the control plane first, or skip the cluster with --without-cluster"), message
 
 
 def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:

@@ -138,7 +138,7 @@ def test_without_a_cordon_pods_come_and_repairs_do_not() -> None:
 def test_it_does_not_begin_while_somebody_works_on_the_machine() -> None:
     place = fleet(5)
     other = Leases(Cluster(place.session()), "join")
-    other._me = "ann@desk/join/x/1/1/1"
+    other._holder = "ann@desk/join/x/1/1/1"
     other.take_all(["w1"])
     with pytest.raises(Held, match="`gpunodes join` of ann@desk"):
         on(place)
@@ -197,7 +197,7 @@ def test_a_node_that_cannot_be_read_is_left_alone_and_stops_nobody_else() -> Non
     place = fleet(5)
     node(place, "w2")["status"]["conditions"] = [{}]
     nodes = {each.name: each for each in Cluster(place.session()).nodes()}
-    assert "cannot be read" in getattr(nodes["w2"].maintenance, "reason", "")
+    assert "cannot be parsed" in getattr(nodes["w2"].maintenance, "reason", "")
     assert not nodes["w2"].ready
     assert nodes["w1"].ready
     assert nodes["w1"].maintenance is None
@@ -223,15 +223,15 @@ def test_a_node_that_is_written_all_the_time_is_given_up_after_the_patience(monk
     session = place.session()
     asked: list[Any] = []
 
-    def ask(method: str, *words: Any, **more: Any) -> Any:
+    def request(method: str, *arguments: Any, **more: Any) -> Any:
         if method != "PATCH":
-            return original(method, *words, **more)
-        asked.append(words)
+            return original(method, *arguments, **more)
+        asked.append(arguments)
         return Response(409, None, "the API server says: conflict", 0.0)
 
-    original = session.ask
-    monkeypatch.setattr(session, "ask", ask)
-    with pytest.raises(Refused, match="w1 was changed by somebody else at every try for 0 s"):
+    original = session.request
+    monkeypatch.setattr(session, "request", request)
+    with pytest.raises(Refused, match="another client changed the node w1 during every attempt for 0 s"):
         Cluster(session, patience_s=0.2).taint_temporarily("w1", "repair-1")
     assert 1 < len(asked) < 10
 

@@ -153,7 +153,7 @@ def test_all_faults_of_all_machines_come_at_once() -> None:
     found = judge(
         [
             MachineFacts("a", Role.WORKER, facts(cpus=0, arch="i686", hostname="a", machine_id="1", product_uuid="1")),
-            MachineFacts("b", Role.WORKER, None, unreachable="SSH does not answer (timed out)"),
+            MachineFacts("b", Role.WORKER, None, unreachable="SSH does not respond (timed out)"),
             MachineFacts("c", Role.WORKER, facts(cgroup=1, hostname="c", machine_id="3", product_uuid="3")),
         ],
         WANTS,

@@ -151,10 +151,10 @@ def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, mon
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
     bounds: list[tuple[float, int]] = []
 
-    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:
+    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_result: Any) -> None:
         bounds.append((deadline_s, parallel))
         for target in targets:
-            on_answer(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
+            on_result(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
 
     monkeypatch.setattr(probing, "probe", sweep_them)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -172,10 +172,10 @@ def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, mon
     """A machine that answers nonsense was refused by `gpunodes repair` for a word that was not there."""
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
 
-    def sweep_them(targets: Any, *_: Any, on_answer: Any, **__: Any) -> None:
+    def sweep_them(targets: Any, *_: Any, on_result: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
-            on_answer(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
+            on_result(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
 
     monkeypatch.setattr(probing, "probe", sweep_them)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -100,7 +100,7 @@ def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytes
 @pytest.mark.parametrize("repair_id", ["", "..", "../runs", "a/b", "-", "a\n", "x" * 300])
 def test_a_repairs_id_is_no_path(repair_id: str) -> None:
     """An id may come from a lock in the cluster."""
-    with pytest.raises(GpunodesError, match="is no id"):
+    with pytest.raises(GpunodesError, match="is not a repair id"):
         evidence.open_folder(repair_id)
 
 

@@ -285,8 +285,8 @@ def test_a_clone_that_calls_itself_as_another_is_neither_drained_nor_reset(tmp_p
     )
     cluster = {"version": "v1.36.3", "endpoint": "10.0.0.9:6443", "ca_hash": "sha256:aa", "nodes": NODES}
     known = {
-        "gpunodes_facts": {"worker-5": runner._sealed(facts("worker-1", "b5", OTHER))},
-        "gpunodes_cluster": runner._sealed(cluster),
+        "gpunodes_facts": {"worker-5": runner._encoded(facts("worker-1", "b5", OTHER))},
+        "gpunodes_cluster": runner._encoded(cluster),
     }
     (tmp_path / "known.json").write_text(json.dumps(known))
     root = Path(__file__).parents[2]

@@ -112,9 +112,9 @@ def test_maintenance_goes_by_the_control_planes_clock(monkeypatch: pytest.Monkey
     """The host of the timer is five hours ahead."""
     place = fleet(5, ["w1"])
     maintenance.begin(place, [entry(place, "w1")], "until the evening", time.time() + 4 * 3600)
-    real, ask = time.time, place.api.ask
+    real, request = time.time, place.api.request
     monkeypatch.setattr(time, "time", lambda: real() + 5 * 3600)
-    monkeypatch.setattr(place.api, "ask", lambda *a, **k: dataclasses.replace(ask(*a, **k), time=real()))
+    monkeypatch.setattr(place.api, "request", lambda *a, **k: dataclasses.replace(request(*a, **k), time=real()))
     assert run(place)["w1"].decision is Decision.REFUSE
     assert place.machines["w1"].done == []
     # And who begins one there says it in the control plane's time, too.
@@ -210,7 +210,7 @@ def test_a_repair_that_ended_with_an_error_lets_its_lock_go(monkeypatch: pytest.
     thread.start()
     time.sleep(1.5)
     anns = Leases(Cluster(place.session()), "repair")
-    anns._me = ANN
+    anns._holder = ANN
     assert "odd" not in anns.take("w1", None)
     assert records.read("test")["w1"].stage is Stage.ESCALATE
     anns.put_back()

@@ -26,13 +26,13 @@ from tests.hostile import ATTACKS
 def test_a_command_that_never_ends_is_ended_with_all_that_it_started() -> None:
     began = time.monotonic()
     result = shell.local(["sh", "-c", "echo begun; sleep 300 & sleep 300"], deadline_s=1)
-    assert result.reached is Reached.LATE
+    assert result.reached is Reached.TIMEOUT
     assert result.out == b"begun\n"
     assert time.monotonic() - began < 10
 
 
 def test_output_is_bounded() -> None:
-    result = shell.local(["sh", "-c", "yes"], deadline_s=20, most=100_000)
+    result = shell.local(["sh", "-c", "yes"], deadline_s=20, max_bytes=100_000)
     assert result.cut
     assert len(result.out) == 100_000
     assert len(shell.local(["sh", "-c", "yes >&2 | head -c 1"], deadline_s=1).err) <= 1 << 16
@@ -41,7 +41,7 @@ def test_output_is_bounded() -> None:
 def test_what_is_enough_ends_the_waiting() -> None:
     began = time.monotonic()
     result = shell.local(
-        ["sh", "-c", "echo one; echo two; sleep 60"], deadline_s=30, enough=lambda out: out.endswith(b"two\n")
+        ["sh", "-c", "echo one; echo two; sleep 60"], deadline_s=30, is_complete=lambda out: out.endswith(b"two\n")
     )
     assert (result.reached, result.out) == (Reached.ENDED, b"one\ntwo\n")
     assert time.monotonic() - began < 10
@@ -59,8 +59,8 @@ def test_input_comes_through_and_may_be_ignored() -> None:
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", Reached.REFUSED),
         ("Connection timed out during banner exchange", Reached.REFUSED),
         ("kex_exchange_identification: read: Connection reset by peer", Reached.REFUSED),
-        ("ssh: connect to host 10.0.0.1 port 22: Connection timed out", Reached.SILENT),
-        ("ssh: connect to host 10.0.0.1 port 22: No route to host", Reached.SILENT),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection timed out", Reached.NO_RESPONSE),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", Reached.NO_RESPONSE),
     ],
 )
 def test_how_far_ssh_came(message: str, reached: Reached) -> None:
@@ -275,7 +275,7 @@ def test_a_banner_is_no_boot_id_and_hides_none(greeted: machine_control.MachineC
 
 def test_a_banner_is_no_answer_to_an_order(greeted: machine_control.MachineControl) -> None:
     """An order that was refused stays refused, whatever the login shell prints before."""
-    asked = greeted.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    asked = greeted.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
     assert asked == machine_control.StepResult(False, "another boot runs already")
 
 
@@ -309,7 +309,7 @@ def test_a_session_passes_over_a_banner() -> None:
         "print(json.dumps({'id': asked['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
     )
     session_here = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
-    assert session_here.ask("GET", "/version").status == 200
+    assert session_here.request("GET", "/version").status == 200
     session_here.close()
 
 
@@ -342,7 +342,7 @@ def test_a_machine_s_words_reach_the_cluster_as_one_printable_line() -> None:
         def __init__(self) -> None:
             self.sent: list[Any] = []
 
-        def ask(self, method: str, *arguments: Any, **_: Any) -> cluster.Response:
+        def request(self, method: str, *arguments: Any, **_: Any) -> cluster.Response:
             node = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
             self.sent += [arguments[1]] if method != "GET" else []
             return cluster.Response(200, node, "", 1.0)
@@ -395,7 +395,7 @@ def test_a_bug_report_is_kept_only_when_it_is_asked_for(tmp_path: Path, monkeypa
         if "bug-report" not in words:
             return shell.RemoteResult(Reached.ENDED, 0, b"\ngpunodes-answer-follows\nsomething")
         program = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", words]
-        return shell.local(program, deadline_s=bounds["deadline_s"], most=bounds["most"])
+        return shell.local(program, deadline_s=bounds["deadline_s"], max_bytes=bounds["max_bytes"])
 
     monkeypatch.setattr(shell, "run", run)
     # Root's work, by whoever runs this.

@@ -157,7 +157,7 @@ class Fleet:
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = checked(self.settings())["gpunodes_repair_cold_pause"]
         known = identities.recall(self.cluster_name, machine.name, machine.address)
-        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, say=say)
+        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=say)
 
     def pool_label(self, name: str) -> str:
         """The pool that a machine's node is labelled with when it joins, "" for none (playbooks/group_vars/all.yml)."""
@@ -185,7 +185,7 @@ class Fleet:
             scan.options(),
             deadline_s=(self._deadline_s if full else None) or scan.deadline_for(len(machines)),
             parallel=self._parallel,
-            on_answer=take,
+            on_result=take,
         )
         answered = {name: seen for name, seen in found.items() if seen.verdict.state is not State.UNREACHABLE}
         identities.remember(self.cluster_name, {name: seen.facts for name, seen in answered.items()})
@@ -558,7 +558,7 @@ class _Repairs:
         """Nothing is done to a machine; what asked for it is remembered, once for as long as it stays the same."""
         self._done(self._plain(decision))
         why = f"{decision.decision.value}: {decision.why}"
-        known = self._pasts.get(decision.machine, history.MachineHistory()).left
+        known = self._pasts.get(decision.machine, history.MachineHistory()).not_repaired
         if not self._request.dry_run and decision.decision is not Decision.NOTHING and why != known:
             self._note_verdict(decision.machine, time.time(), why)
 

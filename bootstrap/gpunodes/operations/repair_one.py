@@ -54,7 +54,7 @@ class ControlsMachine(Protocol):
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Keep the evidence."""
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         """Use a rung that needs a shell."""
@@ -234,12 +234,12 @@ class OneRepair:
         self, record: RepairRecord, step: EscalationStep, later: Sequence[tuple[float, str]]
     ) -> StepResult:
         if step.proof is not VerifiedBy.GPU:
-            return self._machine_control.ask(step, record.boot_id, later, ())
+            return self._machine_control.run_step(step, record.boot_id, later, ())
         cluster = self._tools.cluster if record.node else None
         if cluster:
             cluster.taint_temporarily(record.node, record.id)
         try:
-            return self._machine_control.ask(step, record.boot_id, later, record.resets)
+            return self._machine_control.run_step(step, record.boot_id, later, record.resets)
         finally:
             if cluster:
                 cluster.untaint(record.node)
@@ -261,7 +261,7 @@ class OneRepair:
                     f"boot {seen.boot_id} after {waited:.0f} s",
                     self._alone(record, step, seen),
                 )
-            if seen.reached is Reached.SILENT:
+            if seen.reached is Reached.NO_RESPONSE:
                 silent += 1
                 gone = gone or silent > 1
             else:

@@ -76,7 +76,7 @@ def run(
     verdicts: dict[str, Verdict] = {}
     answered: dict[str, Mapping[str, Any] | None] = {}
 
-    def on_answer(answer: probing.ProbeResult) -> None:
+    def on_result(answer: probing.ProbeResult) -> None:
         machine = by_name[answer.name]
         verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus)
         if verdict.state is not State.UNREACHABLE:
@@ -89,7 +89,7 @@ def run(
         options(),
         deadline_s=deadline_s,
         parallel=parallel,
-        on_answer=on_answer,
+        on_result=on_result,
     )
     if cluster:
         identities.remember(cluster, answered)
