@@ -261,7 +261,7 @@ class Hands:
         if self._machine.off or not self._machine.sshd:
             return StepResult(False, "it does not answer on SSH")
         if boot_id and boot_id != self._machine.boot_id:
-            return StepResult(False, "another boot runs already")
+            return StepResult(False, "the machine has already rebooted")
         self._machine.reset = list(gpus)
         self._machine.use(step.name)
         return StepResult(True)

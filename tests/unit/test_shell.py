@@ -182,7 +182,7 @@ def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
     there = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
     assert there.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     asked = there.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
-    assert asked == machine_control.StepResult(False, "another boot runs already")
+    assert asked == machine_control.StepResult(False, "the machine has already rebooted")
     assert "gpu-1.processes.txt" in there.collect(tmp_path, None, bug_report=False)
     assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
 
