@@ -94,7 +94,7 @@ class Api:
         if method == "LOCK":
             return Response(200, self.by_ssh, "", time.time())
         status, answer = self._answer(method, urlsplit(path).path, parse_qs(urlsplit(path).query), copy.deepcopy(body))
-        error = "" if status == 200 else f"the Kubernetes API says: {answer}"
+        error = "" if status == 200 else f"the Kubernetes API reports: {answer}"
         return Response(status, copy.deepcopy(answer) if status == 200 else None, error, time.time())
 
     def close(self) -> None:

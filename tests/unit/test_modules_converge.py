@@ -269,7 +269,7 @@ def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
 
 def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    busy = pytest.raises(MachineProblem, match="another run of gpunodes works on this machine")
+    busy = pytest.raises(MachineProblem, match="another run of gpunodes is changing this machine")
     with lock.held(path=path), busy, lock.held(0, path):
         pass
     with lock.held(0, path):
