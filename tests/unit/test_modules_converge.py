@@ -292,4 +292,4 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}

@@ -214,8 +214,8 @@ options:
     description: Keep a CDI specification of the GPUs, and links by which systemd knows them.
     type: bool
     default: false
-  part:
-    description: What the changes belong to; M(host_undo) can take a part back by itself.
+  section:
+    description: The section of the ledger that records the changes; M(host_undo) can undo a section separately.
     type: str
     choices: ["", gpu]
     default: ""
@@ -356,7 +356,7 @@ ARGUMENTS = {
         },
     },
     "devices": {"type": "bool", "default": False},
-    "part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""},
+    "section": {"type": "str", "choices": ["", *ledger.SECTIONS], "default": ""},
 }
 
 

@@ -130,8 +130,8 @@ class Spec:
 
     ``{NAME}`` stands for the version of one of the packages.
     """
-    part: str = ""
-    """The book in which the changes are noted: one of ``ledger.PARTS``, or "" for the ledger itself."""
+    section: str = ""
+    """The section of the ledger that records the changes: one of ``ledger.SECTIONS``, or "" for the ledger itself."""
 
 
 @dataclass
@@ -176,7 +176,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
         devices=bool(parameters.get("devices")),
         images=tuple(parameters.get("images") or ()),
-        part=parameters.get("part") or "",
+        section=parameters.get("section") or "",
     )
 
 
@@ -205,7 +205,7 @@ class Converger:
         self.spec = spec
         self.check = check
         self.outcome = ConvergeResult()
-        self.ledger = ledger.load(ledger.path_of(spec.part))
+        self.ledger = ledger.load(ledger.path_of(spec.section))
         self._manager: packages.Manager | None = None
         self._refreshed = False
         self._renewed = False
@@ -258,7 +258,7 @@ class Converger:
 
     def save(self) -> None:
         """Put the ledger on the disk."""
-        self.ledger.save(ledger.path_of(self.spec.part))
+        self.ledger.save(ledger.path_of(self.spec.section))
 
     def step(self, action: str) -> bool:
         """Note an action; whether to do it. The ledger is on the disk before it is done."""
