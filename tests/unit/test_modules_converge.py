@@ -61,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     manager = Packages()
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
-    monkeypatch.setattr(undo, "NOTES", ())
+    monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
     monkeypatch.setattr(packages, "detect", lambda: manager)
     monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     return manager
