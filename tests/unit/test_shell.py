@@ -217,7 +217,7 @@ def test_the_cluster_can_be_asked(machine: dict[str, Any], tmp_path: Path) -> No
     transport = cluster.over_ssh("127.0.0.1", machine)
     session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
     try:
-        assert f"there is no {tmp_path}/none" in session.ask("GET", "/version").error
+        assert f"{tmp_path}/none does not exist" in session.ask("GET", "/version").error
     finally:
         session.close()
 
