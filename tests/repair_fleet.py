@@ -94,7 +94,7 @@ class Api:
         if method == "LOCK":
             return Response(200, self.by_ssh, "", time.time())
         status, answer = self._answer(method, urlsplit(path).path, parse_qs(urlsplit(path).query), copy.deepcopy(body))
-        error = "" if status == 200 else f"the Kubernetes API says: {answer}"
+        error = "" if status == 200 else f"the Kubernetes API reports: {answer}"
         return Response(status, copy.deepcopy(answer) if status == 200 else None, error, time.time())
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Hands:
         if self._machine.off or not self._machine.sshd:
             return StepResult(False, "SSH does not respond")
         if boot_id and boot_id != self._machine.boot_id:
-            return StepResult(False, "another boot runs already")
+            return StepResult(False, "the machine has already rebooted")
         self._machine.reset = list(gpus)
         self._machine.use(step.name)
         return StepResult(True)

@@ -88,7 +88,7 @@ class FileMachine:
         gpus: Sequence[str],
     ) -> StepResult:
         if boot_id != self.boot_id(self.read()):
-            return StepResult(False, "another boot runs already")
+            return StepResult(False, "the machine has already rebooted")
         self.use(step.name)
         return StepResult(True)
 

@@ -142,7 +142,7 @@ def test_a_machine_that_contradicts_its_node_keeps_its_power(
     monkeypatch.setattr(fleet, "session", mock.Mock())
     machine = fleet.inventory.machines()[0]
     for action in (power.PowerAction.OFF, power.PowerAction.CYCLE):
-        with pytest.raises(GpunodesError, match="its UUID is another"):
+        with pytest.raises(GpunodesError, match="its UUID differs"):
             power.power(fleet, machine, action, named=True)
     assert orders == []
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is True

@@ -84,7 +84,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def converger(check: bool = False) -> host.Converger:
-    return host.Converger(host.Spec(part="gpu"), check)
+    return host.Converger(host.Spec(section="gpu"), check)
 
 
 @pytest.mark.usefixtures("machine")
@@ -217,7 +217,7 @@ def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: 
     me = pwd.getpwuid(os.getuid())
     monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
     spec = host.Spec(
-        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), part="gpu"
+        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu"
     )
     assert host.Converger(spec).run().actions == [f"write {target}"]
     assert (target.read_text(), source.read_text()) == ("base and more", "base")

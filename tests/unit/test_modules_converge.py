@@ -61,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     manager = Packages()
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
-    monkeypatch.setattr(undo, "NOTES", ())
+    monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
     monkeypatch.setattr(packages, "detect", lambda: manager)
     monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     return manager
@@ -269,7 +269,7 @@ def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
 
 def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    busy = pytest.raises(MachineProblem, match="another run of gpunodes works on this machine")
+    busy = pytest.raises(MachineProblem, match="another run of gpunodes is changing this machine")
     with lock.held(path=path), busy, lock.held(0, path):
         pass
     with lock.held(0, path):
@@ -292,4 +292,4 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}

@@ -100,7 +100,7 @@ def test_a_node_that_reports_the_address_of_another_is_not_drained_in_its_place(
 def test_two_nodes_in_one_boot_are_refused() -> None:
     place = fleet(5, ["w1"])
     place.api.nodes["w3"]["status"]["nodeInfo"]["bootID"] = "w1-boot-1"
-    assert "the nodes w1 and w3 report one boot id" in refused(place, "w1")
+    assert "the nodes w1 and w3 report the same boot id" in refused(place, "w1")
 
 
 def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:

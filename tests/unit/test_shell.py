@@ -181,8 +181,8 @@ def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
     """With fish no step over SSH worked, and the repair used the BMC at once."""
     control = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
     assert control.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    asked = control.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
-    assert asked == machine_control.StepResult(False, "another boot runs already")
+    result = control.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    assert result == machine_control.StepResult(False, "the machine has already rebooted")
     assert "gpu-1.processes.txt" in control.collect(tmp_path, None, bug_report=False)
     assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
 
@@ -217,7 +217,7 @@ def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Pat
     transport = cluster.over_ssh("127.0.0.1", machine)
     session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
     try:
-        assert f"there is no {tmp_path}/none" in session.request("GET", "/version").error
+        assert f"{tmp_path}/none does not exist" in session.request("GET", "/version").error
     finally:
         session.close()
 

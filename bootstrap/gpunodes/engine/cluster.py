@@ -517,7 +517,7 @@ class Cluster:
         if response.status in {_OK, _NOT_FOUND, _CONFLICT}:  # a conflict: a new pod has the same name
             return ""
         if response.status == _TOO_MANY_REQUESTS:
-            return response.error.rpartition("says: ")[2] or "a disruption budget forbids it"
+            return response.error.rpartition("reports: ")[2] or "a disruption budget forbids it"
         return response.error
 
     def delete_now(self, pod: Pod) -> None:

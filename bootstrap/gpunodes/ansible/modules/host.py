@@ -216,8 +216,8 @@ options:
     description: Whether to keep a CDI specification of the GPUs, and links that make their devices known to systemd.
     type: bool
     default: false
-  part:
-    description: Section of the ledger for these changes. M(host_undo) can undo a single section.
+  section:
+    description: The section of the ledger that records the changes; M(host_undo) can undo a section separately.
     type: str
     choices: ["", gpu]
     default: ""
@@ -358,7 +358,7 @@ ARGUMENTS = {
         },
     },
     "devices": {"type": "bool", "default": False},
-    "part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""},
+    "section": {"type": "str", "choices": ["", *ledger.SECTIONS], "default": ""},
 }
 
 

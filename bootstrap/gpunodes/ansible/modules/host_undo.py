@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Undo all changes that a machine's ledger lists."""
+"""Undo all changes in the ledger of a machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ short_description: Undo everything that gpunodes changed on a machine
 version_added: "0.1.0"
 description:
   - Purges the packages that M(host) installed and restores the files, kernel settings, services and swap.
-  - Keeps everything that existed before. Does nothing on a machine without a ledger.
+  - Packages and files that existed before stay. A machine without a ledger is not changed.
 options:
-  part:
-    description: Undo only this section of the ledger; empty for all.
+  section:
+    description: The section of the ledger to undo; empty for all.
     type: str
     choices: ["", gpu]
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Reports the changes that it would make, and makes none.
+    description: Reports what would be done, and changes nothing.
   diff_mode:
     support: none
     description: Does not show changes.
@@ -30,17 +30,17 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Undo all changes of gpunodes
+- name: Undo everything that gpunodes changed
   host_undo:
 
-- name: Undo only the changes for GPU software
+- name: Undo only the changes of the GPU driver and its software
   host_undo:
-    part: gpu
+    section: gpu
 """
 
 RETURN = r"""
 actions:
-  description: The changes made, or in check mode the changes that it would make.
+  description: The actions taken, or in check mode those that would be taken.
   returned: always
   type: list
   elements: str
@@ -53,12 +53,12 @@ from ansible.module_utils.gpunodes.entry import carry_out
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""}},
+        argument_spec={"section": {"type": "str", "choices": ["", *ledger.SECTIONS], "default": ""}},
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        actions = undo.Undoer(module.check_mode, module.params["part"]).run()
+        actions = undo.Undoer(module.check_mode, module.params["section"]).run()
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

@@ -133,8 +133,8 @@ class Spec:
 
     ``{NAME}`` is replaced by the version of the package NAME.
     """
-    part: str = ""
-    """Section of the ledger for these changes: one of ``ledger.PARTS``, or "" for the main section."""
+    section: str = ""
+    """The section of the ledger that records the changes: one of ``ledger.SECTIONS``, or "" for the ledger itself."""
 
 
 @dataclass
@@ -179,7 +179,7 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
         devices=bool(parameters.get("devices")),
         images=tuple(parameters.get("images") or ()),
-        part=parameters.get("part") or "",
+        section=parameters.get("section") or "",
     )
 
 
@@ -208,7 +208,7 @@ class Converger:
         self.spec = spec
         self.check = check
         self.outcome = ConvergeResult()
-        self.ledger = ledger.load(ledger.path_of(spec.part))
+        self.ledger = ledger.load(ledger.path_of(spec.section))
         self._manager: packages.Manager | None = None
         self._refreshed = False
         self._renewed = False
@@ -261,7 +261,7 @@ class Converger:
 
     def save(self) -> None:
         """Write the ledger to disk."""
-        self.ledger.save(ledger.path_of(self.spec.part))
+        self.ledger.save(ledger.path_of(self.spec.section))
 
     def step(self, action: str) -> bool:
         """Record an action, and return whether to perform it. The ledger is on disk before the action."""
