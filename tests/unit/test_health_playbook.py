@@ -1,4 +1,4 @@
-"""playbooks/health.yml with health_repair, by real Ansible: this machine stands in for those of the inventory."""
+"""playbooks/health.yml with health_repair, run by real Ansible: localhost stands in for the inventory's machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def inventory(tmp_path: Path) -> Path:
 
 
 def play(inventory: Path, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run the playbook; ``command`` is a shell script in the place of `gpunodes`."""
+    """Run the playbook; ``command`` is a shell script in place of `gpunodes`."""
     program = inventory.with_name("gpunodes")
     program.write_text(f"#!/bin/sh\n{command}\n")
     program.chmod(0o755)
@@ -55,38 +55,38 @@ def play(inventory: Path, command: str, *more: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize(("more", "word", "changed"), [((), "--yes", 1), (("--check",), "--dry-run", 0)])
+@pytest.mark.parametrize(("more", "option", "changed"), [((), "--yes", 1), (("--check",), "--dry-run", 0)])
 def test_the_command_repairs_once_and_then_every_machine_is_judged(
-    inventory: Path, more: tuple[str, ...], word: str, changed: int
+    inventory: Path, more: tuple[str, ...], option: str, changed: int
 ) -> None:
-    """One command for the machines of the play, then the verdicts; check mode only asks for the plan."""
-    asked, document = inventory.with_name("asked"), inventory.with_name("document")
+    """One command for the machines of the play, then the verdicts; check mode only requests the plan."""
+    calls, document = inventory.with_name("calls"), inventory.with_name("document")
     document.write_text(json.dumps(DOCUMENT).replace('"repaired"', '"repaired"' if changed else "null"))
-    done = play(inventory, f'echo "$@" >>{asked}; cat {document}; exit 3', "--limit", "gpu-1,gpu-2", *more)
+    done = play(inventory, f'echo "$@" >>{calls}; cat {document}; exit 3', "--limit", "gpu-1,gpu-2", *more)
     assert done.returncode == 0, done.stdout + done.stderr
-    expected = f"health gpu-1 gpu-2 --reboot-hung --json --actions reboot --inventory {inventory} {word}\n"
-    assert asked.read_text() == expected, "once, and not on each machine"
-    assert "gpu-1: {{ lookup('pipe', 'id') }} it hung" in done.stdout, "what is reported is shown as it is"
+    expected = f"health gpu-1 gpu-2 --reboot-hung --json --actions reboot --inventory {inventory} {option}\n"
+    assert calls.read_text() == expected, "once, and not on each machine"
+    assert "gpu-1: {{ lookup('pipe', 'id') }} it hung" in done.stdout, "a reported text is shown unchanged"
     assert "gpu-2: it is well" not in done.stdout
     assert re.findall(r"changed=(\d)", done.stdout) == [str(changed), "0"]
     assert len(re.findall(r'"msg": "gpu-\d: ', done.stdout)) == 2
 
 
-def test_what_the_limit_takes_out_is_not_repaired(inventory: Path) -> None:
-    """Ansible's own meaning of it, by the command's own pattern; it was split into machines and repaired."""
-    asked, document = inventory.with_name("asked"), inventory.with_name("document")
+def test_machines_outside_the_limit_are_not_repaired(inventory: Path) -> None:
+    """The command gets the limit as one pattern; split at the colon, it selected the excluded machine too."""
+    calls, document = inventory.with_name("calls"), inventory.with_name("document")
     document.write_text(json.dumps(DOCUMENT))
-    done = play(inventory, f'echo "$@" >>{asked}; cat {document}; exit 3', "--limit", "workers:!gpu-2")
+    done = play(inventory, f'echo "$@" >>{calls}; cat {document}; exit 3', "--limit", "workers:!gpu-2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert asked.read_text().startswith("health workers:!gpu-2 --reboot-hung ")
+    assert calls.read_text().startswith("health workers:!gpu-2 --reboot-hung ")
     chosen = Inventory(inventory).select(["workers:!gpu-2"])
     assert [machine.name for machine in chosen] == ["gpu-1"]
     with pytest.raises(WrongInput, match="alone names no machines"):
         Inventory(inventory).select(["workers", "!gpu-2"])
 
 
-def stops(done: subprocess.CompletedProcess[str]) -> Any:
-    """The message of the one task that failed; the play ended there."""
+def failure(done: subprocess.CompletedProcess[str]) -> Any:
+    """The message of the only failed task; the play ended there."""
     assert done.returncode != 0
     assert "from_json" not in done.stdout + done.stderr
     assert "Judge what was found" not in done.stdout
@@ -94,15 +94,15 @@ def stops(done: subprocess.CompletedProcess[str]) -> Any:
     return message
 
 
-def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> None:
-    """The real command, and no control plane: its sentence is the play's error."""
+def test_an_unreachable_control_plane_is_reported_with_the_command_s_message(inventory: Path) -> None:
+    """The real command without a control plane: its message is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
-    message = stops(play(inventory, program))
+    message = failure(play(inventory, program))
     assert message.startswith("gpunodes: the control plane does not answer: "), message
     assert message.endswith("bring it back first, or leave the cluster out with --without-cluster"), message
 
 
-def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:
-    """Without gpunodes on PATH the play says so."""
-    message = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
+def test_a_missing_command_is_named(inventory: Path) -> None:
+    """Without gpunodes on PATH the play reports it."""
+    message = failure(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
     assert message == "/nowhere/gpunodes cannot be run; install gpunodes there, or name it in health_command"
