@@ -75,14 +75,14 @@ def test_verify_says_that_the_driver_is_missing(operator: Operator) -> None:
     assert "nvidia is not loaded" in document["machines"][0]["levels"][0]["fact"]
 
 
-def test_a_gate_that_went_is_refused_before_anything_is_touched(operator: Operator) -> None:
+def test_a_removed_gate_is_refused_before_anything_is_changed(operator: Operator) -> None:
     request(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
     request(operator, "gpu-2")
     found = operator.document("up", "--driver", "580", code=1)["findings"]
     found = [one for one in found if one["severity"] == "error"]
     assert [(one["machine"], one["check"]) for one in found] == [("gpu-1", "gates")]
-    assert "gone since Kubernetes 1.11" in json.dumps(found)
-    assert "device plugins do its work" in json.dumps(found)
+    assert "was removed in Kubernetes 1.11" in json.dumps(found)
+    assert "device plugins replace it" in json.dumps(found)
     assert lines(operator.ssh("gpu-1", BARE)) == _bare["gpu-1"]
     request(operator, "gpu-1")
 

@@ -1,6 +1,6 @@
-"""The shape of what machines and clusters report: results of the modules host_facts, cluster_info and gpu_verify.
+"""The shape of reports from machines and clusters: results of the modules host_facts, cluster_info and gpu_verify.
 
-What has a known form, and goes into names, paths, addresses or versions, has that form here; free text stays free.
+Values that become names, paths, addresses or versions must match a pattern; free text is not restricted.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _LEVELS = Many(
 
 
 def of_machine(facts: object) -> str:
-    """What is wrong with a result of host_facts, "" when nothing is. Never raises."""
+    """What is wrong with a result of host_facts, "" if it is correct. Never raises."""
     return wrong(facts, _MACHINE)
 
 
@@ -128,11 +128,11 @@ def of_cluster(cluster: object) -> str:
 
 
 def of_levels(levels: object) -> str:
-    """The same for the levels of GPUs' verification."""
+    """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)
 
 
 def saved(facts: Mapping[str, Any]) -> str:
-    """The same for facts out of a file, which may lack some: those that are there have their shape."""
+    """The same for facts from a file, where facts may be missing."""
     system = {name: Optional(shape) for name, shape in _SYSTEM.items()} | {"id": _SYSTEM["id"]}
     return wrong(facts, {name: Optional(shape) for name, shape in _MACHINE.items()} | {"os": system})
