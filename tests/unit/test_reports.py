@@ -110,7 +110,7 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
 def test_a_node_without_a_required_field_is_refused(name: str) -> None:
     (first, *others) = CLUSTER["nodes"]
     incomplete = {**CLUSTER, "nodes": [{key: value for key, value in first.items() if key != name}, *others]}
-    assert reports.of_cluster(incomplete) == f"its answer has no nodes.{name}"
+    assert reports.of_cluster(incomplete) == f"its answer is invalid: nodes.{name} is missing"
     assert reports.of_cluster(changed(CLUSTER, ("nodes", 0, name), None))
 
 
