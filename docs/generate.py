@@ -98,7 +98,7 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
             "",
             "| check | asks for |",
             "| --- | --- |",
-            "| `reachable` | a machine that answers |",
+            "| `reachable` | the machine is reachable |",
         )
         yield from (f"| `{check.name}` | {cell(check.title)} |" for check in preflight.CHECKS)
 

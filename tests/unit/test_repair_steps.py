@@ -330,7 +330,7 @@ def test_a_session_whose_answer_has_another_shape_ends_the_call_at_once(odd: dic
     ).replace(": nan", ": float('nan')")
     api = cluster.Cluster(cluster.Session(cluster.Transport([sys.executable, "-c", program])))
     began = time.monotonic()
-    with pytest.raises(cluster.NoResponse, match=f"its answer is invalid: expected (int|str|float) in {next(iter(odd))}"):
+    with pytest.raises(cluster.NoResponse, match=f"expected (int|str|float) in {next(iter(odd))}"):
         api.nodes()
     assert time.monotonic() - began < 10
     assert api.nodes() == []
