@@ -85,8 +85,8 @@ class Rule:
             action,
             state or state_of(action, watch=watch),
             sum(record.count for record in records) or 1,
-            min((record.first for record in records), key=_when).text if records else "",
-            max((record.last for record in records), key=_when).text if records else "",
+            min((record.first for record in records), key=_time_key).text if records else "",
+            max((record.last for record in records), key=_time_key).text if records else "",
             tuple(lines[: scan.EVIDENCE_LINES]),
             source or self.source,
             scan.clean(message.encode(errors="replace")),
@@ -95,7 +95,7 @@ class Rule:
         )
 
 
-def _when(time: Time) -> tuple[float, float]:
+def _time_key(time: Time) -> tuple[float, float]:
     return (time.epoch or 0.0, time.monotonic or 0.0)
 
 

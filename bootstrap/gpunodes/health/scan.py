@@ -196,7 +196,7 @@ class Scanner:
             header = window[begin:position]
             if counter is None or not kernel(header.translate(digits)):
                 yield position
-                position = find(marker, _beyond(window, position), end)
+                position = find(marker, _next_position(window, position), end)
                 continue
             counter.count += 1
             counter.last = header
@@ -207,7 +207,7 @@ class Scanner:
     def _count_run(self, counter: _Counter, header: bytes, message: bytes, begin: int, end: int) -> int:
         """Count consecutive lines with the same beginning; return the end of the last one, or 0."""
         window = self._window
-        run = _like(header, message).match(window, begin, end)
+        run = _lines_like(header, message).match(window, begin, end)
         if run is None:
             return 0
         counter.count += window.count(b"\n", begin, run.end()) - 1
@@ -299,7 +299,7 @@ class Scanner:
 
 
 @functools.lru_cache(maxsize=256)
-def _like(header: bytes, message: bytes) -> re.Pattern[bytes]:
+def _lines_like(header: bytes, message: bytes) -> re.Pattern[bytes]:
     """A pattern for consecutive lines with this header, with any numbers, and this beginning of the message."""
     head = re.sub(rb"(?:\\ |\d)+", rb"[ \\d]+", re.escape(header))
     return re.compile(rb"(?:" + head + re.escape(message) + rb",[^\n]*+\n)++")
@@ -392,10 +392,10 @@ def _positions(window: bytes, marker: bytes, begin: int, end: int) -> Iterator[i
     position = window.find(marker, begin, stop)
     while position >= 0:
         yield position
-        position = window.find(marker, _beyond(window, position), stop)
+        position = window.find(marker, _next_position(window, position), stop)
 
 
-def _beyond(window: bytes, position: int) -> int:
+def _next_position(window: bytes, position: int) -> int:
     """Where the next message can start; a line that repeats a marker is so parsed only once."""
     newline = window.find(b"\n", position, position + _MESSAGE)
     return newline if newline >= 0 else position + _MESSAGE
@@ -432,14 +432,14 @@ class Anchor:
     read: _Read
 
 
-def _line(window: bytes, begin: int) -> bytes:
+def _rest_of_line(window: bytes, begin: int) -> bytes:
     """The rest of a line, limited to the length of evidence."""
     limit = begin + 4 * EVIDENCE_CHARACTERS
     end = window.find(b"\n", begin, limit)
     return window[begin : end if end >= 0 else limit]
 
 
-def _around(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
+def _match_at(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
     """The match of a pattern that covers a position."""
     for found in pattern.finditer(window, max(0, position - 240), position + 240):
         if found.end() > position:
@@ -447,7 +447,7 @@ def _around(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Matc
     return None
 
 
-def _before(window: bytes, begin: int) -> bytes:
+def _text_before(window: bytes, begin: int) -> bytes:
     limit = max(0, begin - patterns.HEADER_BYTES)
     return window[window.rfind(b"\n", limit, begin) + 1 or limit : begin]
 
@@ -457,7 +457,12 @@ def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     if found:
         code = int(found[2])
         yield LineMatch(
-            LineKind.XID, _line(window, position), found[1], code, _xid_detail(window, found, code), found[3] or b""
+            LineKind.XID,
+            _rest_of_line(window, position),
+            found[1],
+            code,
+            _xid_detail(window, found, code),
+            found[3] or b"",
         )
         return
     for kind, pattern in _NVRM_KINDS:
@@ -465,11 +470,11 @@ def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
             detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
-            yield LineMatch(kind, _line(window, position), gpu, detail=detail)
+            yield LineMatch(kind, _rest_of_line(window, position), gpu, detail=detail)
             return
     found = patterns.OFF_BUS.match(window, position + len(b"NVRM: "))
     if found:
-        yield LineMatch(LineKind.OFF_BUS, _line(window, position), found[1] or found[2])
+        yield LineMatch(LineKind.OFF_BUS, _rest_of_line(window, position), found[1] or found[2])
 
 
 _NVRM_KINDS = (
@@ -499,7 +504,7 @@ def _mismatch_detail(found: re.Match[bytes]) -> str:
 
 
 def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(patterns.SXID, window, position)
+    found = _match_at(patterns.SXID, window, position)
     if found and not found[5]:
         severity = (found[3] or b"").decode().lower()
         if found[4]:
@@ -507,11 +512,18 @@ def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
             severity = "fatal" if found[4] == b"1" else "non-fatal"
         begin = found.start()
         yield LineMatch(
-            LineKind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin)
+            LineKind.SXID,
+            _rest_of_line(window, begin),
+            found[1],
+            int(found[2]),
+            severity,
+            header=_text_before(window, begin),
         )
 
 
-def _block(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool) -> tuple[int, int]:
+def _report_range(
+    window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool
+) -> tuple[int, int]:
     """Begin and end of the rest of a report: up to the next report, or before it if the newest line is first."""
     if not newest_first:
         following = ends.search(window, found.end(), found.end() + AHEAD)
@@ -538,22 +550,24 @@ _LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOF
 
 def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
     """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver."""
-    found = _around(report.pattern, window, position)
+    found = _match_at(report.pattern, window, position)
     if found:
-        begin, end = _block(window, found, report.after, newest_first=newest_first)
+        begin, end = _report_range(window, found, report.after, newest_first=newest_first)
         in_driver = patterns.NVIDIA_TASK.fullmatch(found[1]) or patterns.NVIDIA_FRAME.search(window, begin, end)
         task = clean(found[1] + b":" + found[2]) if in_driver else ""
         kind = report.in_driver if in_driver else report.elsewhere
-        yield LineMatch(kind, _line(window, found.start()), detail=task, header=_before(window, found.start()))
+        yield LineMatch(
+            kind, _rest_of_line(window, found.start()), detail=task, header=_text_before(window, found.start())
+        )
 
 
 def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(patterns.AER, window, position)
+    found = _match_at(patterns.AER, window, position)
     if not found:
         return
     driver, device, severity, fatal = found.groups()
-    header = _before(window, found.start())
-    text = _line(window, found.start())
+    header = _text_before(window, found.start())
+    text = _rest_of_line(window, found.start())
     detail = "corrected" if severity == b"Corrected" else "fatal" if fatal == b"Fatal" else "non-fatal"
     unhandled = patterns.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
     if driver != b"nvidia" and unhandled:
@@ -562,33 +576,39 @@ def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
 
 
 def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(patterns.UVM_FATAL, window, position)
+    found = _match_at(patterns.UVM_FATAL, window, position)
     if found:
-        yield LineMatch(LineKind.UVM_FATAL, _line(window, found.start()), header=_before(window, found.start()))
+        yield LineMatch(
+            LineKind.UVM_FATAL, _rest_of_line(window, found.start()), header=_text_before(window, found.start())
+        )
 
 
 def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(patterns.OFF_BUS, window, position)
-    if found and not _before(window, found.start()).rstrip().endswith(b"NVRM:"):
-        text = _line(window, found.start())
-        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_before(window, found.start()))
+    found = _match_at(patterns.OFF_BUS, window, position)
+    if found and not _text_before(window, found.start()).rstrip().endswith(b"NVRM:"):
+        text = _rest_of_line(window, found.start())
+        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_text_before(window, found.start()))
 
 
 def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(patterns.SMI_MESSAGE, window, position)
-    if found and not _before(window, found.start()).strip():
+    found = _match_at(patterns.SMI_MESSAGE, window, position)
+    if found and not _text_before(window, found.start()).strip():
         # The beginning identifies the message; the text after the GPU comes from the driver.
         message = found["message"] or b"device handle: " + found["problem"]
         detail = clean(b" ".join(message.split()))
         yield LineMatch(
-            LineKind.SMI_MESSAGE, _line(window, found.start()), found["gpu"] or b"", detail=detail, from_program=True
+            LineKind.SMI_MESSAGE,
+            _rest_of_line(window, found.start()),
+            found["gpu"] or b"",
+            detail=detail,
+            from_program=True,
         )
 
 
 def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = patterns.SMI_VALUE.match(window, position)
     if found:
-        line = _before(window, position) + _line(window, position)
+        line = _text_before(window, position) + _rest_of_line(window, position)
         yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), from_program=True)
 
 

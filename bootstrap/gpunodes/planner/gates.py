@@ -105,7 +105,7 @@ def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
 def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     row = next((row for row in tables.read("gates")["gate"] if row["name"] == name), None)
     if row is None:
-        return _other(name, minor, value=value)
+        return _judge_other(name, minor, value=value)
     gate = _gate(row, minor)
     if gate.status is GateStatus.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
@@ -129,7 +129,7 @@ def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     return None
 
 
-def _other(name: str, minor: str, *, value: bool) -> Conflict | None:
+def _judge_other(name: str, minor: str, *, value: bool) -> Conflict | None:
     """Judge a gate that is not about GPUs; these are known only for the versions that gpunodes installs."""
     table = tables.read("kubelet_gates")
     stages = [stage.split() for stage in table["gates"].get(name, ()) if _number(stage.split()[0]) <= _number(minor)]

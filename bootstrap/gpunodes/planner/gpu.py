@@ -156,7 +156,7 @@ def _runtime(case: Case) -> bool:
         return False
     case.explain(f"runtime {name}", "requested" if name != "containerd" else "the default runtime of Kubernetes")
     if case.gpus:
-        _cdi(case, row)
+        _check_cdi(case, row)
     shim = table["cri_dockerd"]
     if name == "docker" and version_of(case.requested.kubernetes_version) >= version_of(shim["from"]):
         case.explain("cri-dockerd", f"Kubernetes has no dockershim from {shim['from']} on", cite("toolkit", shim))
@@ -164,7 +164,7 @@ def _runtime(case: Case) -> bool:
     return False
 
 
-def _cdi(case: Case, row: Row) -> None:
+def _check_cdi(case: Case, row: Row) -> None:
     installed = {**(case.facts.get("packages") or {}), **(case.gpu.get("runtimes") or {})}
     for package in row["packages"]:
         version = re.search(r"\d[\d.]*", str(installed.get(package) or "").rpartition(":")[2])
@@ -189,10 +189,10 @@ def _without_gpus(case: Case) -> None:
             case.warnings.append(f"no NVIDIA GPU is on the PCI bus: the requested {what} {value} has no effect")
     if (case.gpu.get("driver") or {}).get("loaded"):
         case.warnings.append("the NVIDIA driver is loaded, but no GPU is on the PCI bus: a GPU may have failed")
-    _passed_through(case)
+    _warn_of_passthrough(case)
 
 
-def _passed_through(case: Case) -> None:
+def _warn_of_passthrough(case: Case) -> None:
     addresses = [
         function["address"]
         for function in case.gpu.get("functions") or ()
@@ -203,7 +203,7 @@ def _passed_through(case: Case) -> None:
 
 
 def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
-    _passed_through(case)
+    _warn_of_passthrough(case)
     case.conflicts += _unknown(case.requested)
     flavours = _flavours(case)
     _limits(case)

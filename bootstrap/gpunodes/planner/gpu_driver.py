@@ -44,9 +44,9 @@ def choose(
     installed = _installed(case)
     _judge_installed(case, installed, choices)
     if not choices:
-        _no_choice(case, offers, flavours, cudas)
+        _explain_no_choice(case, offers, flavours, cudas)
         return None, "", None
-    trusted = [choice for choice in choices if _boots(case, choice[0])]
+    trusted = [choice for choice in choices if _secure_boot_accepts(case, choice[0])]
     if not trusted:
         case.refuse(
             "Secure Boot is on, and DKMS' signing key is not enrolled",
@@ -57,7 +57,7 @@ def choose(
         )
         return None, "", None
     offer, branch, flavour = _best(case, trusted, installed)
-    _judge_life(case, branch)
+    _warn_of_ended_support(case, branch)
     return offer, branch, flavour
 
 
@@ -65,14 +65,14 @@ def _choices(
     case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> Iterator[tuple[Row, str, Flavour]]:
     """All choices that meet the request."""
-    for choice in _fitting(case, offers, flavours, cudas):
+    for choice in _compatible(case, offers, flavours, cudas):
         if case.requested.driver in {"", choice[1]} and (
             not case.requested.cudnn or software.cudnn_row(case, *choice[:2])
         ):
             yield choice
 
 
-def _fitting(
+def _compatible(
     case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> Iterator[tuple[Row, str, Flavour]]:
     """All choices that support the GPUs and ``cudas``: the preferred modules first, then in the table's order."""
@@ -82,7 +82,7 @@ def _fitting(
                 if (
                     offer[flavour.value]
                     and not _unbuilt(case, offer, branch, flavour)
-                    and not any(_broken(case, branch, cudas))
+                    and not any(_broken_limits(case, branch, cudas))
                     and all(software.cuda_row(case, offer, version) for version, _ in cudas)
                     and (not case.switched() or offer["fabric_manager"])
                 ):
@@ -97,7 +97,7 @@ def _unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | Non
         return None
     kernel = version_of(case.kernel())
     rows: Sequence[Row] = tables.read("drivers")["unbuilt"]
-    fitting = (
+    matching = (
         row
         for row in rows
         if case.system in row["systems"]
@@ -106,10 +106,10 @@ def _unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | Non
         and version_of(row["from"]) <= kernel
         and (not row["before"] or kernel < version_of(row["before"]))
     )
-    return next(fitting, None)
+    return next(matching, None)
 
 
-def _broken(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Conflict]:
+def _broken_limits(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Conflict]:
     """The limits of GPUs and CUDA that a branch breaks."""
     for row in case.generations:
         fact = f"driver {branch} does not support {row['title']} GPUs ({case.products(row)})"
@@ -135,25 +135,25 @@ def _broken(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterat
 
 
 def _judge_branch(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> None:
-    case.conflicts += _broken(case, branch, cudas)
+    case.conflicts += _broken_limits(case, branch, cudas)
 
 
-def _judge_life(case: Case, branch: str) -> None:
+def _warn_of_ended_support(case: Case, branch: str) -> None:
     row = next(row for row in tables.read("drivers")["branch"] if row["name"] == branch)
     if row["ends"] < case.month():
         case.warnings.append(f"NVIDIA's support for driver {branch} ended in {row['ends']}")
 
 
-def _no_choice(
+def _explain_no_choice(
     case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> None:
     """Add conflicts with the reasons why no offer meets the request, unless they were added before."""
     system = case.system
     if case.requested.driver in branches() and not any(case.requested.driver in offer["branches"] for offer in offers):
-        has = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
+        offered = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
         case.refuse(
             f"driver {case.requested.driver} is not available {case.for_system()}",
-            f"one of {has}",
+            f"one of {offered}",
             "choose one of these, or another gpunodes_driver_source",
         )
     for version, _ in cudas:
@@ -170,16 +170,18 @@ def _no_choice(
             "install the driver from NVIDIA (gpunodes_driver_source: nvidia)",
         )
     kernel_refused = _judge_kernel(case, offers, flavours)
-    fitting = [choice for choice in _fitting(case, offers, flavours, cudas) if case.requested.driver in {"", choice[1]}]
+    compatible = [
+        choice for choice in _compatible(case, offers, flavours, cudas) if case.requested.driver in {"", choice[1]}
+    ]
     if (
         software.knows_cudnn(case.requested.cudnn)
-        and fitting
-        and not any(software.cudnn_row(case, *choice[:2]) for choice in fitting)
+        and compatible
+        and not any(software.cudnn_row(case, *choice[:2]) for choice in compatible)
     ):
         available = [
-            f"{row['version']} for CUDA {row['cuda']} from {row['source_of']}"
+            f"{row['version']} for CUDA {row['cuda']} from {SOURCES[row['source_of']]}"
             for row in tables.read("cuda")["cudnn"]
-            if any(row["source_of"] == choice[0]["source_of"] for choice in fitting)
+            if any(row["source_of"] == choice[0]["source_of"] for choice in compatible)
             and (not row["systems"] or system in row["systems"])
         ]
         majors = software.cuda_majors(case)
@@ -189,16 +191,18 @@ def _no_choice(
             f"cuDNN {', '.join(available)}" if available else "no cuDNN: none is available",
             "choose one of these, or another gpunodes_driver_source, or do not request cuDNN",
         )
-    alone = any(_fitting(case, offers, flavours, ()))
-    if flavours and not kernel_refused and (not alone or not case.conflicts):
+    without_cuda = any(_compatible(case, offers, flavours, ()))
+    if flavours and not kernel_refused and (not without_cuda or not case.conflicts):
         needs = " and ".join(
             f"{row['title']} GPUs ({' or '.join(row['modules'])} modules{_range(row)})" for row in case.generations
         )
-        has = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
-        extras = [f"CUDA {version}" for version, _ in cudas if alone] + (["NVSwitches"] if case.switched() else [])
-        systems = " or ".join(map(title_of, _elsewhere(case, flavours, cudas if alone else ())))
+        offered = ", ".join(dict.fromkeys(branch for offer in offers for branch in offer["branches"]))
+        extras = [f"CUDA {version}" for version, _ in cudas if without_cuda] + (
+            ["NVSwitches"] if case.switched() else []
+        )
+        systems = " or ".join(map(title_of, _systems_with_driver(case, flavours, cudas if without_cuda else ())))
         case.refuse(
-            f"no driver that is available {case.for_system()} ({has}) supports {needs}"
+            f"no driver that is available {case.for_system()} ({offered}) supports {needs}"
             + (f" with {', '.join(extras)}" if extras else ""),
             "a driver that supports all GPUs and requested versions",
             f"install {systems}, where one is available" if systems else "separate the GPUs, or request fewer versions",
@@ -225,7 +229,7 @@ def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]
                 not row
                 or branch in refused
                 or case.requested.driver not in {"", branch}
-                or any(_broken(case, branch, ()))
+                or any(_broken_limits(case, branch, ()))
             ):
                 continue
             refused.add(branch)
@@ -238,7 +242,7 @@ def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]
     return bool(refused)
 
 
-def _elsewhere(case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]) -> list[str]:
+def _systems_with_driver(case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]) -> list[str]:
     """The systems on which this machine could get the requested software."""
     found = []
     for system in dict.fromkeys(name for offer in tables.read("drivers")["offer"] for name in offer["systems"]):
@@ -251,7 +255,7 @@ def _elsewhere(case: Case, flavours: Sequence[Flavour], cudas: Sequence[tuple[st
             for offer in tables.read("drivers")["offer"]
             if system in offer["systems"] and case.facts.get("arch") in offer["architectures"]
         ]
-        if any(_fitting(other, offers, flavours, cudas)):
+        if any(_compatible(other, offers, flavours, cudas)):
             found.append(system)
     return found
 
@@ -316,7 +320,7 @@ def _explain_modules(case: Case, offer: Row, branch: str, flavour: Flavour) -> N
         case.explain("no open kernel modules", why, cite("drivers", row))
 
 
-def _boots(case: Case, offer: Row) -> bool:
+def _secure_boot_accepts(case: Case, offer: Row) -> bool:
     mok = case.gpu.get("mok") or {}
     return not case.gpu.get("secure_boot") or bool(offer["signed"] or mok.get("enrolled"))
 

@@ -184,16 +184,16 @@ def _cudnn_rows(case: Case, source: str) -> list[Row]:
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or case.system in row["systems"])
-        and _is_of(case.requested.cudnn, row["version"])
+        and _same_release(case.requested.cudnn, row["version"])
     ]
 
 
 def knows_cudnn(request: str) -> bool:
     """Whether any source has the requested cuDNN version for any machine."""
-    return any(_is_of(request, row["version"]) for row in tables.read("cuda")["cudnn"])
+    return any(_same_release(request, row["version"]) for row in tables.read("cuda")["cudnn"])
 
 
-def _is_of(request: str, version: str) -> bool:
+def _same_release(request: str, version: str) -> bool:
     """Whether one version contains the other: ``9.12`` belongs to 9, and 8.5 meets a request for ``8``."""
     return f"{request}.".startswith(f"{version}.") or f"{version}.".startswith(f"{request}.")
 

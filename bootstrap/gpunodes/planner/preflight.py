@@ -73,11 +73,11 @@ def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Clust
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
-        nodes=[{key: str(node.get(key) or "") for key in _OF_NODES} for node in cluster.get("nodes", ())],
+        nodes=[{key: str(node.get(key) or "") for key in _NODE_FIELDS} for node in cluster.get("nodes", ())],
     )
 
 
-_OF_NODES = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
+_NODE_FIELDS = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
@@ -152,7 +152,7 @@ def _disk(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Pr
         yield Problem(
             f"{facts['disk_free_mib']} MiB are free below /var/lib",
             f"at least {least} MiB",
-            "free some space, or mount a larger disk there",
+            "free some space, or mount a larger disk at /var/lib",
         )
 
 
