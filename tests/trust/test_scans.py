@@ -33,7 +33,7 @@ PYTHON = """#!{python}
 import json, sys, time, zlib
 first = sys.stdin.buffer.readline()
 if not first.startswith(b'{{"modules"'):
-    packed = zlib.compress(open("{look}", "rb").read())
+    packed = zlib.compress(open("{scan}", "rb").read())
     sys.stdout.buffer.write(b"gpunodes.probe/1 ready\\ngpunodes.probe/1 %d\\n" % len(packed) + packed)
     sys.exit()
 print("\\x1b]0;a login that greets\\x07", flush=True)
