@@ -98,7 +98,7 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
             "",
             "| check | asks for |",
             "| --- | --- |",
-            "| `reachable` | a machine that answers |",
+            "| `reachable` | the machine is reachable |",
         )
         yield from (f"| `{check.name}` | {cell(check.title)} |" for check in preflight.CHECKS)
 
@@ -202,10 +202,10 @@ def as_text(description: str | Sequence[str]) -> list[str]:
 def supported_tables() -> str:
     """The tables of supported.md."""
     lines = ["| operating system | release | proven in the lab |", "| --- | --- | --- |"]
-    lines += [f"| {row['id']} | {row['version']} | {yes(row['proven'])} |" for row in tables.read("systems")["system"]]
+    lines += [f"| {row['id']} | {row['version']} | {yes(row['tested'])} |" for row in tables.read("systems")["system"]]
     lines += ["", "| Kubernetes | proven in the lab | cgroup v1 |", "| --- | --- | --- |"]
     lines += [
-        f"| {row['version']} | {yes(row['proven'])} | {row['cgroup_v1']} |"
+        f"| {row['version']} | {yes(row['tested'])} | {row['cgroup_v1']} |"
         for row in tables.read("kubernetes")["minor"]
     ]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The settings of a cluster: the inventory's variables `gpunodes_*` over the defaults of the role `settings`.
+"""The settings of a cluster: the inventory's variables `gpunodes_*`, and defaults from the role `settings`.
 
-The defaults stand in ``roles/settings/defaults/main.yml`` and nowhere else.
+The only place of the defaults is ``roles/settings/defaults/main.yml``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gpunodes.errors import WrongInput
 
 
 def content() -> Path:
-    """The folder that holds `playbooks` and `roles`: inside an installed package, else the checkout."""
+    """The folder with `playbooks` and `roles`: inside the installed package, else the checkout."""
     installed = Path(__file__).parent / "content"
     return installed if installed.is_dir() else Path(__file__).parents[2]
 
 
 def plugins() -> Path:
-    """The folder of our Ansible modules and filters."""
+    """The folder of gpunodes' Ansible modules and filters."""
     return Path(__file__).parent / "ansible"
 
 
 def state_home() -> Path:
-    """Where runs are kept: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; 0700."""
+    """The folder of runs: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; mode 0700."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     path = Path(base) / "gpunodes"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def state_home() -> Path:
 
 
 def known_hosts() -> Path:
-    """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
+    """gpunodes' file of SSH host keys: a key is added at the first contact, a changed one is refused by ssh."""
     return state_home() / "known_hosts"
 
 
@@ -57,9 +57,9 @@ def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(name: str, variables: Mapping[str, Any]) -> None:
-    """Raise WrongInput for a `gpunodes_*` variable of the machine ``name`` that is no setting, or none of its values.
+    """Raise WrongInput for a `gpunodes_*` variable of the machine ``name`` that is not a setting, or has a wrong value.
 
-    What the role `settings` says of each is the rule. Templates are left to Ansible, which alone can render them all.
+    The argument specification of the role `settings` decides. Templates are not checked: only Ansible can render them.
     """
     from ansible.errors import AnsibleError
 
@@ -71,10 +71,10 @@ def check(name: str, variables: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, known, n=1)
             raise WrongInput(
                 f"{key} of {name} is not a setting",
-                f"one of those in docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
-                "correct its name, or take it out of the inventory",
+                f"a setting of docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
+                "correct its name, or remove it from the inventory",
             )
-        # A vault that nobody opened is Ansible's to judge too.
+        # A value in a locked vault is left to Ansible too.
         with contextlib.suppress(AnsibleError):
             _check(f"{key} of {name}", key, value, known[key])
 
@@ -84,9 +84,9 @@ def _check(title: str, key: str, value: Any, option: Mapping[str, Any]) -> None:
 
     if "{{" in str(value):
         return
-    # Ansible makes a text of everything, and YAML a number of an unquoted 1.30: 1.3.
-    odd = option["type"] == "str" and isinstance(value, (float, list, dict))
-    if odd or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+    # Ansible converts any value to a string, and YAML an unquoted 1.30 to the number 1.3.
+    not_text = option["type"] == "str" and isinstance(value, (float, list, dict))
+    if not_text or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
         choices = option.get("choices")
         raise WrongInput(
             f"{title} cannot be used" if "password" in key else f"{title} is {value!r}",

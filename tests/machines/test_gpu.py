@@ -81,8 +81,8 @@ def test_a_removed_feature_gate_is_refused_before_anything_is_changed(operator: 
     found = operator.document("up", "--driver", "580", code=1)["findings"]
     found = [one for one in found if one["severity"] == "error"]
     assert [(one["machine"], one["check"]) for one in found] == [("gpu-1", "gates")]
-    assert "gone since Kubernetes 1.11" in json.dumps(found)
-    assert "device plugins do its work" in json.dumps(found)
+    assert "was removed in Kubernetes 1.11" in json.dumps(found)
+    assert "device plugins replace it" in json.dumps(found)
     assert lines(operator.ssh("gpu-1", BARE)) == _bare["gpu-1"]
     write_settings(operator, "gpu-1")
 

@@ -33,7 +33,7 @@ PYTHON = """#!{python}
 import json, sys, time, zlib
 first = sys.stdin.buffer.readline()
 if not first.startswith(b'{{"modules"'):
-    packed = zlib.compress(open("{look}", "rb").read())
+    packed = zlib.compress(open("{scan}", "rb").read())
     sys.stdout.buffer.write(b"gpunodes.probe/1 ready\\ngpunodes.probe/1 %d\\n" % len(packed) + packed)
     sys.exit()
 print("\\x1b]0;a login that greets\\x07", flush=True)
@@ -253,7 +253,7 @@ def test_a_plan_from_a_file_whose_text_is_hostile(fleet: Fleet, tmp_path: Path) 
     assert fleet.gpunodes("gpu", "plan", "--from", str(saved)).returncode == 0
     saved.write_text(json.dumps({"gpu-1": hostile(made)}))
     done = fleet.gpunodes("gpu", "plan", "--from", str(saved))
-    assert "its answer has no" in done.stdout + done.stderr
+    assert "its answer is invalid" in done.stdout + done.stderr
 
 
 def test_a_saved_report_whose_text_is_hostile(fleet: Fleet, tmp_path: Path) -> None:

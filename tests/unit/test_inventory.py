@@ -1,4 +1,4 @@
-"""Selecting machines, and what is said of inventories that cannot be used."""
+"""Selecting machines, and the errors for invalid inventories."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_malformed_inventory_names_its_line(tmp_path: Path, text: str, message
         Inventory(file)
 
 
-def test_group_vars_that_are_no_mapping_name_their_line(path: Path) -> None:
+def test_group_vars_that_are_not_a_mapping_name_their_line(path: Path) -> None:
     folder = path.parent / "group_vars"
     folder.mkdir()
     (folder / "all.yml").write_text("\n- gpunodes_network\n")
@@ -113,7 +113,7 @@ def test_group_vars_that_are_no_mapping_name_their_line(path: Path) -> None:
         Inventory(path)
 
 
-def test_a_missing_inventory_says_how_to_start(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match="init-master ADDRESS"):
         Inventory(tmp_path / "hosts.yml")
 
@@ -125,7 +125,7 @@ def test_two_control_planes_are_refused(tmp_path: Path) -> None:
         Inventory(file).control_plane()
 
 
-def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
+def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
     inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
     inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
@@ -136,7 +136,7 @@ def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
     assert found.variables("10.0.0.2")["ansible_user"] == "admin"
 
 
-def test_somebody_elses_inventory_is_not_changed(path: Path) -> None:
+def test_an_inventory_of_the_user_is_not_changed(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):
         inventories.add(path, Role.WORKER, ["10.0.0.9"], {})
@@ -153,7 +153,7 @@ def test_templates_of_a_connection_are_rendered(path: Path) -> None:
     assert connection["other"] == "{{ secret }}"
 
 
-def test_a_connection_that_was_wrong_is_given_anew(tmp_path: Path) -> None:
+def test_a_wrong_connection_can_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "wrong", "ansible_port": 22})
     inventories.reconnect(path, Inventory(path).machines(), {"ansible_user": "right"})
@@ -161,9 +161,9 @@ def test_a_connection_that_was_wrong_is_given_anew(tmp_path: Path) -> None:
     assert (variables["ansible_user"], variables["ansible_port"]) == ("right", 22)
 
 
-def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
+def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> None:
     machines = Inventory(path).select(["worker-1"])
-    with pytest.raises(WrongInput, match="is an inventory of yours"):
+    with pytest.raises(WrongInput, match="gpunodes did not create"):
         inventories.reconnect(path, machines, {"ansible_user": "x"})
     assert path.read_text() == PLAIN
 
@@ -179,12 +179,12 @@ def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],
 )
-def test_settings_that_cannot_be_used(key: str, value: object, message: str) -> None:
+def test_invalid_settings(key: str, value: object, message: str) -> None:
     with pytest.raises(WrongInput, match=message):
         settings.check("worker-1", {key: value})
 
 
-def test_settings_that_can_be_used() -> None:
+def test_valid_settings() -> None:
     settings.check("worker-1", {**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})
 
 

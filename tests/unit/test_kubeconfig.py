@@ -1,4 +1,4 @@
-"""The administrator's kubeconfig: which fields reach the user's file, and where it is stored."""
+"""The administrator's kubeconfig: which parts of a control plane's file reach the user, and where it is stored."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CLUSTER = {"server": "https://10.0.0.1:6443", "certificate-authority-data": PEM}
 USER = {"client-certificate-data": PEM, "client-key-data": PEM}
 
 
-def admin(cluster: Any = CLUSTER, user: Any = USER, **fields: Any) -> dict[str, Any]:
-    """The admin.conf of a control plane, as kubeadm writes it."""
+def admin(cluster: Any = CLUSTER, user: Any = USER, **more: Any) -> dict[str, Any]:
+    """A control plane's admin.conf, as kubeadm writes it."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "kubernetes", "cluster": cluster}],
         "users": [{"name": "kubernetes-admin", "user": user}],
         "contexts": [{"name": "x", "context": {"cluster": "kubernetes", "user": "kubernetes-admin"}}],
-        **fields,
+        **more,
     }
 
 
@@ -39,7 +39,7 @@ def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
     return renamed(admin({**CLUSTER, "server": server}), name)
 
 
-def test_kubeconfig_of_kubeadm_is_only_renamed() -> None:
+def test_kubeadm_s_fields_are_taken_unchanged() -> None:
     found = renamed(admin(), "control-1")
     assert found["clusters"] == [{"name": "gpunodes-control-1", "cluster": CLUSTER}]
     assert found["users"] == [{"name": "gpunodes-control-1", "user": USER}]
@@ -69,11 +69,11 @@ def test_kubeconfig_of_kubeadm_is_only_renamed() -> None:
         None,
     ],
 )
-def test_kubeconfig_with_other_fields_is_refused(document: Any) -> None:
-    """An attacker on a control-plane machine could otherwise make kubectl run programs and read files of the user."""
-    with pytest.raises(GpunodesError, match="what kubeadm writes") as message:
+def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
+    """An attacker on a control-plane machine could otherwise let the user's kubectl run programs and read files."""
+    with pytest.raises(GpunodesError, match="only the fields that kubeadm writes") as error:
         renamed(document, "control-1")
-    assert str(message.value).isprintable()
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_kubeconfig_with_other_fields_is_refused(document: Any) -> None:
     ],
 )
 def test_invalid_yaml_is_refused_with_a_message(text: str, tmp_path: Path) -> None:
-    """PyYAML raises other exceptions than its own, too."""
-    with pytest.raises(GpunodesError, match="is no YAML"):
+    """PyYAML does not only raise its own errors."""
+    with pytest.raises(GpunodesError, match="is not valid YAML"):
         taken(text, "control-1")
     (tmp_path / "config").write_text(text)
     with pytest.raises(WrongInput, match="is not valid YAML"):
         kubeconfig.write(tmp_path / "config", kubeconfig_of("a", "https://a"), merge=True)
 
 
-def test_merging_keeps_other_entries_and_replaces_those_of_gpunodes() -> None:
+def test_merging_keeps_other_entries_and_replaces_its_own() -> None:
     first = kubeconfig.merged(kubeconfig_of("work", "https://w"), kubeconfig_of("lab", "https://old"))
     second = kubeconfig.merged(first, kubeconfig_of("lab", "https://new"))
     assert {entry["name"]: entry["cluster"]["server"] for entry in second["clusters"]} == {
@@ -107,7 +107,7 @@ def test_merging_keeps_other_entries_and_replaces_those_of_gpunodes() -> None:
     assert second["current-context"] == "gpunodes-lab"
 
 
-def test_kubeconfig_is_private(tmp_path: Path) -> None:
+def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         target = tmp_path / "kube" / "config"
@@ -120,15 +120,15 @@ def test_kubeconfig_is_private(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["config"]
 
 
-def test_kubeconfig_must_be_a_mapping(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_is_not_a_mapping_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "config"
     target.write_text("- a\n")
     with pytest.raises(WrongInput, match="not a mapping"):
         kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
 
 
-def test_programs_in_the_users_file_stay(tmp_path: Path) -> None:
-    """Entries of other clusters in the user's file may contain programs."""
+def test_a_user_s_own_programs_are_kept(tmp_path: Path) -> None:
+    """Entries for other clusters in the user's file are not changed."""
     target = tmp_path / "config"
     existing = {"users": [{"name": "corp", "user": {"exec": {"command": "corp-login"}}}]}
     target.write_text(yaml.safe_dump(existing))
@@ -151,7 +151,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inventory]:
-    """An inventory with the local machine as control plane, and its admin.conf in another folder."""
+    """An inventory whose control plane is this machine, with its admin.conf in another folder."""
     monkeypatch.setattr(kubeconfig, "_READ", kubeconfig._READ.replace("/etc/kubernetes", str(tmp_path)))
     port = sshd.free_ports(1)[0]
     with sshd.serving(tmp_path, [{("127.0.0.1", port): ""}]) as servers:
@@ -163,7 +163,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inven
 
 
 @needs_sshd
-def test_fetched_kubeconfig_is_stored_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
+def test_it_is_fetched_and_stored_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
     (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
     assert kubeconfig.fetch(inventory) == renamed(admin(), "control-1")
     assert [path for path in state.rglob("*") if path.is_file() and PEM in path.read_text()] == []
@@ -172,17 +172,23 @@ def test_fetched_kubeconfig_is_stored_in_no_file(inventory: Inventory, tmp_path:
 @needs_sshd
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "there is no .*admin.conf: it runs no cluster"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
+    [
+        (None, "there is no .*admin.conf: it runs no cluster"),
+        ("{", "is not valid YAML"),
+        ("!!python/none x", "is not valid YAML"),
+    ],
 )
-def test_missing_kubeconfig_is_reported(inventory: Inventory, tmp_path: Path, text: str | None, message: str) -> None:
+def test_without_a_valid_one_the_reason_is_reported(
+    inventory: Inventory, tmp_path: Path, text: str | None, message: str
+) -> None:
     if text is not None:
         (tmp_path / "admin.conf").write_text(text)
     with pytest.raises(GpunodesError, match=message):
         kubeconfig.fetch(inventory)
 
 
-def test_files_of_a_killed_command_are_deleted_by_the_next_command() -> None:
-    """Older versions of gpunodes stored the kubeconfig in a run's folder."""
+def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
+    """Older versions of gpunodes stored it in a run's folder."""
     leftovers = [
         journal.open_run("kubeconfig") / "admin.conf",
         journal.open_run("join") / "play/artifacts/ansible/command",
