@@ -109,7 +109,7 @@ def test_a_machine_that_somebody_cordoned_is_rebooted_only_when_it_is_named() ->
     node(place)["spec"]["unschedulable"] = True
     found, why = decision(place)
     assert (found, place.machines["w1"].done) == (Decision.REFUSE, [])
-    assert "somebody cordoned it" in why
+    assert "a user or another program cordoned it" in why
     assert decision(place, named=frozenset({"w1"}))[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
     assert node(place)["spec"]["unschedulable"]
@@ -213,7 +213,7 @@ def test_a_time_that_utc_cannot_show_is_none(stamp: str) -> None:
 
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59-05:00", "99999d" * 40])
 def test_an_end_that_utc_cannot_show_is_refused(text: str) -> None:
-    with pytest.raises(WrongInput, match="is no time"):
+    with pytest.raises(WrongInput, match="is not a time"):
         kept.end(text, NOW)
 
 

@@ -48,7 +48,7 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("repair", "--resume", "--dry-run"), "--dry-run"),
         (("repair", "gpu-9", "--yes"), "matches no machine"),
         (("repair", "gpu-1"), "--yes"),
-        (("repair", "gpu-1", "--yes", "--max-unavailable", "0"), "is no budget"),
+        (("repair", "gpu-1", "--yes", "--max-unavailable", "0"), "is not a budget"),
         (("repair", "gpu-1", "--from", "prayer"), "prayer"),
         (("health", "--reboot-hung"), "--yes"),
         (("health", "--reboot-hung", "--from", "x"), "--from"),
@@ -95,8 +95,8 @@ RESULT = RepairResult(
     "health",
     [
         MachineRepair("gpu-1", Decision.REPAIR, "hung", RepairOutcome.REPAIRED, VERDICT, "sysrq", (), "r1", 65.2),
-        MachineRepair("gpu-2", Decision.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
-        MachineRepair("gpu-3", Decision.NOTHING, "its verdict asks for nothing"),
+        MachineRepair("gpu-2", Decision.WAIT, "gpu-1 of pool workers unavailable; the limit is 1", None, VERDICT),
+        MachineRepair("gpu-3", Decision.NOTHING, "its verdict's action is none"),
     ],
 )
 

@@ -78,8 +78,8 @@ def test_a_hung_machine_is_repaired_and_given_back() -> None:
     assert told == [
         ("verdict", "reboot", "hung"),
         ("stage", "collect", ""),
-        ("stage", "cordon", "ours"),
-        ("stage", "drain", "empty"),
+        ("stage", "cordon", "cordoned"),
+        ("stage", "drain", "drained"),
         ("step", "reboot", "succeeded"),
         ("verification", "reboot", "passed"),
         ("end", "repair", "repaired"),
@@ -121,15 +121,15 @@ def test_it_climbs_until_something_helps() -> None:
 
 def test_what_the_machine_climbed_by_itself_is_told_from_its_new_kernels_start() -> None:
     place = fleet(5, ["w1"])
-    asked = time.time() - 60
-    armed = (("force", asked + 15), ("sysrq", asked + 23))
-    record = RepairRecord("id", "w1", "test", 0.0, "", "reboot", hung=True, asked=asked, armed=armed)
+    ordered_at = time.time() - 60
+    armed = (("force", ordered_at + 15), ("sysrq", ordered_at + 23))
+    record = RepairRecord("id", "w1", "test", 0.0, "", "reboot", hung=True, ordered_at=ordered_at, armed=armed)
     one = repair_one.OneRepair(record, repair_fleet.Hands(place.machines["w1"]), None)  # type: ignore[arg-type]  # it asks for none
     for uptime_s, names in ((50.0, []), (40.0, ["force"]), (30.0, ["force", "sysrq"])):
-        escalated = one._alone(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
+        escalated = one._performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
         assert [step.name for step in escalated] == names
     working = dataclasses.replace(record, hung=False)
-    assert not one._alone(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0))
+    assert not one._performed_by_itself(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0))
 
 
 def test_a_bmc_ends_what_nothing_else_does() -> None:
@@ -229,7 +229,7 @@ def test_a_gpu_that_is_missing_is_missed(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda machine: dataclasses.replace(verdict(machine), gpus_seen=7 if machine.done else 8),
     )
     (found,) = [each for each in run(place).machines if each.machine == "w1"]
-    assert (found.outcome, found.why) == (RepairOutcome.NEEDS_REPAIR, "7 of 8 GPUs are seen")
+    assert (found.outcome, found.why) == (RepairOutcome.NEEDS_REPAIR, "7 of 8 GPUs are visible")
 
 
 def test_what_does_not_stay_well_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_a_machine_whose_nvidia_smi_fails_is_not_well(monkeypatch: pytest.Monkey
     place = fleet(5, ["w1"])
     monkeypatch.setattr(repair_fleet, "SMI", {"smi": {"status": "failed", "message": "Unknown\nError"}})
     assert of(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
-    assert "nvidia-smi does not end with 0: Unknown Error" in place.api.events[-1]["message"]
+    assert "nvidia-smi fails: Unknown Error" in place.api.events[-1]["message"]
 
 
 XID_43 = b"[   61.000000] NVRM: Xid (PCI:0000:3b:00): 43, pid=4242, name=python3, Ch 00000010\n"
@@ -348,7 +348,7 @@ def test_a_pod_that_cannot_end_holds_up_only_a_node_that_works() -> None:
     place.api.sticky.add("stuck")
     assert of(run(place))["w1"] is RepairOutcome.REPAIRED
     drained = next(entry for entry in history.read("w1") if entry.what == "drain")
-    assert "default/stuck (it does not end)" in drained.detail
+    assert "default/stuck (it does not terminate)" in drained.detail
     works = fleet(5, ["w1"], hung=False)
     works.api.add_pod("slow", "w1")
     works.api.sticky.add("slow")
@@ -649,7 +649,7 @@ ODD_RECORDS = [b"\xff", b"[" * 100_000, b'{"id": 5}', b'{"machine": []}', b'{"ar
 @pytest.mark.parametrize("text", ODD_RECORDS)
 def test_a_lock_with_an_odd_record_is_a_lock_without_one(text: bytes) -> None:
     """What stands in a lock may be anything."""
-    with pytest.raises(ValueError, match=r"not a record|JSON|Expecting|decode"):
+    with pytest.raises(ValueError, match=r"not a repair record|JSON|Expecting|decode"):
         recording.parse(text.decode("utf-8", "replace"))
 
 

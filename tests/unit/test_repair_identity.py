@@ -157,7 +157,7 @@ def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str
     left_behind(place, machine, node)
     (found,) = resumed(place)
     assert (found.decision, found.outcome) == (Decision.REFUSE, None)
-    assert f"its repair is of the node {node}, and" in found.why
+    assert f"its repair was started for the node {node}, but" in found.why
     assert place.machines[machine].done == []
 
 

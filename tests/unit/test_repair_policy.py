@@ -187,7 +187,7 @@ def test_no_selection_goes_past_budget_and_percentage(
         down = {each.name for each in members if each.node and not each.node.available} | begun & {
             each.name for each in members
         }
-        assert len(down) <= limits.max_unavailable.of(len(members))
+        assert len(down) <= limits.max_unavailable.limit(len(members))
         assert pool != policy.CONTROL_PLANE_POOL or len(down) == 1
         ill = sum(policy.is_unhealthy(each.verdict) or not (each.node and each.node.ready) for each in members)
         assert limits.by_hand or ill <= 1 or ill * 100 <= limits.unhealthy_percent * len(members)

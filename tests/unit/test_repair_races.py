@@ -74,7 +74,7 @@ def test_a_person_who_cordons_while_evidence_is_collected_is_left_alone(monkeypa
     monkeypatch.setattr(repair_fleet.Hands, "collect", slow)
     found = run(place)["w1"]
     assert found.outcome is RepairOutcome.NOT_REPAIRED
-    assert "somebody cordoned its node meanwhile" in found.why
+    assert "a user or another program cordoned its node in the meantime" in found.why
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
     assert place.api.leases == {}
@@ -88,7 +88,7 @@ def test_a_person_who_cordons_after_a_kill_is_left_alone(monkeypatch: pytest.Mon
     place.cordon("w1")
     found = run(place)["w1"]
     assert found.decision is Decision.REFUSE
-    assert "somebody cordoned it" in found.why
+    assert "a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
 
 
@@ -170,7 +170,7 @@ def test_a_record_of_a_repair_that_another_command_has_ended_is_dropped(
     place.api.add_pod("job", "w1")
     message: list[str] = []
     assert run(place, message)["w1"].decision is Decision.NOTHING
-    assert "its node was given back meanwhile" in "".join(message)
+    assert "its node was uncordoned in the meantime" in "".join(message)
     assert "job" in place.api.pods
     assert records.read("test") == {}
 
@@ -189,7 +189,7 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
     message: list[str] = []
     result = repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
     assert result.exit_code == 0
-    assert message == ["its repair r1 is not gone on with: its node is no more"]
+    assert message == ["its repair r1 is not resumed: its node no longer exists"]
     assert place.api.leases == {}
 
 

@@ -235,7 +235,7 @@ def test_a_gpu_reset_that_hangs_is_left_behind(tmp_path: Path) -> None:
 
 def test_the_program_knows_all_rungs_that_need_a_shell() -> None:
     source = Path(escalate.__file__).read_text()
-    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.over is escalation.Channel.SSH)
+    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.channel is escalation.Channel.SSH)
 
 
 BANNERS = {

@@ -145,7 +145,7 @@ class MachineControl:
             "step": step.name,
             "later": list(later),
             "gpus": list(gpus),
-            "limit_s": step.gone,
+            "limit_s": step.down_s,
         }
         from gpunodes.ansible.module_utils.gpunodes import escalate
 
@@ -154,13 +154,13 @@ class MachineControl:
             self._address,
             self._variables,
             shell.remote(words, self._variables),
-            deadline_s=_ASK_S + (step.gone if step.name == "gpu-reset" else 0),
+            deadline_s=_ASK_S + (step.down_s if step.name == "gpu-reset" else 0),
             stdin=shell.for_sudo(self._variables).encode() + Path(escalate.__file__).read_bytes(),
             enough=lambda out: _answer(out) is not None,
         )
         if answer := _answer(result.out):
             return answer
-        if result.reached is Reached.LATE and step.proof is VerifiedBy.BOOT:
+        if result.reached is Reached.LATE and step.verified_by is VerifiedBy.BOOT:
             return StepResult(True, "it was asked, and the shell did not come back", tuple(name for _, name in later))
         how = "the program there failed" if result.reached is Reached.ENDED else "it does not answer on SSH"
         return StepResult(False, ": ".join(part for part in (how, ssh_reason(result.err)) if part))
