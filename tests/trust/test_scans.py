@@ -180,7 +180,7 @@ LOOKS = ("health", "health --json", "health --reboot-hung --dry-run", "repair gp
 # With what each says of a node and a BMC whose text is an attack.
 ACTS = {
     "maintenance on gpu-1 --reason disk": (0, SHOWN),
-    "maintenance off gpu-1": (0, "given back"),
+    "maintenance off gpu-1": (0, "maintenance ended"),
     "uncordon gpu-1": (0, "gpu-1: cleared"),
     "power gpu-1 status": (0, "not known to be its own"),
     "power gpu-1 off --yes": (0, "nothing tells whether"),

@@ -172,7 +172,7 @@ def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, s
 @needs_sshd
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "there is no .*admin.conf: it runs no cluster"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
+    [(None, "admin.conf does not exist: not a control plane"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
 )
 def test_without_one_the_reason_is_said(inventory: Inventory, tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

@@ -98,7 +98,7 @@ def test_a_maintenance_that_is_over_keeps_nobody_away_although_its_cordon_stays(
     assert place.machines["w1"].done == ["reboot"]
     assert node(place)["spec"]["unschedulable"], "whoever said so gives it back"
     (found,) = maintenance.listed(place)
-    assert "its time is over" in views.table([found])
+    assert "expired" in views.table([found])
     off(place)
     assert not node(place)["spec"]["unschedulable"]
 
@@ -123,7 +123,7 @@ def test_a_cordon_that_was_there_before_stays_after_it() -> None:
     (ended,) = off(place)
     assert ended.cordoned
     assert node(place)["spec"]["unschedulable"]
-    assert views.ended([ended]) == "w1: given back; it stays cordoned, by somebody else"
+    assert views.ended([ended]) == "w1: maintenance ended; it stays cordoned by a user or another program"
     (again,) = off(place)
     assert again.maintenance is None
 
@@ -274,7 +274,7 @@ def test_status_shows_it() -> None:
         for node in status.assemble([], {"endpoint": "", "version": "", "nodes": [found]}).nodes
     ]
     assert reasons[0] == "in maintenance: disk swap, by ann@desk"
-    assert reasons[1].startswith("the time of its maintenance is over, it is cordoned: disk swap")
+    assert reasons[1].startswith("its maintenance has expired, it is cordoned: disk swap")
     assert reasons[2] == "cordoned"
 
 

@@ -140,7 +140,7 @@ def test_machines_that_have_nothing_to_do_in_a_phase_are_spared_it() -> None:
 
 
 def test_an_unknown_phase_is_refused() -> None:
-    with pytest.raises(WrongInput, match="no phase 'x'"):
+    with pytest.raises(WrongInput, match="unknown phase 'x'"):
         phases.skipped((phases.NODE,), ["x"], None)
 
 

@@ -68,7 +68,7 @@ def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Ru
     assert carried == []
     done = run(inventory, *command, "worker-1", "worker-6", "--yes")
     assert "worker-1: node worker-1, by its boot id" in done.stderr
-    assert "worker-6: no node of the cluster" in done.stderr
+    assert "worker-6: not a node of the cluster" in done.stderr
     assert carried[0].seen is not None
     assert carried[0].seen.facts["worker-1"] == REPORTED["worker-1"]
     assert run(inventory, *command, "worker-1", "--dry-run").exception is None
@@ -98,11 +98,11 @@ def test_a_node_whose_cluster_does_not_answer_is_left_alone(
 
     monkeypatch.setattr(preflight, "inspect", scan)
     done = run(inventory, "gpu", "remove", "worker-1", "--yes")
-    assert "worker-1 run as nodes, and control-1 cannot tell of which" in str(done.exception)
+    assert "worker-1 run as nodes, but the cluster is unknown: control-1" in str(done.exception)
     assert carried == []
     # A cluster that is broken for good is left by a reset.
     done = run(inventory, "reset", "worker-1", "--yes")
-    assert "worker-1: no cluster answers, whose node it might be" in done.stderr
+    assert "worker-1: no cluster responds, so its node is unknown" in done.stderr
     assert len(carried) == 1
 
 

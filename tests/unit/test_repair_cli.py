@@ -114,8 +114,8 @@ def test_a_plan_shows_rungs_and_evidence_and_no_escapes() -> None:
         "health", [MachineRepair("gpu-1", Decision.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], True
     )
     message = views.summary(plan)
-    assert "it would start with: reboot" in message
-    assert "left out: GPU reset: no" in message
+    assert "first step: reboot" in message
+    assert "skipped: GPU reset: no" in message
     assert "INFO: task" in message
     assert "\x1b" not in message
 

@@ -132,7 +132,7 @@ def test_maintenance_of_a_node_that_goes_meanwhile_is_an_error() -> None:
             place.api.nodes.pop("w1", None)
 
     place.api.before = before
-    with pytest.raises(GpunodesError, match="w1 went meanwhile"):
+    with pytest.raises(GpunodesError, match="w1 was deleted in the meantime"):
         maintenance.begin(place, [entry(place, "w1")], "x", None)
 
 
