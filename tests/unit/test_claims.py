@@ -1,4 +1,4 @@
-"""What commands hold while they work on machines, and what they do when they may hold it no more."""
+"""The locks of commands on machines, and what happens when locks may be lost."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ WORKERS = [Machine(f"w{index}", f"addr-w{index}", Role.WORKER) for index in rang
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, and locks of a second."""
+    """The test's own state folder, and locks of one second."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
     monkeypatch.setattr(claims, "PATIENCE_S", 0.5)
 
 
 class Place:
-    """A cluster, what is between it and us, and the locks by SSH that are taken."""
+    """A cluster, the connection to it, and the SSH locks that are taken."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.api = Api()
@@ -73,7 +73,7 @@ class Place:
 
     def ask(self, method: str, path: str, *more: Any, **named: Any) -> Response:
         if self.status is not None:
-            return Response(self.status, None, "nobody answers", 0.0)
+            return Response(self.status, None, "no response", 0.0)
         return self.api.ask(method, path, *more, **named)
 
     def close(self) -> None:
@@ -108,12 +108,12 @@ def test_a_command_holds_the_leases_of_its_machines_and_no_other_lock(place: Pla
     assert place.by_ssh == []
 
 
-def test_a_command_on_the_control_plane_works_alone_and_keeps_the_lock_by_ssh(place: Place) -> None:
+def test_a_command_on_the_control_plane_is_exclusive_and_holds_the_ssh_lock(place: Place) -> None:
     with place.claimed([CONTROL], "reset"):
         assert place.by_ssh == ["reset"]
         with pytest.raises(Held, match="c0"), place.claimed(WORKERS):
             pass
-        # The API goes with the cluster, and what comes then finds the lock.
+        # The API stops with the cluster; later commands find the SSH lock.
         place.status = -1
         with pytest.raises(Taken, match="reset of us"), place.claimed([CONTROL], "init-master"):
             pass
@@ -122,22 +122,22 @@ def test_a_command_on_the_control_plane_works_alone_and_keeps_the_lock_by_ssh(pl
         pass
 
 
-def test_where_there_is_no_cluster_yet_the_lock_by_ssh_keeps_others_away_also_when_there_is_one(place: Place) -> None:
+def test_the_ssh_lock_of_a_new_cluster_excludes_others_even_after_its_creation(place: Place) -> None:
     place.status = -1
     with place.claimed([CONTROL, *WORKERS], "up") as claim:
         assert (place.by_ssh, place.locked, list(claim.findings)) == (["up"], [], [])
-        # It has come so far that there is an API: a join would take Leases.
+        # The API exists now: a join would take Leases.
         place.status = None
         with pytest.raises(Taken, match="another command works on this cluster: up of us"), place.claimed(WORKERS[:1]):
             pass
         assert place.locked == []
 
 
-def test_an_api_that_is_down_is_said_and_waited_for(place: Place) -> None:
+def test_an_unresponsive_api_is_reported_and_waited_for(place: Place) -> None:
     place.status = 0
     began = time.monotonic()
     with place.claimed(WORKERS, "reset") as claim:
-        assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
+        assert time.monotonic() - began > 0.5, "as long as another command's Lease lasts"
         assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "gpunodes waits at most 0 s for it")]
         assert place.by_ssh == ["reset"]
         (finding,) = claim.findings
@@ -145,14 +145,14 @@ def test_an_api_that_is_down_is_said_and_waited_for(place: Place) -> None:
         assert finding.severity == "warning"
 
 
-def test_a_control_plane_that_lets_nobody_in_gives_no_lock(place: Place) -> None:
+def test_a_control_plane_without_ssh_access_gives_no_lock(place: Place) -> None:
     place.status = -2
     with pytest.raises(NoSession), place.claimed(WORKERS):
         pass
 
 
-def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
-    """Two operators may call one machine by two names: the node has one."""
+def test_a_node_is_locked_by_its_own_name(place: Place) -> None:
+    """Two inventories may give a machine different names; the node has one name."""
     node = place.api.nodes.pop("w0")
     node["metadata"]["name"] = "w0.example.com"
     node["status"]["nodeInfo"]["bootID"] = "11111111-2222-4333-8444-555555555555"
@@ -162,8 +162,8 @@ def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
         assert "w0.example.com" in place.locked
 
 
-def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: Place) -> None:
-    """Its inventory name is not its node's: what it reported once tells, to repairs and to commands."""
+def test_an_unreachable_machine_is_locked_by_the_same_name_as_by_a_repair(place: Place) -> None:
+    """Its inventory name is not its node's; repairs and commands use its recorded identity."""
     boot = "11111111-2222-4333-8444-555555555555"
     place.api.add_node("rack7-u3")
     place.api.nodes["rack7-u3"]["status"]["nodeInfo"]["bootID"] = boot
@@ -173,8 +173,8 @@ def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: P
         assert place.locked == ["rack7-u3", "w0"]
 
 
-def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
-    """A removal deletes the node first, and then resets the machine: a join began beside that."""
+def test_a_machine_whose_node_is_deleted_stays_locked(place: Place) -> None:
+    """A removal deletes the node, then resets the machine; a join started in between."""
     boot = "11111111-2222-4333-8444-555555555555"
     node = place.api.nodes.pop("w0")
     node["metadata"]["name"] = "w0.example.com"
@@ -187,8 +187,8 @@ def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
             pass
 
 
-def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
-    """The lock by SSH is held then: they must not end the run."""
+def test_leases_of_an_aborted_take_do_not_count(place: Place) -> None:
+    """The SSH lock is held then; these Leases must not end the run."""
     posts = []
     ask = place.api.ask
 
@@ -196,9 +196,7 @@ def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
         if method == "POST":
             posts.append(path)
             place.status = 0 if len(posts) == 3 else place.status
-        return (
-            Response(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
-        )
+        return Response(0, None, "no response", 0.0) if place.status is not None else ask(method, path, *more, **named)
 
     place.api.ask = asked  # type: ignore[method-assign]  # a stand-in
     with place.claimed(WORKERS, "reset") as claim:
@@ -207,7 +205,7 @@ def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
         assert claim.lost() is None
 
 
-def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(place: Place) -> None:
+def test_a_joining_machine_is_locked_by_the_name_of_its_future_node_too(place: Place) -> None:
     del place.api.nodes["w0"]
     with place.claimed(WORKERS[:1]) as claim:
         assert place.locked == ["w0"]
@@ -215,10 +213,10 @@ def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(
         assert place.locked == ["rack7-u3", "w0"]
 
 
-def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_control_plane(
+def test_a_lock_that_may_be_lost_ends_the_run_except_during_work_on_the_control_plane(
     place: Place,
 ) -> None:
-    """Whose API it may take away; it says so. Over the workers it does not go on: another may have taken them."""
+    """That work may stop the API, which is reported. Work on workers ends: another command may hold their locks."""
     with place.claimed(WORKERS) as claim:
         place.status = -2
         time.sleep(1.0)
@@ -231,7 +229,7 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         time.sleep(1.2)
         assert claim.lost(at_work=True) is None
         assert "continuing without its locks" in str(claim.unrenewed)
-        assert claim.lost() is None, "it has just been at work there"
+        assert claim.lost() is None, "it has just worked on the control plane"
         time.sleep(0.6)
         assert "could not be renewed" in str(claim.lost())
         assert claim.unrenewed is None
@@ -243,7 +241,7 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         assert "was taken by `gpunodes repair` of ann@desk" in str(claim.lost())
 
 
-def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_loses_its_locks_is_stopped_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lost: list[GpunodesError] = []
     taken: list[Any] = []
 
@@ -275,13 +273,13 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
     result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.RunOptions())
     assert not result.interrupted
     assert result.exit_code == 1
-    assert taken == [reported], "a machine that no preflight has asked is asked who it is"
+    assert taken == [reported], "without a preflight the machine is identified"
     (found,) = result.machines
     assert isinstance(found, MachineResult)
     assert (found.outcome, found.cause) == (Outcome.FAILED, "the lock on w0 was taken by `gpunodes repair` of ann@desk")
 
 
-def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None:
+def test_a_stopped_run_ends_ansible_like_ctrl_c(tmp_path: Path) -> None:
     """Before the next second is over, and so before the next phase."""
     pid = tmp_path / "pid"
     with subprocess.Popen(["sleep", "60"]) as ansible:
@@ -291,17 +289,17 @@ def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None
         assert not stop.overdue()
         assert not stop.asked
         ended = True
-        assert not stop.overdue(), "it gets its time"
+        assert not stop.overdue(), "Ansible gets time to end"
         assert stop.asked
         assert ansible.wait(timeout=5) == -signal.SIGTERM
 
 
-# The lock by SSH, its far side run here
+# The SSH lock, with its remote program run locally
 
 
 @pytest.fixture
-def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The program that holds the lock, without SSH before it; the lock's file."""
+def remote_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The program that holds the lock, started without SSH; the lock's file."""
     path = tmp_path / "lock"
     begins = f"print();print({shell._ANSWER!r}, flush=True)"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", begins + locks._HOLDER])
@@ -311,17 +309,17 @@ def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Path) -> None:
-    assert session.lock_holder(str(far_side)) is None
+def test_one_command_holds_the_ssh_lock_and_others_get_its_holder(remote_side: Path) -> None:
+    assert session.lock_holder(str(remote_side)) is None
     with locks.hold("here", {}, "up", "me") as lock:
         assert lock.lost() is None
-        assert session.lock_holder(str(far_side))["command"] == "up"
+        assert session.lock_holder(str(remote_side))["command"] == "up"
         with (
             pytest.raises(Taken, match="another command works on this cluster: up of "),
             locks.hold("here", {}, "join"),
         ):
             pass
-    assert session.lock_holder(str(far_side)) is None
+    assert session.lock_holder(str(remote_side)) is None
     with locks.hold("here", {}, "join"):
         pass
 
@@ -329,15 +327,15 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
 @pytest.mark.parametrize(
     "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
 )
-def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_an_invalid_answer_about_the_lock_is_an_error(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     message = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
     with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
         pass
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_whose_connection_dies_is_seen_to_be_lost() -> None:
+@pytest.mark.usefixtures("remote_side")
+def test_an_ssh_lock_is_lost_with_its_connection() -> None:
     with locks.hold("here", {}, "up") as lock:
         os.kill(lock._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
@@ -347,8 +345,8 @@ def test_a_lock_by_ssh_whose_connection_dies_is_seen_to_be_lost() -> None:
         assert "that holds the cluster's lock is lost" in str(lock.lost())
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is_let_go(
+@pytest.mark.usefixtures("remote_side")
+def test_an_ssh_lock_without_heartbeats_is_lost_before_it_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks, "BEAT", 0.1)
@@ -365,9 +363,9 @@ def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is
             os.kill(lock._process.pid, signal.SIGCONT)
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong: the thread that keeps it must not end in silence."""
+@pytest.mark.usefixtures("remote_side")
+def test_an_ssh_lock_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any error: the thread that renews it must report the loss."""
     monkeypatch.setattr(locks, "_AGAIN", 0.1)
     with locks.hold("here", {}, "up", restarts=True) as lock:
 
@@ -380,8 +378,8 @@ def test_a_lock_by_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.Mo
         assert "Resource temporarily unavailable" in str(lock.lost())
 
 
-@pytest.mark.usefixtures("far_side")
-def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_to_be_anothers(
+@pytest.mark.usefixtures("remote_side")
+def test_the_lock_on_a_restarted_machine_is_taken_again_or_lost_to_another_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks, "_AGAIN", 0.1)
@@ -406,13 +404,13 @@ def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_
 # Tokens
 
 
-def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
-    ours = {"description": remote_cluster._OURS}
+def test_the_tokens_of_a_running_join_stay_when_another_join_ends() -> None:
+    gpunodes_token = {"description": remote_cluster._OURS}
     tokens: list[dict[str, Any]] = [
-        {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": ours},
-        {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": ours},
-        {"metadata": {"name": "killed", "annotations": {"gpunodes.dev/run": "dead"}}, "data": ours},
-        {"metadata": {"name": "old"}, "data": ours},
+        {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": gpunodes_token},
+        {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": gpunodes_token},
+        {"metadata": {"name": "killed", "annotations": {"gpunodes.dev/run": "dead"}}, "data": gpunodes_token},
+        {"metadata": {"name": "old"}, "data": gpunodes_token},
         {"metadata": {"name": "kubeadms"}, "data": {}},
     ]
     now = 1_800_000_000.0

@@ -1,4 +1,4 @@
-"""The map of a sweep: on terminals of any size, and as plain lines."""
+"""The map of a scan: on terminals of any size, and as plain lines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_fits_on_the_screen(number: int, columns: int, rows: int) -> None:
         assert max(len(line) for line in lines) < columns
 
 
-def test_a_thousand_machines_are_all_there() -> None:
+def test_a_thousand_machines_are_all_shown() -> None:
     view = Map(io.StringIO())
     view.begin(names(1000))
     lines = drawn(view)
@@ -71,7 +71,7 @@ def test_a_thousand_machines_are_all_there() -> None:
     assert lines[19].split()[0] == "gpu-0951..1000"
 
 
-def test_it_is_redrawn_in_place_and_not_for_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_redrawn_in_place_and_not_for_every_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: SIZE)
     stream = io.StringIO()
     view = Map(stream)
@@ -83,7 +83,7 @@ def test_it_is_redrawn_in_place_and_not_for_every_answer(monkeypatch: pytest.Mon
     assert ". healthy 1000" in plain([stream.getvalue()])[0]
 
 
-def test_elsewhere_plain_lines_that_steer_no_terminal() -> None:
+def test_plain_lines_without_control_characters_elsewhere() -> None:
     stream = io.StringIO()
     view = progress(stream)
     assert isinstance(view, HealthLines)

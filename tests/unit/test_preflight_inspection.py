@@ -1,4 +1,4 @@
-"""The first look: which version's package source the machines ask."""
+"""Preflight's inspection: for which version the machines query their package sources."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ workers: {hosts: {worker-1: {ansible_host: 10.0.0.2}}}
 """
 
 
-def versions_asked(
+def versions_queried(
     monkeypatch: pytest.MonkeyPatch, folder: Path, cluster: Mapping[str, Any] | None, requested: str = "1.36"
 ) -> list[str]:
-    """The versions that machines are asked about, look by look, where ``cluster`` is found; "" is the settings'."""
-    asked = []
+    """The queried versions of each inspection with ``cluster`` as the cluster; "" is the settings' version."""
+    queried = []
     if cluster:
         cluster = {"endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "a" * 64, "nodes": [], **cluster}
 
     def run(play: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.PlayResult:
-        asked.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
+        queried.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
         if cluster:
             answer = {"cluster": cluster}
             on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, answer))
@@ -48,22 +48,22 @@ def versions_asked(
     seen = preflight.inspect(inventory, workers, folder, Silent(), variables)
     assert seen.cluster == cluster
     assert list(seen.facts) == ["worker-1"]
-    return asked
+    return queried
 
 
-def test_the_wished_version_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, None) == ["1.36"]
+def test_the_requested_version_is_queried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions_queried(monkeypatch, tmp_path, None) == ["1.36"]
 
 
-def test_so_it_is_where_the_cluster_has_that_minor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.36.2"}) == ["1.36"]
+def test_one_query_if_the_cluster_has_the_requested_minor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions_queried(monkeypatch, tmp_path, {"version": "v1.36.2"}) == ["1.36"]
 
 
-def test_a_cluster_of_another_minor_needs_that_ones_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}) == ["1.36", "1.35.4"]
+def test_a_second_query_if_the_cluster_has_another_minor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions_queried(monkeypatch, tmp_path, {"version": "v1.35.4"}) == ["1.36", "1.35.4"]
 
 
-def test_so_it_does_where_nobody_named_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}, requested="") == ["", "1.35.4"]
+def test_a_second_query_without_a_requested_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions_queried(monkeypatch, tmp_path, {"version": "v1.35.4"}, requested="") == ["", "1.35.4"]
     (tmp_path / "again").rmdir()
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.36.2"}, requested="") == [""]
+    assert versions_queried(monkeypatch, tmp_path, {"version": "v1.36.2"}, requested="") == [""]

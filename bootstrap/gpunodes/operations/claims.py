@@ -28,7 +28,7 @@ class Claim:
     """The locks of one command on its machines."""
 
     def __init__(
-        self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str, *, alone: bool
+        self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str, *, exclusive: bool
     ) -> None:
         self._cluster = Cluster(session, patience_s=0.0)
         self._leases = leases.Leases(self._cluster, command)
@@ -36,7 +36,7 @@ class Claim:
         # The whole inventory, as for repairs: both must derive the same Lease name for a machine.
         self._addresses = {machine.name: machine.address for machine in inventory.machines()}
         self._known = identities.recall_all(inventory.cluster, self._addresses)
-        self._alone = alone
+        self._exclusive = exclusive
         self._worked = locks.clock()
         """When the command last worked on the control plane."""
         self._nodes: Sequence[Node] | None = None
@@ -61,7 +61,7 @@ class Claim:
         while True:
             try:
                 nodes = self._cluster.nodes()
-                self._leases.take_all(self._locked(nodes), alone=self._alone)
+                self._leases.take_all(self._locked(nodes), alone=self._exclusive)
                 self._nodes = nodes
                 break
             except (NoCluster, NoSession):
@@ -79,7 +79,7 @@ class Claim:
         if self._nodes is None:
             return
         self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
-        self._leases.take_all(self._locked(self._nodes), alone=self._alone)
+        self._leases.take_all(self._locked(self._nodes), alone=self._exclusive)
 
     def lost(self, *, at_work: bool = False) -> GpunodesError | None:
         """Why the locks may be lost, None while they are held.
@@ -92,7 +92,7 @@ class Claim:
         problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
         unsure = [each for each in problems if isinstance(each, leases.Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
-        continues = unsure and not sure and self._alone and locks.clock() - self._worked < PATIENCE_S
+        continues = unsure and not sure and self._exclusive and locks.clock() - self._worked < PATIENCE_S
         self.unrenewed = _unrenewed(self._control) if continues else None
         return sure or (None if continues else next(iter(unsure), None))
 
@@ -104,7 +104,7 @@ class Claim:
     def _locked(self, nodes: Sequence[Node]) -> list[str]:
         """The names to lock: each machine's node, its own name, and the name by which it would join.
 
-        Repairs lock the node's name; the node may be deleted or created meanwhile.
+        Repairs lock the node's name; the node may be deleted or created in the meantime.
         """
         names = set()
         matcher = Matcher([node.identity for node in nodes], self._known.values())
@@ -128,11 +128,11 @@ def claimed(
     """
     control = inventory.control_plane()
     variables = inventory.connection(control.name)
-    alone = control.name in {machine.name for machine in machines}
+    exclusive = control.name in {machine.name for machine in machines}
     with contextlib.ExitStack() as held:
         session = Session(clusters.over_ssh(control.address, variables))
         held.callback(session.close)
-        claim = Claim(session, inventory, machines, command, alone=alone)
+        claim = Claim(session, inventory, machines, command, exclusive=exclusive)
         held.callback(claim.close)
         no_api = False
         try:
@@ -144,8 +144,8 @@ def claimed(
         except (NoResponse, Refused) as problem:
             no_api = True
             claim.findings = [_unlocked(control.name, problem)]
-        if no_api or alone:
-            lock = locks.hold(control.address, variables, command, claim.holder, restarts=alone)
+        if no_api or exclusive:
+            lock = locks.hold(control.address, variables, command, claim.holder, restarts=exclusive)
             claim.lock = held.enter_context(lock)
         yield claim
 

@@ -668,7 +668,7 @@ class _Repairs:
         return {name: record for name, record in found.items() if names is None or name in names}
 
     def _drop(self, record: RepairRecord, why: str) -> None:
-        """Drop a repair that must not be resumed: the machine is judged anew."""
+        """Drop a repair that must not be resumed: the machine is judged again."""
         self._report(record.machine, f"its repair {record.id} is not resumed: {why}")
         with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
             records.remove(record)
