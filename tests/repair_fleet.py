@@ -1,10 +1,10 @@
-"""A cluster's API and machines in memory, for tests of repair: small, and honest about what they are.
+"""A cluster's API and machines in memory, for tests of repairs.
 
-``Api`` takes the place of a session with a real API server (tests/repair has the real one); ``Machine`` that of a
-machine with its BMC.
+``Api`` replaces a session with a real API server (tests/repair uses a real one); ``Machine`` replaces a machine with
+its BMC.
 """
 
-# ruff: noqa: PLR0911 - it stands in for what has these parameters, and for an API of many paths
+# ruff: noqa: PLR0911 - it stands in for an API with many paths
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Api:
     leases: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     budgeted: set[str] = field(default_factory=set)
-    """Pods that may not be evicted."""
+    """Pods whose eviction a disruption budget forbids."""
     sticky: set[str] = field(default_factory=set)
-    """Pods that never end."""
+    """Pods that never terminate."""
     down: bool = False
     by_ssh: dict[str, str] | None = None
-    """Who holds the lock of commands that found no API."""
+    """The holder of the SSH lock."""
     calls: int = 0
     version: int = 1
     before: Callable[[str, str], None] = lambda method, path: None
@@ -186,7 +186,7 @@ def _merge(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
 
 @dataclass
 class Machine:
-    """A machine that is sick until one of ``cures`` brings it down; what does not reach it does nothing."""
+    """A machine that is unhealthy until a step in ``cures`` reboots it; steps that do not reach it have no effect."""
 
     name: str
     api: Api
@@ -195,7 +195,7 @@ class Machine:
     hung: bool = True
     cures: frozenset[str] = frozenset({"reboot", "force", "sysrq", "bmc", "cold"})
     deaf: frozenset[str] = frozenset()
-    """Rungs that do not bring it down."""
+    """Escalation steps that do not bring it down."""
     bmc: str = "good"
     """good, none, down, refuses or lies."""
     sshd: bool = True
@@ -203,10 +203,10 @@ class Machine:
     boot: int = 1
     gpus: int = 8
     after: Verdict | None = None
-    """What is found when it is sick no more, but for its boot and GPUs; None for a machine that is well."""
+    """The verdict after the repair, without boot and GPUs; None for a healthy machine."""
     done: list[str] = field(default_factory=list)
     reset: list[str] = field(default_factory=list)
-    """The GPUs that the last rung named."""
+    """The GPUs that the last step named."""
 
     @property
     def boot_id(self) -> str:
@@ -226,7 +226,7 @@ class Machine:
         return Verdict(self.name, "live", finding.state, self.action, self.hung, (), (), self.boot_id, 8, 8, (finding,))
 
     def use(self, step: str) -> None:
-        """A rung reaches the machine."""
+        """An escalation step reaches the machine."""
         self.done.append(step)
         if step in self.deaf:
             return
@@ -240,7 +240,7 @@ class Machine:
 
 
 class Hands:
-    """repair_one.Hands for a machine in memory."""
+    """repair_one.ControlsMachine for a machine in memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -287,7 +287,7 @@ class Hands:
 
 
 class Fleet(repair.Fleet):
-    """repair.World over machines in memory."""
+    """repair.Fleet with machines in memory."""
 
     def __init__(self, api: Api, machines: Mapping[str, Machine], control_planes: Sequence[str] = ()) -> None:
         self.api = api
@@ -347,7 +347,7 @@ class Fleet(repair.Fleet):
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
-    """A state folder of the test's own, and rungs that wait for a moment only."""
+    """Use the test's own state folder and very short time limits of escalation steps."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
     made = repair_one.TimeLimits
@@ -355,7 +355,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
 
 
 def fleet(number: int, sick: Sequence[str] = (), **special: Any) -> Fleet:
-    """``number`` workers w0, w1, ..., of which ``sick`` are; ``special`` are fields of the sick ones."""
+    """``number`` workers w0, w1, ...; those in ``sick`` are unhealthy, with ``special`` fields."""
     api = Api()
     machines = {}
     for index in range(number):

@@ -44,7 +44,7 @@ def test_the_loop_guard_and_no_control_plane(operator: Operator) -> None:
     with unhealthy.with_variables(operator, "control-1", gpunodes_repair_guard_repairs=1):
         found = entry(operator.document(*REPAIR, code=3))
         assert (found["decision"], found["outcome"]) == ("needs-repair", "needs-repair")
-        assert "times in 24 h and is sick again" in found["why"]
+        assert "times in 24 h and is unhealthy again" in found["why"]
         assert_needs_repair(operator)
         operator.gpunodes("uncordon", "gpu-1")
     assert unhealthy.boot(operator, "gpu-1") == before

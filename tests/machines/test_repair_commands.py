@@ -45,12 +45,12 @@ spec:
 """
 STEPS = (
     "gpu-1: reboot: ",
-    "gpu-1: collecting the evidence",
+    "gpu-1: collecting evidence",
     "gpu-1: cordoned",
-    "gpu-1: emptying the node",
+    "gpu-1: draining the node",
     "gpu-1: graceful reboot",
-    "gpu-1: proving it well",
-    "gpu-1: well: ",
+    "gpu-1: verifying that it is healthy",
+    "gpu-1: verified: ",
     "gpu-1: uncordoned",
 )
 """The command's message at the start of each stage, in order."""
@@ -63,7 +63,7 @@ def test_one_of_two_commands_repairs_a_lost_gpu_and_a_foreign_cordon_stays(opera
     fault(operator, "gpu-1", "lost")
     assert 79 in wait_for(operator, "gpu-1", ["reboot"])["xids"]
     running = operator.start(*REPAIR)
-    operator.wait_for(running, "collecting the evidence")
+    operator.wait_for(running, "collecting evidence")
     # assert_clean expects none of these at the end.
     assert unhealthy.leases(operator)
     assert unhealthy.sessions(operator) > 0
@@ -93,13 +93,13 @@ def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Oper
     assert found["outcome"] == "not-repaired"
     assert "default/steady-" in found["why"]
     assert "--force-drain" in found["why"]
-    assert "pods that do not end: default/stuck-" in done.stderr
+    assert "pods that do not terminate: default/stuck-" in done.stderr
     assert unhealthy.boot(operator, "gpu-1") == before
     assert not unhealthy.node(operator, "gpu-1")["spec"].get("unschedulable")
 
     done = operator.gpunodes(*REPAIR, "--force-drain", "--json")
     repaired(json.loads(done.stdout))
-    (forced,) = [line for line in done.stderr.splitlines() if "were deleted by force" in line]
+    (forced,) = [line for line in done.stderr.splitlines() if "deleted by force" in line]
     assert "default/steady-" in forced
     assert "default/stuck-" in forced
     assert unhealthy.boot(operator, "gpu-1") != before

@@ -1,7 +1,7 @@
-"""One operator's repair command, as a process of its own: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
+"""One controller's repair command as a separate process: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
 
-All of gpunodes is real (policy, steps, session program, locks, drain) but the machines: each is a file in the folder
-MACHINES, which says whether it is sick, which boot it is in, and what was done to it. Prints the result as JSON.
+All of gpunodes is real (policy, stages, session program, locks, drain); each machine is a file in the folder
+MACHINES with its health, its boot, and the steps done to it. Prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpunodes.repair.escalation import EscalationStep
 from gpunodes.views import repair as views
 
 BOOT_S = 0.5
-"""Seconds that a machine here takes to boot."""
+"""Seconds that a simulated machine takes to boot."""
 
 
 class FileMachine:
-    """A machine, as far as repair meets it: `sick`, `boot`, `deaf` (rungs that do not bring it down), `done`."""
+    """A simulated machine: `sick`, `boot`, `deaf` (steps that do not bring it down), `done`."""
 
     def __init__(self, path: Path, api: cluster.Session) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class FileMachine:
 
 
 class Fleet(repair.Fleet):
-    """repair.World with machines of files, and an API server on this machine."""
+    """repair.Fleet with machines in files, and a local API server."""
 
     def __init__(self, kubeconfig: Path, machines: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -145,8 +145,8 @@ class Fleet(repair.Fleet):
 
 
 def main(kubeconfig: str, machines: str, budget: str) -> None:
-    """Repair all that is sick."""
-    # The rungs' own time limits are for machines that take minutes.
+    """Repair all unhealthy machines."""
+    # The real time limits are for machines that take minutes to boot.
     EscalationStep.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
     given = repair_one.TimeLimits
     repair_one.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in

@@ -264,7 +264,7 @@ def test_the_worst_machine_is_listed_first() -> None:
     assert [line for line in text.splitlines() if not line.startswith(" ")] == [
         "gpu-1: hung, reboot",
         "gpu-1: degraded",
-        "1 of 3 well.",
+        "1 of 3 healthy.",
     ]
 
 

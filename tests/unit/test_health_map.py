@@ -34,7 +34,7 @@ def test_a_cell_for_each_machine_readable_without_colour() -> None:
     view = Map(io.StringIO(), colour=False)
     view.begin([f"gpu-{number}" for number in range(1, 9)])
     for name, state in zip([f"gpu-{number}" for number in range(1, 7)], State, strict=True):
-        view.came(verdict(name, state))
+        view.scanned(verdict(name, state))
     lines = drawn(view)
     assert lines[0] == "gpu-1..8  .d?SHx··"
     legend = " ".join(lines[1:]).split("  ")
@@ -46,7 +46,7 @@ def test_colour_does_not_change_the_text() -> None:
     coloured, bare = Map(io.StringIO()), Map(io.StringIO(), colour=False)
     for view in (coloured, bare):
         view.begin(names(30))
-        view.came(verdict("gpu-0003", State.HUNG))
+        view.scanned(verdict("gpu-0003", State.HUNG))
     assert "\x1b[1;31mH\x1b[0m" in coloured.lines(80, 24)[0]
     assert drawn(coloured)[0] == bare.lines(80, 24)[0]
 
@@ -77,7 +77,7 @@ def test_it_is_redrawn_in_place_and_not_for_every_verdict(monkeypatch: pytest.Mo
     view = Map(stream)
     view.begin(names(1000))
     for name in names(1000):
-        view.came(verdict(name))
+        view.scanned(verdict(name))
     view.close()
     assert 2 <= stream.getvalue().count("gpu-0001") < 20
     assert ". healthy 1000" in plain([stream.getvalue()])[0]
@@ -89,14 +89,14 @@ def test_without_a_terminal_plain_lines_have_no_control_characters() -> None:
     assert isinstance(view, HealthLines)
     view.begin(names(1000))
     for name in names(998):
-        view.came(verdict(name))
-    view.came(verdict("gpu-0999", State.HUNG, "\x1b[2Jgone"))
-    view.came(verdict("gpu-1000", State.UNREACHABLE))
+        view.scanned(verdict(name))
+    view.scanned(verdict("gpu-0999", State.HUNG, "\x1b[2Jgone"))
+    view.scanned(verdict("gpu-1000", State.UNREACHABLE))
     view.close()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "asking 1000 machines"
+    assert lines[0] == "scanning 1000 machines"
     assert lines[-3] == "gpu-0999: hung, reboot:  [2Jgone"
     assert lines[-2] == "gpu-1000: unreachable"
-    assert lines[-1].startswith("1000 of 1000 asked in")
+    assert lines[-1].startswith("1000 of 1000 scanned in")
     assert len(lines) < 20
     assert "\x1b" not in stream.getvalue()

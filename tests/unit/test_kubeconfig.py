@@ -173,7 +173,7 @@ def test_it_is_fetched_and_stored_in_no_file(inventory: Inventory, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "there is no .*admin.conf: it runs no cluster"),
+        (None, "admin.conf does not exist: not a control plane"),
         ("{", "is not valid YAML"),
         ("!!python/none x", "is not valid YAML"),
     ],

@@ -149,7 +149,7 @@ class MachineControl:
             "step": step.name,
             "later": list(later),
             "gpus": list(gpus),
-            "limit_s": step.gone,
+            "limit_s": step.down_s,
         }
         from gpunodes.ansible.module_utils.gpunodes import escalate
 
@@ -158,13 +158,13 @@ class MachineControl:
             self._address,
             self._variables,
             shell.remote(argv, self._variables),
-            deadline_s=_STEP_S + (step.gone if step.name == "gpu-reset" else 0),
+            deadline_s=_STEP_S + (step.down_s if step.name == "gpu-reset" else 0),
             stdin=shell.for_sudo(self._variables).encode() + Path(escalate.__file__).read_bytes(),
             is_complete=lambda out: _parse_step_result(out) is not None,
         )
         if parsed := _parse_step_result(result.out):
             return parsed
-        if result.reached is Reached.TIMEOUT and step.proof is VerifiedBy.BOOT:
+        if result.reached is Reached.TIMEOUT and step.verified_by is VerifiedBy.BOOT:
             return StepResult(True, "started, but the shell did not return", tuple(name for _, name in later))
         failure = "the program on the machine failed" if result.reached is Reached.ENDED else "SSH does not respond"
         return StepResult(False, ": ".join(part for part in (failure, ssh_reason(result.err)) if part))

@@ -1,4 +1,4 @@
-"""How GPU machines are, by their saved logs; and what the judgement rests on."""
+"""The health of GPU machines by saved logs; explanations of codes and rules."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def of_files(paths: Sequence[str], site: SiteRules = SiteRules()) -> Verdict:  #
 
 
 def explain(kind: str, code: int) -> Meaning:
-    """What an Xid (``kind`` is ``xid``) or an SXid means; raises WrongInput for one that no catalog has."""
+    """The meaning of an Xid (``kind`` is ``xid``) or SXid; raises WrongInput for a code that is not in the catalog."""
     advice = catalog.xid(code) if kind == "xid" else catalog.sxid(code)
     if advice is None:
         raise WrongInput(
             f"NVIDIA's catalog has no {_KINDS[kind]} {code}",
-            "a code of it",
-            "update gpunodes, or look for it in the driver's release notes",
+            "a code in the catalog",
+            "update gpunodes, or check the driver's release notes",
         )
     return Meaning(_KINDS[kind], code, advice.title, advice.action, advice.advice, advice.source)
 
@@ -38,7 +38,7 @@ _KINDS = {"xid": "Xid", "sxid": "SXid"}
 
 
 def rules() -> Sequence[RuleText]:
-    """The rules, in the order in which they are tried."""
+    """The rules, in the order in which they are applied."""
     from gpunodes.health.rules import RULES
 
     return [RuleText(rule.name, rule.title, rule.evidence, rule.action, rule.source) for rule in RULES]
@@ -61,7 +61,7 @@ def _texts(paths: Sequence[str]) -> Iterator[Iterator[bytes]]:
 
 
 def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
-    """Unpack zstd, which Python's standard library has from 3.14 on."""
+    """Decompress zstd, which Python's standard library supports since 3.14."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

@@ -1,4 +1,4 @@
-"""The JSON documents of the commands. Their schema names are stable: a change of meaning takes a new number."""
+"""The JSON documents of the commands. Schema names are stable: a change of meaning needs a new number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunodes.model import RunResult
 
 
 def run(result: RunResult) -> str:
-    """``gpunodes.run/1``: what a command did on each machine."""
+    """``gpunodes.run/1``: the result of a command on each machine."""
     document = {
         "schema": "gpunodes.run/1",
         "command": result.command,
@@ -29,7 +29,7 @@ def run(result: RunResult) -> str:
 
 
 def error(problem: GpunodesError) -> str:
-    """``gpunodes.error/1``: why a command did nothing, or stopped."""
+    """``gpunodes.error/1``: why a command failed or stopped."""
     return dump(
         {
             "schema": "gpunodes.error/1",
@@ -42,5 +42,5 @@ def error(problem: GpunodesError) -> str:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """One document, readable."""
+    """One document as indented JSON."""
     return json.dumps(document, indent=2)

@@ -23,7 +23,7 @@ _GROUPS = {
 
 
 def plans(found: Plans) -> str:
-    """Every machine with what it has, what it gets, and why."""
+    """Every machine with its GPUs, its plan, and the reasons."""
     return "\n\n".join("\n".join(printable(line) for line in _machine(one)) for one in found.machines)
 
 
@@ -51,14 +51,14 @@ def plans_document(found: Plans) -> str:
 
 def gates(minor: str, found: Sequence[Gate]) -> str:
     """A table of gates."""
-    rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "WE SET", "WHY")]
+    rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "GPUNODES SETS", "WHY")]
     rows += [
         (
             gate.name,
             gate.status,
-            _word(gate.default),
+            _text(gate.default),
             "yes" if gate.locked else "-",
-            _word(gate.we_set),
+            _text(gate.we_set),
             gate.why,
         )
         for gate in found
@@ -76,14 +76,14 @@ def gates_document(minor: str, found: Sequence[Gate]) -> str:
 
 def _machine(one: Planned) -> Iterator[str]:
     if one.plan is None:
-        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: CANNOT BE"
+        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: NOT POSSIBLE"
         for conflict in one.conflicts:
             yield f"  {conflict.fact}"
             yield f"    wanted: {conflict.limit}"
             yield f"    remedy: {conflict.remedy}"
         return
-    yield f"{one.name}: {_has(one.plan)}"
-    rows = list(_gets(one.plan))
+    yield f"{one.name}: {_gpus(one.plan)}"
+    rows = list(_contents(one.plan))
     width = max((len(name) for name, _ in rows), default=0)
     yield from (f"  {name:<{width}}  {value}" for name, value in rows)
     yield from (f"  warning: {warning}" for warning in one.plan.warnings)
@@ -92,14 +92,14 @@ def _machine(one: Planned) -> Iterator[str]:
         yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else "")
 
 
-def _has(plan: Plan) -> str:
+def _gpus(plan: Plan) -> str:
     if not plan.gpus:
         return "no NVIDIA GPU: joins as a CPU node"
     products = [gpu.product for gpu in plan.gpus]
     return ", ".join(f"{products.count(name)} x {name}" for name in dict.fromkeys(products))
 
 
-def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
+def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.source:
         yield "driver", f"{plan.branch}, {plan.flavour} modules, from {SOURCES[plan.source]}"
     if plan.module_stream:
@@ -109,11 +109,11 @@ def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
             yield title, ", ".join(_package(package) for package in packages)
     yield "runtime", plan.runtime + (" through cri-dockerd" if plan.cri_dockerd else "")
     if plan.gates:
-        yield "feature gates", ", ".join(f"{name}={_word(value)}" for name, value in plan.gates.items())
+        yield "feature gates", ", ".join(f"{name}={_text(value)}" for name, value in plan.gates.items())
     if plan.hold:
         yield "held", ", ".join(plan.hold)
     if plan.gpus:
-        yield "nouveau", "off" if plan.blacklist_nouveau else "not there"
+        yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())
 
@@ -124,5 +124,5 @@ def _package(package: Package) -> str:
     return f"{package.name} {package.version}".rstrip()
 
 
-def _word(value: bool | None) -> str:
+def _text(value: bool | None) -> str:
     return "-" if value is None else "true" if value else "false"
