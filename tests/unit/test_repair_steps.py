@@ -330,7 +330,7 @@ def test_invalid_response_of_a_session_fails_the_call_at_once(wrong: dict[str, A
     ).replace(": nan", ": float('nan')")
     api = cluster.Cluster(cluster.Session(cluster.Transport([sys.executable, "-c", program])))
     began = time.monotonic()
-    with pytest.raises(cluster.NoResponse, match=f"expected (int|str|float) in {next(iter(odd))}"):
+    with pytest.raises(cluster.NoResponse, match=f"expected (int|str|float) in {next(iter(wrong))}"):
         api.nodes()
     assert time.monotonic() - began < 10
     assert api.nodes() == []
