@@ -94,6 +94,9 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirement
 	  --constraint build/constraints.txt "$$wheel[lab]"
 	touch $@
 
+.PHONY: wheel
+wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
+
 .PHONY: test-package
 test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package

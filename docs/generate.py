@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the reference pages out of the code that they describe: `make docs`; `--check` only says what is stale.
+"""Write the reference pages from the code that they describe: `make docs`; `--check` only lists stale pages.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
 meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
@@ -96,9 +96,9 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
             "",
             "Checks:",
             "",
-            "| check | asks for |",
+            "| check | requirement |",
             "| --- | --- |",
-            "| `reachable` | a machine that answers |",
+            "| `reachable` | a machine that responds |",
         )
         yield from (f"| `{check.name}` | {cell(check.title)} |" for check in preflight.CHECKS)
 
@@ -201,9 +201,9 @@ def as_text(description: str | Sequence[str]) -> list[str]:
 
 def supported_tables() -> str:
     """The tables of supported.md."""
-    lines = ["| operating system | release | proven in the lab |", "| --- | --- | --- |"]
+    lines = ["| operating system | release | tested in the lab |", "| --- | --- | --- |"]
     lines += [f"| {row['id']} | {row['version']} | {yes(row['proven'])} |" for row in tables.read("systems")["system"]]
-    lines += ["", "| Kubernetes | proven in the lab | cgroup v1 |", "| --- | --- | --- |"]
+    lines += ["", "| Kubernetes | tested in the lab | cgroup v1 |", "| --- | --- | --- |"]
     lines += [
         f"| {row['version']} | {yes(row['proven'])} | {row['cgroup_v1']} |"
         for row in tables.read("kubernetes")["minor"]
@@ -248,14 +248,14 @@ def images_table() -> str:
     addons = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))["settings_network_images"]
     lines = ["| image | for |", "| --- | --- |"]
     lines += [f"| `{image}` | the network, {addon} |" for addon, images in addons.items() for image in images.values()]
-    lines.append(f"| `{requested['gpunodes_ready_image']}` | the proof that a node is ready |")
-    lines.append(f"| `{requested['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the proof |")
+    lines.append(f"| `{requested['gpunodes_ready_image']}` | the check that a node is ready |")
+    lines.append(f"| `{requested['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the check that pods get GPUs |")
     return "\n".join(lines)
 
 
 def rules_table() -> str:
     """The table of health.md."""
-    lines = ["| rule | finds | looks at | action | source |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| rule | finding | evidence | action | source |", "| --- | --- | --- | --- | --- |"]
     lines += [
         f"| `{rule.name}` | {cell(rule.title)} | {cell(rule.evidence)} | {cell(rule.action)} | {cell(rule.source)} |"
         for rule in RULES
