@@ -249,7 +249,8 @@ def images_table() -> str:
     lines = ["| image | for |", "| --- | --- |"]
     lines += [f"| `{image}` | the network, {addon} |" for addon, images in addons.items() for image in images.values()]
     lines.append(f"| `{requested['gpunodes_ready_image']}` | the check that a node is ready |")
-    lines.append(f"| `{requested['gpunodes_device_plugin_image']}` | GPU machines: the device plugin, and the check that pods get GPUs |")
+    plugin = requested["gpunodes_device_plugin_image"]
+    lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
     return "\n".join(lines)
 
 
