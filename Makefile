@@ -46,12 +46,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 lock: $(VENV)/.installed ## Write requirements.lock anew from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --group dev pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-.PHONY: check lint types unit
-check: lint types unit ## The fast part: linters, types, unit tests; needs no lab
+.PHONY: check lint types unit site
+check: lint types unit site ## The fast part: linters, types, unit tests, links of the site; needs no lab
 
 lint: $(VENV)/.installed
 	ruff check .
@@ -66,6 +66,9 @@ types: $(VENV)/.installed
 # Two at once on each processor: many of these tests only wait.
 unit: $(VENV)/.installed
 	pytest --numprocesses $$((2 * $$(nproc))) tests/unit
+
+site: $(VENV)/.installed ## Build the documentation as a site in build/site; fails for a broken link
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: format
 format: $(VENV)/.installed ## Let ruff put the Python files into their form

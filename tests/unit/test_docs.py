@@ -223,6 +223,31 @@ class Loader(yaml.SafeLoader):
 Loader.add_constructor("!vault", lambda loader, node: str(node.value))
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    hooks = runpy.run_path(str(DOCS / "mkdocs_hooks.py"))
+    listed = set(re.findall(r": ([a-z-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    assert listed == {page.name for page in DOCS.glob("*.md")} | set(hooks["ADDED"].values())
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "expected"),
+    [
+        ("README.md", "[x](docs/repair.md#bmcs)", "[x](repair.md#bmcs)"),
+        ("docs/security.md", "[x](../SECURITY.md)", "[x](security-policy.md)"),
+        ("docs/lab.md", "[pins](../bootstrap/pins.toml)", "pins"),
+        ("docs/lab.md", "[x](https://example.org/a.md)", "[x](https://example.org/a.md)"),
+        ("examples/README.md", "[x](small/hosts.yml)", "[x](examples/small/hosts.yml)"),
+        ("docs/lab.md", "[x](missing.md)", "[x](missing.md)"),
+    ],
+)
+def test_links_fit_the_site(source: str, link: str, expected: str) -> None:
+    hooks = runpy.run_path(str(DOCS / "mkdocs_hooks.py"))
+    page = hooks["ADDED"].get(source, source.removeprefix("docs/"))
+    known = {"repair.md", "security-policy.md", "examples/small/hosts.yml", "lab.md"}
+    match = hooks["_LINK"].search(link)
+    assert hooks["link"](match, source, page, known) == expected
+
+
 def test_the_example_inventory_works(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     shutil.copy(ROOT / "inventory" / "hosts.yml.example", path)
