@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -221,6 +222,15 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.add_constructor("!vault", lambda loader, node: str(node.value))
+
+
+def test_a_recording_shows_every_line() -> None:
+    render = runpy.run_path(str(DOCS / "record.py"))["render"]
+    svg = render("$ gpunodes up\n\x1b[1;31mfailed\x1b[0m <b>\n" + "x" * 150)
+    root = ElementTree.fromstring(svg)  # noqa: S314 - our own
+    texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["$ gpunodes up", "failed <b>", "x" * 110, "    " + "x" * 40]
+    assert '<tspan fill="#ff7b72" font-weight="bold">failed</tspan>' in svg
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
