@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 from gpunodes import cli, settings
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
@@ -182,6 +183,39 @@ def test_commands_of_a_page_exist(page: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_wrong_command_is_found(line: str) -> None:
     with pytest.raises(click.ClickException):
         parse(line.split())
+
+
+OFFLINE = ("gates", "health explain", "health rules", "health timer")
+"""Commands that need no machine and no file: the documentation's are run."""
+
+
+def offline_lines() -> list[str]:
+    found = {shlex.join(arguments) for page in WRITTEN for arguments in shell_lines(page)}
+    return sorted(line for line in found if line.startswith(OFFLINE))
+
+
+def test_every_offline_command_has_an_example() -> None:
+    assert not [name for name in OFFLINE if not any(line.startswith(name) for line in offline_lines())]
+
+
+@pytest.mark.parametrize("line", offline_lines())
+def test_commands_without_machines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.root, shlex.split(line), standalone_mode=False)
+    assert result.exception is None
+    assert result.return_value == 0
+    assert result.output
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_files_and_targets_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    code = "\n".join([*blocks(page), *re.findall(r"`([^`\n]+)`", text)])
+    assert not set(re.findall(r"^make ([a-z][a-z-]+)", code, flags=re.MULTILINE)) - targets
+    assert not [
+        name for name in re.findall(r"\b((?:examples|playbooks)/[\w/.-]*\w)", code) if not (ROOT / name).exists()
+    ]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
