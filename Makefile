@@ -46,12 +46,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --group dev pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-.PHONY: check lint types unit
-check: lint types unit ## Fast checks: linters, types, unit tests; needs no lab
+.PHONY: check lint types unit site
+check: lint types unit site ## The fast part: linters, types, unit tests, links of the site; needs no lab
 
 lint: $(VENV)/.installed
 	ruff check .
@@ -66,6 +66,9 @@ types: $(VENV)/.installed
 # Two processes per processor: many of these tests only wait.
 unit: $(VENV)/.installed
 	pytest --numprocesses $$((2 * $$(nproc))) tests/unit
+
+site: $(VENV)/.installed ## Build the documentation as a site in build/site; fails for a broken link
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: format
 format: $(VENV)/.installed ## Format the Python files with ruff
@@ -93,6 +96,9 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirement
 	wheel=$$(echo build/wheel/*.whl) && $(INSTALLED)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint build/constraints.txt "$$wheel[lab]"
 	touch $@
+
+.PHONY: wheel
+wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
 
 .PHONY: test-package
 test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment

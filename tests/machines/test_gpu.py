@@ -137,14 +137,14 @@ def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
 
 
 def test_the_examples_for_pools_run(operator: Operator) -> None:
-    start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Only there"))
+    start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Require a pool"))
     node, log = ended(operator, "only")
     assert (node, log.count("UUID: GPU-")) == ("gpu-1", 1)
     image = f"registry.k8s.io/{BUSYBOX}"
-    start(operator, "preferred", image, "true", {}, **example("There if possible"))
+    start(operator, "preferred", image, "true", {}, **example("Prefer a generation"))
     assert ended(operator, "preferred")[0] == "gpu-1"
     operator.kubectl("cordon", "gpu-1")
-    start(operator, "elsewhere", image, "true", {}, **example("There if possible"))
+    start(operator, "elsewhere", image, "true", {}, **example("Prefer a generation"))
     assert ended(operator, "elsewhere")[0] == "worker-1"
     operator.kubectl("uncordon", "gpu-1")
 
@@ -157,7 +157,7 @@ def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
     operator.ssh("gpu-1", "systemd-run --unit=registry --collect python3 /run/registry.py")
     login, part = examples("Images from a private registry")
     operator.ssh("control-1", f"export KUBECONFIG=/etc/kubernetes/admin.conf\n{login}")
-    here = example("Only there")
+    here = example("Require a pool")
     start(operator, "private", f"registry.example/{BUSYBOX}", "true", {}, **yaml.safe_load(part), **here)
     assert ended(operator, "private")[0] == "gpu-1"
     operator.ssh("gpu-1", f"systemctl stop registry; rm -r {folder}")

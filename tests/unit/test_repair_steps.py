@@ -235,7 +235,7 @@ def test_hanging_gpu_reset_is_bounded(tmp_path: Path) -> None:
 
 def test_program_implements_all_steps_over_ssh() -> None:
     source = Path(escalate.__file__).read_text()
-    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.over is escalation.Channel.SSH)
+    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.channel is escalation.Channel.SSH)
 
 
 BANNERS = {
