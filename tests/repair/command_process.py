@@ -1,7 +1,7 @@
 """One controller's command as a separate process: `python command_process.py KUBECONFIG COMMAND MACHINE...`.
 
 Takes the locks of such a command (operations/claims.py), prints "held" and works until its standard input ends; then
-prints why it lost its locks, or "kept". A machine whose name begins with c is the control plane. All except SSH is real:
+prints why it lost its locks, or "kept". A machine whose name begins with c is the control plane. Only SSH is simulated:
 the session with the API runs locally, and the SSH lock is omitted.
 """
 
