@@ -138,7 +138,7 @@ def test_an_api_that_is_down_is_reported_and_waited_for(place: Place) -> None:
     began = time.monotonic()
     with place.claimed(WORKERS, "reset") as claim:
         assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
-        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "0 s at most are waited for it")]
+        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "gpunodes waits at most 0 s for it")]
         assert place.by_ssh == ["reset"]
         (finding,) = claim.findings
         assert "no Leases can be taken" in finding.fact
@@ -232,11 +232,11 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         place.status = -2
         time.sleep(1.2)
         assert claim.lost(at_work=True) is None
-        assert "going on without its locks" in str(claim.unasked)
+        assert "going on without its locks" in str(claim.unrenewed)
         assert claim.lost() is None, "it has just been at work there"
         time.sleep(0.6)
         assert "could not be renewed" in str(claim.lost())
-        assert claim.unasked is None
+        assert claim.unrenewed is None
         place.status = None
         for lease in place.api.leases.values():
             lease["spec"]["holderIdentity"] = ANN
@@ -253,7 +253,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     def claimed(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(
             lost=lambda **_: lost[0] if lost else None,
-            unasked=None,
+            unrenewed=None,
             findings=(),
             holder="me",
             take_more=taken.append,

@@ -576,7 +576,7 @@ def test_watch_scans_again_until_it_is_stopped(tmp_path: Path) -> None:
             rounds: list[list[str]] = [[]]
             for line in running.stdout:
                 rounds[-1].append(line)
-                if re.fullmatch(r"\d of 1 well\.\n", line):
+                if re.fullmatch(r"\d of 1 healthy\.\n", line):
                     if len(rounds) == 2:
                         break
                     rounds.append([])
