@@ -50,14 +50,14 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(cli.root)
     for name in cli.root.list_commands(context):
         command = cli.root.get_command(context, name)
-        if command is not None:
+        if command is not None and name not in cli.MODULES.values():
             yield from below(name, command)
 
 
 def phases_of(name: str) -> Sequence[Phase]:
     """The phases that a command walks, none for a command that walks none."""
     try:
-        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', name)}")
+        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', cli.MODULES.get(name, name))}")
     except ModuleNotFoundError:
         return ()
     operation = getattr(module, "OPERATION", None)
@@ -82,6 +82,8 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=f"gpunodes {name}")
     yield from ("```", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "")
     yield from paragraphs(inspect.cleandoc(command.help or "").split("\b")[0])
+    if name in cli.MODULES:
+        yield from ("", f"`gpunodes {cli.MODULES[name]}` is another name of this command.")
     options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
     records = [record for option in options if (record := option.get_help_record(context)) is not None]
     if records:

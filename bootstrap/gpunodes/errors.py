@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -18,17 +19,25 @@ class ExitCode(IntEnum):
 
 
 class GpunodesError(Exception):
-    """Something that stops a command, said in one sentence.
+    """Something that stops a command, in one sentence.
 
     ``found`` is the fact, ``wanted`` the limit it breaks, ``remedy`` what the user can do.
     """
+
+    problems: Sequence[GpunodesError] = ()
+    """The single errors, where this one stands for several."""
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "", exit_code: int = ExitCode.FAILED) -> None:
         self.found = found
         self.wanted = wanted
         self.remedy = remedy
         self.exit_code = ExitCode(exit_code)
-        super().__init__("; ".join(part for part in (found, wanted and f"wanted: {wanted}", remedy) if part))
+        super().__init__("; ".join(part for part in (self.fact, remedy) if part))
+
+    @property
+    def fact(self) -> str:
+        """The error without its remedy, in one line."""
+        return "; ".join(part for part in (self.found, self.wanted and f"wanted: {self.wanted}") if part)
 
 
 class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes: raise WrongInput(...)
@@ -39,7 +48,7 @@ class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes:
 
 
 def sentence(problem: Exception) -> str:
-    """Any error in one line: ours as it stands, the operating system's by its reason, others by their kind."""
+    """Any error in one line: a GpunodesError as it stands, an OSError by its reason, others by their type."""
     if isinstance(problem, GpunodesError):
         return str(problem)
     if isinstance(problem, OSError) and problem.strerror:

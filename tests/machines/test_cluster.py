@@ -40,7 +40,7 @@ def test_wrong_input_is_refused_in_a_sentence(operator: Operator, words: tuple[s
     done = operator.gpunodes(*words, code=2)
     assert message in done.stderr
     assert done.stdout == ""
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
 
 
 def test_preflight_passes_and_touches_nothing(operator: Operator) -> None:

@@ -53,4 +53,4 @@ def test_without_an_inventory_it_says_what_to_do(tmp_path: Path) -> None:
     done = run(GPUNODES, "join", "worker-*", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "inventory" in done.stderr
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr

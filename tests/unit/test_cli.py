@@ -12,6 +12,7 @@ import click
 import pytest
 from gpunodes import cli
 from gpunodes import inventory as inventories
+from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
@@ -32,13 +33,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(cli.root, "main", fail)
 
 
-def test_an_error_is_one_line_whatever_words_of_others_are_in_it(
+def test_an_error_and_its_hint_are_one_line_each_whatever_others_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, GpunodesError("the API says: no\ngpu-1: cleared\r\x1b[2J", "a\nb", "c"))
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert capsys.readouterr().err == "gpunodes: the API says: no gpu-1: cleared  [2J; wanted: a b; c\n"
+    assert capsys.readouterr().err == "error: the API says: no gpu-1: cleared  [2J; wanted: a b\nhint: c\n"
 
 
 def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
@@ -49,17 +50,73 @@ def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     path = tmp_path / "gpunodes" / "traceback.txt"
-    message = f"gpunodes: unexpected KeyError: 'uid'; this is a fault of gpunodes; please report it with {path}\n"
+    message = f"error: unexpected KeyError: 'uid'\nhint: this is a bug in gpunodes; please report it with {path}\n"
     assert capsys.readouterr().err == message
     assert "in fail" in path.read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "lab"])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in {"lab", "init-master"}])
 def test_each_command_has_the_help_that_the_list_shows(name: str) -> None:
     command = cli.root.get_command(click.Context(cli.root), name)
     assert command is not None
     assert command.get_short_help_str(200) == cli.COMMANDS[name]
     assert all(isinstance(option, click.Argument) or getattr(option, "help", None) for option in command.params)
+
+
+def test_both_names_of_init_control_plane_are_one_command() -> None:
+    context = click.Context(cli.root)
+    assert cli.root.get_command(context, "init-control-plane") is cli.root.get_command(context, "init-master")
+    assert "init-control-plane" in cli.COMMANDS["init-master"]
+
+
+@pytest.mark.parametrize("argv", [(), ("gpu",), ("maintenance",), ("lab",), ("help", "gpu")])
+def test_a_group_without_a_command_shows_its_help(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    done = gpunodes(tmp_path, *argv)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: gpunodes ")
+    assert "Commands:" in done.stdout
+
+
+def test_help_shows_the_help_of_any_command(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "help", "health", "explain").stdout.startswith("Usage: gpunodes health explain ")
+    assert gpunodes(tmp_path, "help", "join").stdout == gpunodes(tmp_path, "join", "--help").stdout
+    done = gpunodes(tmp_path, "help", "join", "now")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_versions(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "version").stdout.startswith("gpunodes ")
+    found = json.loads(gpunodes(tmp_path, "version", "--json").stdout)
+    assert list(found["versions"]) == ["gpunodes", "ansible-core", "ansible-runner", "python"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "guess"),
+    [(("helth",), "`gpunodes health`"), (("gpu", "plna"), "`gpunodes gpu plan`"), (("lab", "dwon"), "lab down`")],
+)
+def test_a_mistyped_command_leads_to_the_nearest(tmp_path: Path, argv: tuple[str, ...], guess: str) -> None:
+    done = gpunodes(tmp_path, *argv)
+    assert done.returncode == 2
+    assert f"hint: did you mean {guess}" in done.stderr.replace("`gpunodes lab", "lab")
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, False)],
+)
+def test_an_error_has_colours_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal.error(GpunodesError("a", "b", "c"))
+    assert ("\x1b[31m" in stream.getvalue() or "\x1b[1m" in stream.getvalue()) == coloured
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    terminal.error(GpunodesError("a", "b", "c"))
+    assert sys.stderr.getvalue() == "error: a; wanted: b\nhint: c\n"  # type: ignore[attr-defined]  # a StringIO
 
 
 def test_the_help_of_a_run_lists_its_phases(tmp_path: Path) -> None:
@@ -88,8 +145,8 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
     done = gpunodes(tmp_path, *words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("gpunodes: ")
-    assert done.stderr.count("\n") == 1
+    lines = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    assert lines in (["error"], ["error", "hint"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -221,7 +221,7 @@ def test_options_may_stand_after_the_machines(tmp_path: Path) -> None:
 def test_exit_codes(words: tuple[str, ...], code: int) -> None:
     done = gpunodes(*words)
     assert done.returncode == code, done.stderr
-    assert b"a fault of gpunodes" not in done.stderr
+    assert b"a bug in gpunodes" not in done.stderr
     if "--json" in words:
         json.loads(done.stdout)
 

@@ -98,7 +98,7 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
     """The real command, and no control plane: its sentence is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
     message = stops(play(inventory, program))
-    assert message.startswith("gpunodes: the control plane does not answer: "), message
+    assert message.startswith("error: the control plane does not answer: "), message
     assert message.endswith("bring it back first, or leave the cluster out with --without-cluster"), message
 
 

@@ -28,7 +28,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """What a user said of a run."""
+    """The options that every run has."""
 
     inventory: Path
     as_json: bool
@@ -37,7 +37,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How machines are reached that the inventory does not know yet."""
+    """SSH connection of machines that the inventory does not have yet."""
 
     variables: dict[str, object]
 
@@ -57,7 +57,7 @@ def inventory_option(command: _Command) -> _Command:
 
 def json_option(command: _Command) -> _Command:
     """--json"""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
 def version_option(command: _Command) -> _Command:
@@ -65,20 +65,22 @@ def version_option(command: _Command) -> _Command:
     return click.option(
         "--kubernetes-version",
         metavar="VERSION",
-        help="A minor (its newest patch) or an exact version; by default the setting gpunodes_kubernetes_version.",
+        help="A minor version (its newest patch) or an exact one; by default the setting gpunodes_kubernetes_version.",
     )(command)
 
 
 def gpu_options(command: _Command) -> _Command:
-    """--driver, --with-cuda, --with-cudnn and --runtime, handed on as ``wishes``: settings of this run.
+    """--driver, --with-cuda, --with-cudnn and --runtime, passed as ``requested``: settings of this run.
 
     Raises WrongInput for a version that no machine can have.
     """
 
-    @click.option("--driver", metavar="BRANCH", help="A branch of NVIDIA's driver, such as 580; by default what fits.")
-    @click.option("--with-cuda", metavar="VERSION", multiple=True, help="Install this CUDA on the machine; repeatable.")
-    @click.option("--with-cudnn", metavar="VERSION", help="Install this cuDNN, such as 9, on the machine.")
-    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="What runs containers.")
+    @click.option("--driver", metavar="BRANCH", help="Branch of the driver, such as 580; by default a compatible one.")
+    @click.option(
+        "--with-cuda", metavar="VERSION", multiple=True, help="CUDA version to install on the machine; may be repeated."
+    )
+    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN to install on the machine, such as 9.")
+    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="Container runtime.")
     @functools.wraps(command)
     def wrapped(
         *args: Any,
@@ -101,9 +103,9 @@ def gpu_options(command: _Command) -> _Command:
 
 
 def reboot_option(command: _Command) -> _Command:
-    """--no-reboot, added to ``wishes``; below gpu_options."""
+    """--no-reboot, added to ``requested``; below gpu_options."""
 
-    @click.option("--no-reboot", is_flag=True, help="Reboot no machine for its driver: say what is left to do.")
+    @click.option("--no-reboot", is_flag=True, help="Do not reboot machines for their driver; report the rest.")
     @functools.wraps(command)
     def wrapped(*args: Any, no_reboot: bool, requested: dict[str, Any], **kwargs: Any) -> Any:
         if no_reboot:
@@ -114,9 +116,9 @@ def reboot_option(command: _Command) -> _Command:
 
 
 def connection_options(command: _Command) -> _Command:
-    """--user, --key and --port, handed on as ``connection``; raises WrongInput for values that cannot be used."""
+    """--user, --key and --port, passed as ``connection``; raises WrongInput for invalid values."""
 
-    @click.option("--user", help="SSH user of machines that the inventory does not know yet.")
+    @click.option("--user", help="SSH user of machines that are not in the inventory yet.")
     @click.option("--key", type=click.Path(path_type=Path), help="SSH private key for such machines.")
     @click.option("--port", type=click.IntRange(1, 65535), help="SSH port of such machines.")
     @functools.wraps(command)
@@ -127,7 +129,7 @@ def connection_options(command: _Command) -> _Command:
 
 
 def run_options(operation: Operation) -> Callable[[_Command], _Command]:
-    """The options of every run, handed on as ``flags``; the operation's phases go into the help."""
+    """The options of every run, passed as ``flags``; the operation's phases go into the help."""
     phases = operation.phases
     width = max(len(phase.name) for phase in phases)
     listing = "\n".join(f"  {phase.name:<{width}}  {phase.purpose}" for phase in phases)
@@ -137,10 +139,14 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
         @inventory_option
         @version_option
         @click.option(
-            "--skip-phase", type=click.Choice(names), metavar="PHASE", multiple=True, help="Leave this phase out."
+            "--skip-phase",
+            type=click.Choice(names),
+            metavar="PHASE",
+            multiple=True,
+            help="Skip this phase; may be repeated.",
         )
-        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Begin with this phase.")
-        @click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Start at this phase.")
+        @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
         @json_option
         @functools.wraps(command)
         def wrapped(
@@ -168,7 +174,7 @@ def requesting(flags: CommonOptions, requested: Mapping[str, Any]) -> CommonOpti
 
 
 def check(operation: Operation, flags: CommonOptions) -> None:
-    """Raise WrongInput for options that cannot be used, before an inventory is written for them."""
+    """Raise WrongInput for invalid options, before an inventory is written for them."""
     options = flags.options
     skipped(operation.phases, options.skip_phases, options.from_phase)
     if options.kubernetes:
@@ -197,8 +203,8 @@ def execute_confirmed(
 ) -> int:
     """Show which node each machine is, ask ``question``, then carry the operation out; returns the exit code.
 
-    ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises WrongInput where
-    nobody can be asked, GpunodesError where a machine and a node contradict each other.
+    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
+    WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
     """
     names = ", ".join(machine.name for machine in machines)
     asks = not yes and not flags.options.dry_run
@@ -227,8 +233,8 @@ def show(result: RunResult, *, as_json: bool) -> int:
 def _connection(user: str | None, key: Path | None, port: int | None) -> Connection:
     variables: dict[str, object] = {}
     if user:
-        if not all(sign.isalnum() or sign in "._-" for sign in user):
-            raise WrongInput(f"{user!r} is not a user's name", "letters, digits, dots and dashes", "correct --user")
+        if not all(character.isalnum() or character in "._-" for character in user):
+            raise WrongInput(f"{user!r} is not a user name", "letters, digits, dots and dashes", "correct --user")
         variables["ansible_user"] = user
     if key:
         variables["ansible_ssh_private_key_file"] = str(_readable_key(key))

@@ -15,8 +15,8 @@ from gpunodes.views import gpu as view_of
 def command(version: str, as_json: bool) -> int:
     """List the kubelet's feature gates that matter for GPUs.
 
-    VERSION is a Kubernetes version, a minor or an exact one. For each gate: whether the kubelet of that version knows
-    it, its default, whether it is locked, and what gpunodes sets, with the reason.
+    VERSION is a Kubernetes version, a minor or an exact one. Each gate is shown with its state in that version, its
+    default, whether it is locked, and the value that gpunodes sets, with the reason.
     """
     minor, found = gates.minor_of(version), gates.gates(version)
     terminal.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found))

@@ -13,28 +13,30 @@ from gpunodes.cli import passwords, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
-class _MachinesOrWord(click.Group):
-    """A command of its own that takes machines, unless the first word is one of its sub-commands.
+class _MachinesOrCommand(click.Group):
+    """A command that takes machines, unless its first argument is the name of one of its sub-commands.
 
-    A machine of such a name is selected after two dashes: ``gpunodes health -- rules``.
+    A machine with such a name is selected after two dashes: ``gpunodes health -- rules``.
     """
 
-    _WORDS = "gpunodes.health.words"
+    _ARGV = "gpunodes.health.argv"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
-            ctx.meta[self._WORDS] = args
+            ctx.meta[self._ARGV] = args
             args = []
         return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        words = ctx.meta.get(self._WORDS)
-        if words is None:
+        argv = ctx.meta.get(self._ARGV)
+        if argv is None:
             return click.Command.invoke(self, ctx)
-        with self.commands[words[0]].make_context(words[0], words[1:], parent=ctx) as context:
+        # Not below this context: its path would have PATTERNS in it.
+        path = f"{ctx.info_name} {argv[0]}"
+        with self.commands[argv[0]].make_context(path, argv[1:], parent=ctx.parent) as context:
             return context.command.invoke(context)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -43,7 +45,7 @@ class _MachinesOrWord(click.Group):
 
 # Options may stand after the machines, as everywhere; click's groups would take them for machines.
 @click.group(
-    cls=_MachinesOrWord,
+    cls=_MachinesOrCommand,
     invoke_without_command=True,
     no_args_is_help=False,
     context_settings={"allow_interspersed_args": True},
@@ -59,13 +61,13 @@ class _MachinesOrWord(click.Group):
     show_default=True,
     help="The Ansible inventory.",
 )
-@click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Ask again every so many seconds.")
+@click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Repeat the scan every so many seconds.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="When to end, answers or not. By default 60, and a quarter more for each machine. With --reboot-hung this is "
-    "the end of each scan; repairs take their own time.",
+    help="Time limit of the scan; by default 60, and a quarter of a second for each machine. With --reboot-hung it "
+    "limits each scan, not the repairs.",
 )
 @click.option(
     "--parallel",
@@ -73,13 +75,13 @@ class _MachinesOrWord(click.Group):
     default=64,
     show_default=True,
     metavar="NUMBER",
-    help="How many machines to talk to at once.",
+    help="How many machines to probe at once.",
 )
-@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict asks for a reboot.")
+@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict recommends a reboot.")
 @click.option(
     "--actions",
     metavar="ACTIONS",
-    help="With --reboot-hung: the verdicts' actions to act on, such as reset_gpu,reboot. By default reboot.",
+    help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
 @passwords.options
@@ -96,14 +98,14 @@ def command(
     repair_flags: repair_options.RepairOptions,
     as_json: bool,
 ) -> int:
-    """Say of each GPU machine whether it is well, what to do, and why.
+    """Check GPU machines: state, evidence and recommended action.
 
-    PATTERNS name machines of the inventory; without one, all of them are asked. With --from nothing is asked: the
-    verdict is on the one machine whose kernel logs, journals, nvidia-smi output, bug reports or sosreports the files
-    are, packed or not; - is standard input. Exit code 3 when a machine is not well or does not answer.
+    PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from no machine
+    is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
+    machine, packed or not; - is standard input. Exit code 3 when a machine is not healthy or does not respond.
 
-    With --reboot-hung, hung machines are emptied, rebooted by whatever it takes, proven well and given back; what is
-    not, stays cordoned with the reason. A repair that a command left behind is gone on with.
+    With --reboot-hung, hung machines are drained, rebooted by the means that works, verified and uncordoned. Machines
+    that are not healthy afterwards stay cordoned, with the reason. An interrupted repair is resumed.
     """
     if reboot_hung:
         if files or watch:
@@ -113,10 +115,10 @@ def command(
         pace = (deadline, parallel)
         return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
     if actions or repair_flags.given():
-        raise WrongInput("a repair is described and not asked for", "--reboot-hung", "add it")
+        raise WrongInput("these options are for repairs", "--reboot-hung", "add --reboot-hung, or leave them out")
     if not files:
         if watch and as_json:
-            raise WrongInput("--watch goes on, and --json gives one document", "one of them", "leave one out")
+            raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
         return _live(patterns, inventory_path, watch, deadline, parallel, as_json=as_json)
     if patterns or watch:
         raise WrongInput("--from judges saved logs", "no machines and no --watch beside it", "leave them out")
@@ -130,7 +132,7 @@ def command(
 @click.argument("code", type=click.IntRange(0, 999_999))
 @_json_option
 def explain(kind: str, code: int, as_json: bool) -> int:
-    """Say what a code of the driver or of an NVSwitch means, what to do, and who says so.
+    """Show what an Xid or SXid code means, what to do, and the source.
 
     Exit code 2 for a code that NVIDIA's catalog does not have.
     """
@@ -145,7 +147,7 @@ def explain(kind: str, code: int, as_json: bool) -> int:
 @command.command()
 @_json_option
 def rules(as_json: bool) -> int:
-    """List the rules by which machines are judged."""
+    """List the rules that lead to a verdict."""
     from gpunodes.operations import health
     from gpunodes.views import health as view
 
@@ -155,7 +157,13 @@ def rules(as_json: bool) -> int:
 
 
 @command.command()
-@click.option("--every", default="10min", show_default=True, metavar="TIME", help="How often, in systemd's words.")
+@click.option(
+    "--every",
+    default="10min",
+    show_default=True,
+    metavar="TIME",
+    help="Time between two checks, as a systemd time span.",
+)
 @click.option(
     "-i",
     "--inventory",
@@ -169,7 +177,7 @@ def rules(as_json: bool) -> int:
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 
-    They run as the user and in the folder that this command is called by and in.
+    They run as the current user, in the current folder.
     """
     import getpass
     import shutil
@@ -197,7 +205,7 @@ def _repair(
     *,
     as_json: bool,
 ) -> int:
-    """Look at machines and repair those that ask for it; returns the exit code."""
+    """Scan machines and repair those whose verdict recommends it; returns the exit code."""
     from gpunodes.inventory import Inventory
     from gpunodes.operations import repair
 
@@ -217,7 +225,7 @@ def _live(
     *,
     as_json: bool,
 ) -> int:
-    """Ask the machines of the inventory, once or for ever; returns the exit code."""
+    """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
     from gpunodes.inventory import Inventory
     from gpunodes.operations import scan
     from gpunodes.views import health_map

@@ -11,10 +11,10 @@ from gpunodes.cli import common, terminal
 @click.argument("machine", default="")
 @common.json_option
 def command(machine: str, as_json: bool) -> int:
-    """Show what was found and done about a machine, or about all.
+    """Show the recorded verdicts and repairs of one machine, or of all.
 
-    MACHINE is a name of the inventory. What is shown was recorded by the commands of this user on this machine; the
-    Events of a Node tell of the others'.
+    MACHINE is a name of the inventory. The history has the commands of this user on this controller; the Events of a
+    Node show those of others, too.
     """
     import dataclasses
 

@@ -1,4 +1,4 @@
-"""gpunodes init-master"""
+"""gpunodes init-control-plane, and its other name init-master"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpunodes.operations.init_master import OPERATION
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
-    MACHINE is a name or address of the inventory; by default its control plane. Without an inventory an address
-    begins one, with --user and --key as its connection.
+    MACHINE is a name or address of the inventory; by default its control plane. Where no inventory exists, an address
+    creates one, with --user, --key and --port as its connection.
     """
     path = flags.inventory
     names = [machine] if machine else []

@@ -25,8 +25,8 @@ def command(
 ) -> int:
     """Join machines to the cluster as workers.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A machine that is in the cluster already, and
-    right, is left as it is. An address that is not in an inventory made by `init-master ADDRESS` is added to it.
+    MACHINES are names, addresses, groups or patterns of the inventory. A machine that has joined already is not
+    changed where everything is right. A new address is added to an inventory that `init-master ADDRESS` made.
     """
     for pattern in machines:
         inventories.check_pattern(pattern)

@@ -15,15 +15,15 @@ _ACTIONS = ("status", "on", "off", "cycle")
 @click.command()
 @click.argument("machine")
 @click.argument("action", type=click.Choice(_ACTIONS))
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.inventory_option
 @common.json_option
 def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json: bool) -> int:
-    """Switch a machine on or off by its BMC, or say whether it is on.
+    """Show a machine's power state, or switch it by its BMC.
 
-    MACHINE is a name or address of the inventory. A cycle takes its power away and gives it back. Nothing is asked of
-    the machine's own system, and its node is not emptied: `gpunodes repair` does that. A BMC that reports another
-    machine's UUID, serial number or MAC addresses gets no order; status shows what both report.
+    MACHINE is a name or address of the inventory. The operating system is not shut down first, and the node is not
+    drained: `gpunodes repair` does that. Nothing is switched where the BMC reports another machine's UUID, serial
+    number or MAC addresses; status shows what both report.
     """
     import dataclasses
 
@@ -44,6 +44,6 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     else:
         terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
         if done.identities:
-            whose = {True: "its own", False: "another machine's", None: "not known to be its own"}[done.own]
+            whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
             terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
     return ExitCode.DONE

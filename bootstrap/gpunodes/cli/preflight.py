@@ -18,9 +18,9 @@ from gpunodes.views import text
 @common.version_option
 @common.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
-    """Say what would stop a join; nothing is touched.
+    """Check what would stop a join; nothing is changed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)

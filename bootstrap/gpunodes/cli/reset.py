@@ -11,16 +11,16 @@ from gpunodes.operations.reset import OPERATION
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.run_options(OPERATION)
 def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:
-    """Bring machines back to what they were before us.
+    """Undo everything that gpunodes changed on machines.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A control plane's cluster is lost with it. Each
-    machine's node is shown before anything is changed; it is not drained, which `gpunodes remove` does.
+    MACHINES are names, addresses, groups or patterns of the inventory. Resetting the control plane destroys the
+    cluster. Each machine's node is shown before anything is changed; it is not drained: `gpunodes remove` does that.
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines)
-    question = "Reset {}? What Kubernetes keeps there is lost"
-    # Where the cluster is broken, this is the way out.
+    question = "Reset {}? The data of Kubernetes on the machines is lost"
+    # A broken cluster must not prevent its reset.
     return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes, needs_cluster=False)

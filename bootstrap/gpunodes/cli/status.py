@@ -18,7 +18,7 @@ from gpunodes.views import document, text
 @common.inventory_option
 @common.json_option
 def command(inventory_path: Path, as_json: bool) -> int:
-    """Show the cluster's machines and how they are.
+    """Show the nodes of the cluster and their states.
 
     Exit code 3 when a node is not ready.
     """

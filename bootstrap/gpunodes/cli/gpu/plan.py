@@ -26,7 +26,7 @@ from gpunodes.views import text
     "facts_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Plan from what --json said once, without any machine.",
+    help="Plan from a saved --json document, without any machine.",
 )
 @common.json_option
 def command(
@@ -38,10 +38,10 @@ def command(
     facts_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Say what machines with GPUs have, what they get, and why.
+    """Show which GPU software machines get, and why.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all. Nothing is touched. Exit code 3
-    when some machines cannot get what is wished, 1 when none can.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Nothing is changed.
+    Exit code 3 when the request is possible on some machines only, 1 when on none.
     """
     variables = {**requested, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
     if facts_file:
