@@ -47,6 +47,16 @@ class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes:
         super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)
 
 
+def together(problems: Sequence[WrongInput]) -> WrongInput:
+    """Several errors as one, to be reported at once."""
+    if len(problems) == 1:
+        return problems[0]
+    remedies = list(dict.fromkeys(problem.remedy for problem in problems if problem.remedy))
+    found = WrongInput("; ".join(problem.fact for problem in problems), "", "; ".join(remedies))
+    found.problems = tuple(problems)
+    return found
+
+
 def sentence(problem: Exception) -> str:
     """Any error in one line: a GpunodesError as it stands, an OSError by its reason, others by their type."""
     if isinstance(problem, GpunodesError):

@@ -8,7 +8,7 @@ from typing import Any
 from gpunodes.engine import events, journal, runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuVerification, Machine
-from gpunodes.operations import phases
+from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import reports
 from gpunodes.planner.gpu import gpus_of
@@ -20,6 +20,7 @@ def run(
     inventory: Inventory, machines: Sequence[Machine], view: RunView, variables: Mapping[str, Any]
 ) -> list[GpuVerification]:
     """Walk the levels on all machines at once; nothing is changed."""
+    preflight.check_settings(inventory, machines)
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
     folder = journal.open_run("gpu-verify")

@@ -42,6 +42,7 @@ def choose(
     ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises GpunodesError for
     that, and where a machine and a node contradict each other: then none of the machines is touched.
     """
+    preflight.check_settings(inventory, machines)
     view.begin(command, machines)
     folder = journal.open_run(command)
     seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, TaskEnded
 from gpunodes.operations import phases
@@ -122,9 +122,26 @@ def judge(seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
 
 
 def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
-    """Raise WrongInput for a setting of ``machines`` or of their control plane that cannot be used."""
-    for machine in (inventory.control_plane(), *machines):
-        settings.check(machine.name, inventory.variables(machine.name))
+    """Raise WrongInput for all wrong settings of ``machines`` and of their control plane at once."""
+    control = inventory.control_plane()
+    variables = {machine.name: inventory.variables(machine.name) for machine in (control, *machines)}
+    settings.check_all(variables, _unknown_versions(control.name, variables))
+
+
+def _unknown_versions(control: str, variables: Mapping[str, Mapping[str, Any]]) -> list[WrongInput]:
+    """Versions in the settings that have the right form, and that no table has."""
+    found: dict[str, WrongInput] = {}
+    for name, own in variables.items():
+        # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
+        wrong = {problem.key for problem in settings.problems(own)}
+        resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
+        try:
+            gpu.check(gpu.requested_of(resolved, ""))
+            if name == control:
+                versions.check(str(resolved["gpunodes_kubernetes_version"]))
+        except WrongInput as error:
+            found.setdefault(str(error), error)
+    return list(found.values())
 
 
 def requested_version(inventory: Inventory, given: str | None) -> str:

@@ -37,6 +37,10 @@ def error(problem: GpunodesError) -> str:
             "found": problem.found,
             "wanted": problem.wanted,
             "remedy": problem.remedy,
+            "problems": [
+                {"found": each.found, "wanted": each.wanted, "remedy": each.remedy}
+                for each in problem.problems or (problem,)
+            ],
         }
     )
 
