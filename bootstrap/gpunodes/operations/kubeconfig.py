@@ -17,7 +17,8 @@ from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import parsed, taken
 
 _DEADLINE_S = 60.0
-_READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo there is no {ADMIN}: it runs no cluster >&2; exit 1; fi"
+_NO_CLUSTER = f"there is no {ADMIN}: it runs no cluster"
+_READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {_NO_CLUSTER} >&2; exit 1; fi"
 
 
 def fetch(inventory: Inventory) -> dict[str, Any]:
@@ -37,10 +38,14 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
     )
     text = shell.unframed(result.out) if result.ok else None
     if text is None:
+        if _NO_CLUSTER in result.err:
+            remedy = f"`gpunodes init-master {control.name}` makes one"
+        else:
+            remedy = "start the machine, or correct its address, SSH and sudo settings in the inventory"
         raise GpunodesError(
-            f"{control.name}: {ssh_reason(result.err) or 'no kubeconfig came'}",
-            "a control plane that answers on SSH, and sudo there",
-            f"`gpunodes init-master {control.name}` makes one",
+            f"{control.name}: {ssh_reason(result.err) or 'it sent no kubeconfig'}",
+            "a control plane that responds on SSH, and sudo there",
+            remedy,
         )
     return taken(text, control.name)
 

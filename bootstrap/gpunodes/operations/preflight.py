@@ -37,10 +37,19 @@ class Inspection:
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
     def no_cluster(self, control: str) -> PreflightFinding:
-        """There is nothing to join."""
-        why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
-        remedy = f"`gpunodes init-master {control}` makes one"
-        return PreflightFinding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
+        """Why there is no cluster to join. Only a control plane that responded leads to `init-control-plane`."""
+        if failure := self.control_failure:
+            limit, remedy = "a control plane that responds", no_contact(failure)
+            return PreflightFinding(control, "cluster", events.cause(failure), limit, remedy)
+        remedy = f"`gpunodes init-master {control}` makes one; if it has one, start its API server"
+        return PreflightFinding(control, "cluster", "it runs no cluster that responds", "a cluster to join", remedy)
+
+
+def no_contact(failure: TaskEnded) -> str:
+    """What to do about a control plane that could not be asked."""
+    if failure.outcome is Outcome.UNREACHABLE:
+        return "start the machine, or correct its address and SSH settings in the inventory"
+    return "correct that, then run the same command again"
 
 
 def inspect(

@@ -104,8 +104,9 @@ def carry_out(
             findings = claim.findings
             view.findings(findings)
         if unlocked:
-            # The look has not told why.
-            raise unlocked
+            # Preflight did not report why. Only repairs can leave the cluster out.
+            remedy = "start its control plane, or correct the address and SSH settings in the inventory"
+            raise type(unlocked)(unlocked.found, unlocked.wanted, remedy)
         if claim:
             if facts is None:
                 # Whoever works on a machine by another name must meet our lock.
