@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,21 +268,49 @@ def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, 
     _write(path, document)
 
 
+class Tentative:
+    """What a command wrote into an inventory, and may undo in part or as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folders = [folder for folder in path.absolute().parents if not folder.exists()]
+        self._before = path.read_bytes() if path.is_file() else None
+
+    def undo(self) -> None:
+        """Restore the inventory as it was before."""
+        if self._before is not None:
+            self._path.write_bytes(self._before)
+            return
+        self._path.unlink(missing_ok=True)
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove machines that this command added."""
+        document = yaml.safe_load(self._path.read_text(encoding="utf-8"))
+        for group in document.values():
+            for name in names:
+                group["hosts"].pop(name, None)
+        kept = {name: group for name, group in document.items() if group["hosts"] or set(group) - {"hosts"}}
+        if kept:
+            _write(self._path, kept)
+        else:
+            self.undo()
+
+
 @contextlib.contextmanager
-def as_it_was(path: Path, *, when: bool) -> Iterator[None]:
-    """Give the inventory at ``path`` back its content afterwards, ``when`` it is for a dry run."""
-    folders = [folder for folder in path.absolute().parents if not folder.exists()]
-    before = path.read_bytes() if path.is_file() else None
+def tentative(path: Path, *, dry_run: bool) -> Iterator[Tentative]:
+    """Give the inventory at ``path`` its old content back after a dry run, and where the input was wrong."""
+    change = Tentative(path)
     try:
-        yield
+        yield change
+    except WrongInput:
+        change.undo()
+        raise
     finally:
-        if when and before is not None:
-            path.write_bytes(before)
-        elif when:
-            path.unlink(missing_ok=True)
-            for folder in folders:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        if dry_run:
+            change.undo()
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -264,13 +264,39 @@ def test_settings_that_can_be_used() -> None:
 
 def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
-    with inventories.as_it_was(file, when=True):
+    with inventories.tentative(file, dry_run=True):
         inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
         assert Inventory(file).knows("10.0.0.1")
     assert list(tmp_path.iterdir()) == []
-    with inventories.as_it_was(file, when=False):
+    with inventories.tentative(file, dry_run=False):
         inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
     before = file.read_bytes()
-    with inventories.as_it_was(file, when=True):
+    with inventories.tentative(file, dry_run=True):
         inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
     assert file.read_bytes() == before
+
+
+def test_wrong_input_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+
+    def mistyped() -> None:
+        with inventories.tentative(file, dry_run=False):
+            inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+            raise WrongInput("x")
+
+    with pytest.raises(WrongInput):
+        mistyped()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_machines_that_were_added_can_be_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+    with inventories.tentative(file, dry_run=False):
+        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "a"})
+    before = yaml.safe_load(file.read_text())
+    with inventories.tentative(file, dry_run=False) as change:
+        inventories.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {})
+        change.drop(["10.0.0.2"])
+        assert list(yaml.safe_load(file.read_text())["workers"]["hosts"]) == ["10.0.0.3"]
+        change.drop(["10.0.0.3"])
+    assert yaml.safe_load(file.read_text()) == before

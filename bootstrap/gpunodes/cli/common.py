@@ -16,7 +16,7 @@ from gpunodes import inventory as inventories
 from gpunodes.cli import passwords, terminal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, RunResult
+from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import skipped
 from gpunodes.operations.run import Operation, RunOptions, carry_out
@@ -40,6 +40,14 @@ class Connection:
     """SSH connection of machines that the inventory does not have yet."""
 
     variables: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Machines that this command added to the inventory, by their addresses."""
+
+    change: inventories.Tentative
+    names: Sequence[str]
 
 
 def inventory_option(command: _Command) -> _Command:
@@ -181,14 +189,40 @@ def check(operation: Operation, flags: CommonOptions) -> None:
         versions.check(options.kubernetes)
 
 
-def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: CommonOptions) -> int:
-    """Carry an operation out with progress on standard error; prints its result, returns its exit code."""
+def execute(
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    flags: CommonOptions,
+    added: Added | None = None,
+) -> int:
+    """Carry an operation out with progress on standard error; prints its result, returns its exit code.
+
+    Machines of ``added`` that never responded are removed from the inventory: their addresses may be mistyped.
+    """
     view = text.progress()
     try:
         result = carry_out(operation, inventory, machines, view, flags.options)
     finally:
         view.close()
+    if added is not None:
+        _drop_unreached(added, result, inventory.path)
     return show(result, as_json=flags.as_json)
+
+
+def _drop_unreached(added: Added, result: RunResult, path: Path) -> None:
+    unreached = {finding.machine for finding in result.findings if finding.check == "reachable"}
+    # Without preflight, or when it was interrupted because a machine did not respond.
+    unreached |= {
+        machine.name
+        for machine in result.machines
+        if (machine.outcome is Outcome.UNREACHABLE and not machine.changes)
+        or (machine.outcome is Outcome.SKIPPED and result.interrupted)
+    }
+    names = [name for name in added.names if name in unreached]
+    if names and not result.dry_run:
+        added.change.drop(names)
+        terminal.line(f"not reached, and not added to {path}: {', '.join(names)}", err=True)
 
 
 def execute_confirmed(

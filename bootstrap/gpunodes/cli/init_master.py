@@ -26,15 +26,17 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
     names = [machine] if machine else []
     if machine:
         inventories.check_pattern(machine)
-    with inventories.as_it_was(path, when=flags.options.dry_run):
+    with inventories.tentative(path, dry_run=flags.options.dry_run) as change:
+        added: list[str] = []
         if machine and not path.exists():
             inventories.check_address(machine)
             common.check(OPERATION, flags)
             inventories.add(path, Role.CONTROL_PLANE, names, connection.variables)
+            added = names
         elif connection.variables:
             inventories.reconnect(path, Inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = Inventory(path)
         chosen = inventory.select(names, Role.CONTROL_PLANE)
         if len(chosen) > 1 or chosen[0] != inventory.control_plane():
             raise WrongInput(f"{machine!r} names {len(chosen)} machines", "one control plane", "name one machine")
-        return common.execute(OPERATION, inventory, chosen, flags)
+        return common.execute(OPERATION, inventory, chosen, flags, common.Added(change, added))

@@ -34,7 +34,7 @@ def command(
     new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
     others = [pattern for pattern in machines if pattern not in new]
     known = inventory.select(others, Role.WORKER) if others else []
-    with inventories.as_it_was(flags.inventory, when=flags.options.dry_run):
+    with inventories.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         if new:
             common.check(OPERATION, flags)
             inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
@@ -42,4 +42,5 @@ def command(
             inventories.reconnect(flags.inventory, known, connection.variables)
         inventory = Inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
-        return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested))
+        added = common.Added(change, new)
+        return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

@@ -104,9 +104,8 @@ def carry_out(
             findings = claim.findings
             view.findings(findings)
         if unlocked:
-            # Preflight did not report why. Only repairs can leave the cluster out.
-            remedy = "start its control plane, or correct the address and SSH settings in the inventory"
-            raise type(unlocked)(unlocked.found, unlocked.wanted, remedy)
+            # Preflight did not report why.
+            raise _not_locked(unlocked)
         if claim:
             if facts is None:
                 # Whoever works on a machine by another name must meet our lock.
@@ -150,6 +149,12 @@ def _claimed(
     if options.dry_run:
         return contextlib.nullcontext()
     return claims.claimed(inventory, machines, operation.words, lambda finding: view.findings([finding]))
+
+
+def _not_locked(error: GpunodesError) -> GpunodesError:
+    """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
+    remedy = "start its control plane, or correct the address and SSH settings in the inventory"
+    return GpunodesError(error.found, error.wanted, remedy)
 
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
