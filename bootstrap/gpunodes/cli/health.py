@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,13 @@ class _MachinesOrCommand(click.Group):
     context_settings={"allow_interspersed_args": True},
 )
 @click.argument("patterns", nargs=-1)
-@click.option("--from", "files", multiple=True, metavar="FILE", help="A saved log of one machine; may be given again.")
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE...",
+    help="Saved logs of one machine: files, or folders with such files.",
+)
 @click.option(
     "-i",
     "--inventory",
@@ -120,11 +127,17 @@ def command(
         if watch and as_json:
             raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
         return _live(patterns, inventory_path, watch, deadline, parallel, as_json=as_json)
-    if patterns or watch:
-        raise WrongInput("--from judges saved logs", "no machines and no --watch beside it", "leave them out")
+    if watch:
+        raise WrongInput("--from reads saved logs", "no --watch with it", "leave one out")
     from gpunodes.operations import health
+    from gpunodes.views import health as view
 
-    return _show([health.of_files(files)], as_json=as_json)
+    # A shell expands `--from *.log` to one value and arguments.
+    verdict = health.of_files([*files, *patterns])
+    if not as_json:
+        for line in view.files(verdict):
+            terminal.line(line, err=True)
+    return _show([verdict], as_json=as_json)
 
 
 @command.command()
@@ -230,8 +243,12 @@ def _live(
     from gpunodes.operations import scan
     from gpunodes.views import health_map
 
-    inventory = Inventory(inventory_path)
-    machines = scan.scan_targets(inventory, inventory.select(patterns))
+    try:
+        inventory = Inventory(inventory_path)
+        machines = scan.scan_targets(inventory, inventory.select(patterns))
+    except WrongInput:
+        _refuse_files(patterns)
+        raise
     view = health_map.progress(colour="NO_COLOR" not in os.environ)
     while True:
         began = time.monotonic()
@@ -250,6 +267,17 @@ def _live(
             return code
         time.sleep(max(0.0, began + watch - time.monotonic()))
         click.clear()
+
+
+def _refuse_files(patterns: tuple[str, ...]) -> None:
+    """Raise WrongInput for existing files, which are named without --from."""
+    files = [pattern for pattern in patterns if Path(pattern).is_file()]
+    if files:
+        raise WrongInput(
+            f"{files[0]} is a file, and no machine",
+            "machines of the inventory",
+            f"`gpunodes health --from {shlex.join(files)}` reads saved logs",
+        )
 
 
 def _show(verdicts: list[Verdict], *, as_json: bool) -> int:

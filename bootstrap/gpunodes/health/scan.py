@@ -52,6 +52,8 @@ class Log:
     """It held lines of a kernel, or output of nvidia-smi."""
     gpus: tuple[smi.SmiGpu, ...] | None = None
     """What nvidia-smi said of each GPU; None where it was not asked."""
+    kinds: tuple[str, ...] = ()
+    """What the stream was recognised as."""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,11 @@ class Scanner:
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
         recognised = self._recognised or bool(records) or gpus is not None
-        return Log(records, self._booted, self._boot_id, recognised, gpus)
+        kernel = "journal (JSON)" if self._is_json else "kernel log"
+        kinds = ((kernel,) if self._recognised or records else ()) + (
+            ("nvidia-smi output",) if gpus is not None else ()
+        )
+        return Log(records, self._booted, self._boot_id, recognised, gpus, kinds)
 
     def _begin(self) -> None:
         """Look at the beginning: what kind of text it is, and which line comes first."""
