@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role
 
@@ -336,21 +337,31 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
         _check_mapping(variables)
 
-    # Ansible speaks on standard output when a file is odd; what it has to say we have checked above.
+    settings.check_ansible_home()
+    # Ansible prints warnings about odd files; what it would report is checked above.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
     from ansible.vars.manager import VariableManager
 
     loader = DataLoader()
+    warnings = io.StringIO()
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
         raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    if path.is_file() and "Unable to parse" in warnings.getvalue():
+        # The plugins are tried in turn, and the last one is that of the INI form.
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        raise WrongInput(
+            f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
+            "an Ansible inventory, in YAML or INI",
+            "correct the file",
+        )
     return manager, variables_of
 
 

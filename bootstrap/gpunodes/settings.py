@@ -34,12 +34,38 @@ def plugins() -> Path:
 
 
 def state_home() -> Path:
-    """Where runs are kept: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; 0700."""
+    """Where runs are kept: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; 0700.
+
+    Raises WrongInput where it cannot be made.
+    """
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     path = Path(base) / "gpunodes"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise WrongInput(
+            f"the folder {path} cannot be made: {error.strerror}",
+            "a folder that this user can write",
+            "set HOME, or XDG_STATE_HOME, to one",
+        ) from error
     return path
+
+
+def check_ansible_home() -> None:
+    """Raise WrongInput where Ansible cannot have its folder, which it makes when it is imported."""
+    path = Path(os.environ.get("ANSIBLE_HOME") or "~/.ansible").expanduser()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK) else "it cannot be written"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise WrongInput(
+            f"Ansible's folder {path} cannot be used: {problem}",
+            "a folder that this user can write",
+            "set HOME, or ANSIBLE_HOME, to one",
+        )
 
 
 def known_hosts() -> Path:

@@ -16,7 +16,8 @@ from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
-from gpunodes.views import document, text
+from gpunodes.planner import gates
+from gpunodes.views import document, gpu, health_map, text
 
 
 def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -238,3 +239,32 @@ def test_live_lines_are_drawn_in_place() -> None:
     view.close()
     assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  waiting  0 s\n")
     assert stream.getvalue() == before + "\x1b[2A\x1b[J"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(text.progress(Terminal()), text.RunLines)
+    assert isinstance(health_map.progress(Terminal()), health_map.HealthLines)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(text.progress(Terminal()), text.Live)
+    assert isinstance(health_map.progress(Terminal()), health_map.Map)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_tables_fit_a_narrow_terminal(columns: int) -> None:
+    shown = gpu.gates("1.36", gates.gates("1.36"), columns)
+    assert max(map(len, shown.splitlines()[3:])) < max(columns, 73)
+    rows = [("NAME", "WHY"), ("a", "x " * 100), ("b", "short")]
+    assert max(map(len, text.table(rows, columns).splitlines())) < columns
+    assert len(text.table(rows).splitlines()) == 3
+
+
+def test_progress_that_nobody_can_read_stops_nothing() -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    view = text.progress(Closed())
+    view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
+    view.ended(RESULT.machines[1])
+    view.close()

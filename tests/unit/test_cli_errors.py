@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gpunodes import cli
 from gpunodes import inventory as inventories
-from gpunodes.model import Role
+from gpunodes.model import GpuVerification, Role
+from gpunodes.views import gpu_verification
 
 UNREACHABLE = """\
 control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_user: nobody}}}
@@ -66,3 +69,104 @@ def test_an_address_that_cannot_be_joined_is_not_left_in_the_inventory(tmp_path:
     before = path.read_text()
     assert gpunodes(tmp_path, "join", "127.0.0.2").returncode == 1
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("health explain foo", "'foo' is not a code; wanted: xid or sxid, and a number"),
+        ("health explain xid", "'xid' is not a code"),
+        ("health timer --every banana -i nope.yml", "'banana' is not a time span"),
+        ("health timer --every banana -i nope.yml", "error: there is no inventory at nope.yml"),
+        ("status -i broken.ini", "broken.ini is not an inventory: "),
+    ],
+)
+def test_wrong_input_is_a_sentence(tmp_path: Path, command: str, message: str) -> None:
+    (tmp_path / "broken.ini").write_text("[workers\ngpu-1 ansible_host=\n")
+    done = gpunodes(tmp_path, *command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert all(line.startswith(("error: ", "hint: ")) for line in done.stderr.splitlines())
+
+
+def test_a_number_alone_is_an_xid(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "health", "explain", "79").stdout.startswith("Xid 79: ")
+
+
+@pytest.mark.parametrize("command", ["status", "gpu plan", "history", "health", "up"])
+@pytest.mark.parametrize("home", ["/proc/nowhere", "file"])
+def test_a_home_that_cannot_be_written_is_a_sentence(unreachable: Path, command: str, home: str) -> None:
+    (unreachable / "file").touch()
+    environment = {"HOME": str(unreachable / home), "XDG_STATE_HOME": ""}
+    done = gpunodes(unreachable, *command.split(), **environment)
+    assert done.returncode == 2
+    assert "a folder that this user can write\nhint: set HOME" in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["gates 1.36", "health rules", "--help"])
+def test_a_full_disk_is_a_sentence(tmp_path: Path, command: str) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = gpunodes(tmp_path, *command.split(), stdout=full.fileno())
+    assert done.returncode == 1
+    message = (
+        "error: cannot write: No space left on device\nhint: free some space there, then run the same command again\n"
+    )
+    assert done.stderr == message
+
+
+def test_a_full_disk_below_the_state_folder_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/state/runs/1")
+
+    monkeypatch.setattr(cli.root, "main", fail)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err.startswith("error: /state/runs/1: No space left on device\nhint: free some space")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_pipe_ends_a_command_quietly(unreachable: Path, stream: str) -> None:
+    """The reader went away: no traceback, and no message of the interpreter when it ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from gpunodes.cli import main; main()",
+            *("health rules" if stream == "stdout" else "status").split(),
+        ],
+        cwd=unreachable,
+        env={**os.environ, "XDG_STATE_HOME": str(unreachable / "state")},
+        check=False,
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer},
+    )
+    os.close(writer)
+    assert (done.stdout or "", done.stderr or "") == ("", "")
+    assert done.returncode in {0, 1}
+
+
+def test_a_broken_pipe_to_another_program_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Only the reader of our own output may go away: a repair whose SSH process ended was a success."""
+
+    def fail(**_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli.root, "main", fail)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_the_gpus_of_an_unreachable_machine_are_not_counted() -> None:
+    found = gpu_verification.table(
+        [GpuVerification("gpu-1", 0, (), "SSH does not answer"), GpuVerification("cpu-1", 0, ())]
+    )
+    assert [line.split()[1] for line in found.splitlines()[1:3]] == ["-", "0"]

@@ -59,6 +59,13 @@ def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
     assert gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--driver", "470").returncode == 1
 
 
+def test_a_driver_and_a_cuda_that_no_source_has_both_are_requests_in_conflict(facts: Path) -> None:
+    done = gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--with-cuda", "12.4", "--driver", "595")
+    assert done.returncode == 1
+    assert "driver 595 and CUDA 12.4 are requested, and no source has both for debian 13" in done.stdout
+    assert "drop one of the two requests" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

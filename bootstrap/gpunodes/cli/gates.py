@@ -19,5 +19,5 @@ def command(version: str, as_json: bool) -> int:
     default, whether it is locked, and the value that gpunodes sets, with the reason.
     """
     minor, found = gates.minor_of(version), gates.gates(version)
-    terminal.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found))
+    terminal.echo(view_of.gates_document(minor, found) if as_json else view_of.gates(minor, found, terminal.columns()))
     return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from gpunodes.cli import passwords, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
+# systemd.time(7)
+_TIME_SPAN = re.compile(
+    r"\s*(\d+(\.\d+)?\s*(us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?)?\s*)+"
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
@@ -141,10 +146,10 @@ def command(
 
 
 @command.command()
-@click.argument("kind", type=click.Choice(["xid", "sxid"], case_sensitive=False))
-@click.argument("code", type=click.IntRange(0, 999_999))
+@click.argument("kind", metavar="{xid|sxid}")
+@click.argument("code", required=False, metavar="CODE")
 @_json_option
-def explain(kind: str, code: int, as_json: bool) -> int:
+def explain(kind: str, code: str | None, as_json: bool) -> int:
     """Show what an Xid or SXid code means, what to do, and the source.
 
     Exit code 2 for a code that NVIDIA's catalog does not have.
@@ -152,7 +157,14 @@ def explain(kind: str, code: int, as_json: bool) -> int:
     from gpunodes.operations import health
     from gpunodes.views import health as view
 
-    meaning = health.explain(kind, code)
+    if kind.isdecimal() and code is None:
+        kind, code = "xid", kind
+    if kind.lower() not in {"xid", "sxid"} or code is None or not code.isdecimal():
+        given = kind if code is None else f"{kind} {code}"
+        raise WrongInput(
+            f"{given!r} is not a code", "xid or sxid, and a number", "try `gpunodes health explain xid 79`"
+        )
+    meaning = health.explain(kind.lower(), int(code))
     terminal.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
     return ExitCode.DONE
 
@@ -194,10 +206,18 @@ def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """
     import getpass
     import shutil
-    import sys
 
+    from gpunodes.errors import together
     from gpunodes.views import repair as view
 
+    problems = []
+    if not _TIME_SPAN.fullmatch(every):
+        problems.append(WrongInput(f"{every!r} is not a time span", "one such as 10min or 1h 30min", "correct --every"))
+    if not inventory_path.exists():
+        wanted = "an Ansible inventory"
+        problems.append(WrongInput(f"there is no inventory at {inventory_path}", wanted, "name it with -i"))
+    if problems:
+        raise together(problems)
     program = shutil.which(sys.argv[0]) or sys.argv[0]
     units = view.units(str(Path(program).absolute()), getpass.getuser(), Path.cwd(), inventory_path.absolute(), every)
     if as_json:
@@ -249,7 +269,7 @@ def _live(
     except WrongInput:
         _refuse_files(patterns)
         raise
-    view = health_map.progress(colour="NO_COLOR" not in os.environ)
+    view = health_map.progress(colour=terminal.coloured(sys.stderr))
     while True:
         began = time.monotonic()
         try:

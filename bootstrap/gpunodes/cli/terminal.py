@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -42,6 +43,11 @@ def error(problem: GpunodesError) -> None:
 def coloured(stream: TextIO) -> bool:
     """Whether text on ``stream`` may have colours: on a terminal, unless NO_COLOR or TERM=dumb forbids it."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def columns() -> int | None:
+    """The width of the screen that standard output is on; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def confirm(question: str) -> None:

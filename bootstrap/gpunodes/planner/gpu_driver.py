@@ -186,6 +186,8 @@ def _no_choice(
             f"one that there is for {system}: {', '.join(installed_driver) or 'none'}",
             "choose one of these, or another gpunodes_driver_source, or take the wish out",
         )
+    if _conflicting_requests(case, offers, flavours, cudas):
+        return
     alone = any(_fitting(case, offers, flavours, ()))
     if flavours and not kernel_said and (not alone or not case.conflicts):
         needs = " and ".join(
@@ -202,6 +204,24 @@ def _no_choice(
             "one that serves all GPUs and wishes",
             f"install {systems}: there is one for it" if systems else "separate the GPUs, or take wishes out",
         )
+
+
+def _conflicting_requests(
+    case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
+) -> bool:
+    """Report a driver and a CUDA that are available, but not from one source; whether that is so."""
+    driver = case.requested.driver
+    branches_for = sorted({branch for _, branch, _ in _fitting(case, offers, flavours, cudas)}, key=number)
+    available = any(branch == driver for _, branch, _ in _fitting(case, offers, flavours, ()))
+    if not (cudas and branches_for and available) or driver in branches_for or any(_broken(case, driver, cudas)):
+        return False
+    named = " and ".join(version for version, _ in cudas)
+    case.refuse(
+        f"driver {driver} and CUDA {named} are requested, and no source has both for {case.system}",
+        f"a driver that comes with CUDA {named}: {', '.join(branches_for)}",
+        "drop one of the two requests, or choose one of these drivers",
+    )
+    return True
 
 
 def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]) -> bool:

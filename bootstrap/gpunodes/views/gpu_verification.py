@@ -17,7 +17,9 @@ def table(proofs: Sequence[GpuVerification]) -> str:
     message = []
     for proof in proofs:
         states = {level.level: level.state for level in proof.levels}
-        rows.append((proof.machine, str(proof.gpus), *(states.get(level, "-") for level in LEVELS)))
+        # Without any answer nothing is known of its GPUs.
+        count = "-" if proof.cause and not proof.levels and not proof.gpus else str(proof.gpus)
+        rows.append((proof.machine, count, *(states.get(level, "-") for level in LEVELS)))
         if failed := proof.failed:
             message.append(f"{proof.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
         elif proof.cause:

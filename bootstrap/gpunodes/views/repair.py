@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration, table
+from gpunodes.views.text import duration, put, table
 
 
 class RepairedMachine(Protocol):
@@ -68,7 +68,7 @@ class RepairLines:
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
         with self._guard:
-            print(printable(line), file=self._stream, flush=True)
+            put(self._stream, f"{printable(line)}\n")
 
 
 def summary(result: RepairOverview) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from typing import TextIO
 
 from gpunodes.model import Machine, MachineResult, Outcome, Phase, PreflightFinding, RunResult, Severity, printable
 
-_SIGNS = {
+_TITLES = {
     Outcome.UNCHANGED: "ok",
     Outcome.CHANGED: "changed",
     Outcome.FAILED: "FAILED",
@@ -24,6 +27,13 @@ def duration(seconds: float) -> str:
     """Seconds as a person says them: ``8 s``, ``2 min 05 s``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def put(stream: TextIO, text: str) -> None:
+    """Write progress. A run does not stop half-way because nobody can read of it any more."""
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.flush()
 
 
 class RunLines:
@@ -46,14 +56,14 @@ class RunLines:
 
     def ended(self, result: MachineResult) -> None:
         if result.outcome.bad:
-            self._say(f"{result.name}: {_SIGNS[result.outcome]}: {result.cause}")
+            self._say(f"{result.name}: {_TITLES[result.outcome]}: {result.cause}")
 
     def close(self) -> None:
         """Nothing is left on the screen."""
 
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        print(f"[{elapsed:5.0f} s] {printable(text)}", file=self._stream, flush=True)
+        put(self._stream, f"[{elapsed:5.0f} s] {printable(text)}\n")
 
 
 class Live:
@@ -66,13 +76,13 @@ class Live:
         self._stream = stream
         self._lines: dict[str, tuple[str, float | None]] = {}
         self._drawn = 0
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._clock: threading.Thread | None = None
 
     def begin(self, title: str, machines: Sequence[Machine]) -> None:
         now = time.monotonic()
-        with self._guard:
+        with self._mutex:
             self._above(title)
             self._lines = {machine.name: ("waiting", now) for machine in machines}
             self._draw()
@@ -81,19 +91,19 @@ class Live:
             self._clock.start()
 
     def phase(self, machine: str, phase: Phase) -> None:
-        with self._guard:
+        with self._mutex:
             self._lines[machine] = (phase.title, time.monotonic())
             self._draw()
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
-        with self._guard:
+        with self._mutex:
             for finding in findings:
                 self._above(describe(finding))
             self._draw()
 
     def ended(self, result: MachineResult) -> None:
-        with self._guard:
-            word = _SIGNS[result.outcome]
+        with self._mutex:
+            word = _TITLES[result.outcome]
             self._lines[result.name] = (f"{word}  {result.cause}" if result.cause else word, None)
             self._draw()
 
@@ -103,23 +113,22 @@ class Live:
         if self._clock:
             self._clock.join()
             self._clock = None
-        with self._guard:
+        with self._mutex:
             self._erase()
-            self._stream.flush()
 
     def _tick(self) -> None:
         while not self._stop.wait(self._PERIOD):
-            with self._guard:
+            with self._mutex:
                 self._draw()
 
     def _above(self, text: str) -> None:
         """A line that stays, above the live ones."""
         self._erase()
-        print(printable(text), file=self._stream)
+        put(self._stream, f"{printable(text)}\n")
 
     def _erase(self) -> None:
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
+            put(self._stream, f"\x1b[{self._drawn}A\x1b[J")
             self._drawn = 0
 
     def _draw(self) -> None:
@@ -129,11 +138,12 @@ class Live:
         width = max((len(name) for name, _ in shown), default=0)
         self._erase()
         now = time.monotonic()
+        lines = []
         for name, (text, since) in shown:
             elapsed = f"  {duration(now - since)}" if since is not None else ""
-            self._stream.write(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1] + "\n")
+            lines.append(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1] + "\n")
+        put(self._stream, "".join(lines))
         self._drawn = len(shown)
-        self._stream.flush()
 
 
 def describe(finding: PreflightFinding) -> str:
@@ -147,7 +157,7 @@ def summary(result: RunResult) -> str:
     width = max((len(machine.name) for machine in result.machines), default=0)
     lines: list[str] = []
     for machine in result.machines:
-        word = _SIGNS[machine.outcome]
+        word = _TITLES[machine.outcome]
         if result.dry_run and machine.outcome is Outcome.CHANGED:
             word = "would change"
         line = f"{machine.name:<{width}}  {word}"
@@ -168,13 +178,42 @@ def summary(result: RunResult) -> str:
 def progress(stream: TextIO | None = None) -> RunLines | Live:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Live(stream) if stream.isatty() else RunLines(stream)
+    return Live(stream) if redrawable(stream) else RunLines(stream)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, each as wide as its widest cell."""
+def redrawable(stream: TextIO) -> bool:
+    """Whether lines on ``stream`` can be redrawn: on a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+_NARROW = 24
+"""Characters below which a column is not wrapped, but moved to lines of its own."""
+
+
+def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> str:
+    """Rows in columns, each as wide as its widest cell; the last one is wrapped to a screen of ``columns``, if any."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()
-        for row in rows
-    )
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    lines: list[str] = []
+    for row in rows:
+        if columns is None or before + len(row[-1]) < columns:
+            cells = zip(row, widths, strict=True)
+            lines.append(printable("  ".join(f"{cell:<{width}}" for cell, width in cells)).rstrip())
+            continue
+        first = printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row[:-1], widths[:-1], strict=True)))
+        if columns - before >= _NARROW:
+            lines += wrapped(f"{first}  {row[-1]}", columns, before)
+        else:
+            lines += [first.rstrip(), *wrapped(f"    {row[-1]}", columns, 4)]
+    return "\n".join(lines)
+
+
+def wrapped(line: str, columns: int | None, indent: int) -> list[str]:
+    """A line as lines of a screen, those that follow indented; as it is where nobody reads it on a screen."""
+    line = printable(line)
+    if columns is None or len(line) < columns:
+        return [line]
+    indent = min(indent, max(0, columns - _NARROW))
+    head, rest = line[:indent], line[indent:]
+    parts = textwrap.wrap(rest, max(8, columns - 1 - indent), break_on_hyphens=False)
+    return [head + parts[0], *(" " * indent + part for part in parts[1:])] if parts else [line.rstrip()]

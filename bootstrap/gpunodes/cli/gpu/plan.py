@@ -54,5 +54,5 @@ def command(
             plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
         finally:
             view.close()
-    terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans))
+    terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans, terminal.columns()))
     return int(plans.exit_code)
