@@ -47,6 +47,13 @@ class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes:
         super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)
 
 
+class Interrupted(GpunodesError):  # noqa: N818 - names what happened
+    """The user stopped a command with Ctrl-C or SIGTERM before it changed anything."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", "", "run the same command again", ExitCode.INTERRUPTED)
+
+
 def together(problems: Sequence[WrongInput]) -> WrongInput:
     """Several errors as one, to be reported at once."""
     if len(problems) == 1:

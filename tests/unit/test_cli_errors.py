@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +172,56 @@ def test_the_gpus_of_an_unreachable_machine_are_not_counted() -> None:
         [GpuVerification("gpu-1", 0, (), "SSH does not answer"), GpuVerification("cpu-1", 0, ())]
     )
     assert [line.split()[1] for line in found.splitlines()[1:3]] == ["-", "0"]
+
+
+@pytest.mark.parametrize(
+    "command", ["health gpu-1 --deadline 60", "status", "gpu plan gpu-1", "gpu verify", "remove gpu-1 --yes"]
+)
+def test_an_interrupted_command_ends_with_a_line_that_says_so(tmp_path: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (tmp_path / "hosts.yml").write_text(
+            UNREACHABLE.replace("ansible_port: 1", f"ansible_port: {silent.getsockname()[1]}")
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"],
+            cwd=tmp_path,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        silent.settimeout(60)
+        with silent.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; run the same command again"
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "command", ["remove gpu-1", "gpu remove gpu-1", "reset gpu-1", "power gpu-1 off", "repair gpu-1"]
+)
+def test_what_cannot_be_undone_needs_a_yes_in_one_form(unreachable: Path, command: str) -> None:
+    done = gpunodes(unreachable, *command.split())
+    assert done.returncode == 2
+    assert "of gpu-1 is not confirmed; wanted: a yes\nhint: add --yes to run it without a terminal" in done.stderr
+
+
+def test_a_no_changes_nothing(unreachable: Path) -> None:
+    master, slave = os.openpty()
+    os.write(master, b"n\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "from gpunodes.cli import main; main()", "power", "gpu-1", "off"],
+        cwd=unreachable,
+        env={**os.environ, "XDG_STATE_HOME": str(unreachable / "state")},
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    os.close(slave)
+    os.close(master)
+    assert done.returncode == 2
+    question = "The power of gpu-1 is switched off, without a shutdown of its system. Continue? [y/N]: "
+    assert done.stderr == f"{question}error: not confirmed; nothing was changed\n"

@@ -130,11 +130,25 @@ def _no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
 def _fail(error: GpunodesError) -> int:
     """Print an error, as a document too where one is requested; returns its exit code."""
     terminal.error(error)
+    _document(error)
+    return error.exit_code
+
+
+def _interrupted() -> int:
+    """Print that the user stopped the command, as a document too where one is requested; returns the exit code."""
+    from gpunodes.errors import ExitCode, Interrupted
+
+    # The terminal has echoed ^C.
+    terminal.echo(f"\n{terminal.INTERRUPTED}" if sys.stderr.isatty() else terminal.INTERRUPTED, err=True)
+    _document(Interrupted())
+    return ExitCode.INTERRUPTED
+
+
+def _document(error: GpunodesError) -> None:
     if "--json" in sys.argv:
         from gpunodes.views import document
 
         terminal.echo(document.error(error))
-    return error.exit_code
 
 
 def _unexpected(error: Exception) -> GpunodesError:
@@ -198,13 +212,12 @@ def main() -> None:
 
 def _run() -> int:
     """Run the command that the arguments name; returns its exit code."""
-    from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+    from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 
     try:
         code = root.main(prog_name="gpunodes", standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        terminal.echo("interrupted; run the same command again", err=True)
-        return ExitCode.INTERRUPTED
+    except (click.exceptions.Abort, KeyboardInterrupt, Interrupted):
+        return _interrupted()
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         path = context.command_path if context else "gpunodes"

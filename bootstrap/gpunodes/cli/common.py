@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,22 +229,19 @@ def execute_confirmed(
     inventory: Inventory,
     machines: Sequence[Machine],
     flags: CommonOptions,
-    question: str,
+    consequence: str,
     *,
     yes: bool,
     needs_cluster: bool = True,
 ) -> int:
-    """Show which node each machine is, ask ``question``, then carry the operation out; returns the exit code.
+    """Show which node each machine is, ask for a confirmation, then carry the operation out; returns the exit code.
 
     ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
     WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
     """
     names = ", ".join(machine.name for machine in machines)
-    asks = not yes and not flags.options.dry_run
-    if asks and not sys.stdin.isatty():
-        raise WrongInput(
-            f"{operation.name} of {names} is not confirmed", "a yes", "add --yes where nobody can be asked"
-        )
+    yes = yes or flags.options.dry_run
+    terminal.check_confirmable(f"{operation.name} of {names}", yes=yes)
     view = text.progress()
     try:
         chosen = nodes.choose(operation.name, inventory, machines, view, needs_cluster=needs_cluster)
@@ -253,14 +249,15 @@ def execute_confirmed(
         view.close()
     for line in chosen.lines:
         terminal.line(line, err=True)
-    if asks:
-        terminal.confirm(question.format(names))
+    terminal.confirm(consequence.format(names), yes=yes)
     return execute(operation, inventory, machines, replace(flags, options=replace(flags.options, seen=chosen.seen)))
 
 
 def show(result: RunResult, *, as_json: bool) -> int:
     """Print a run's result; returns its exit code."""
     terminal.echo(document.run(result) if as_json else text.summary(result))
+    if result.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
 
 

@@ -35,7 +35,8 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     inventory = Inventory(inventory_path)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
-        repair_options.confirm(f"Take the power of {chosen.name} away", yes=yes)
+        terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
+        terminal.confirm(f"The power of {chosen.name} is switched off, without a shutdown of its system", yes=yes)
     fleet, asked, say = Fleet(inventory), power.PowerAction(action), repair_options.lines().say
     named = repair_options.named(chosen, [machine])
     done = power.power(fleet, chosen, asked, named=named, say=say)

@@ -39,5 +39,5 @@ def command(
         variables["gpunodes_drain_force"] = True
     options = dataclasses.replace(flags.options, variables=variables)
     flags = dataclasses.replace(flags, options=options)
-    question = "Remove {}? Their nodes are drained and deleted, and the data of Kubernetes on the machines is lost"
-    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes)
+    consequence = "The nodes are drained and deleted, and the data of Kubernetes on {} is lost"
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, consequence, yes=yes)

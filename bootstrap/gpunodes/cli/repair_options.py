@@ -111,14 +111,11 @@ def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest,
 
     say = lines().say
     if not request.dry_run and not yes:
-        if not sys.stdin.isatty():
-            raise WrongInput(
-                "the repair is not confirmed", "a yes", "add --yes where nobody can be asked, or --dry-run"
-            )
+        terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
         plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), say)
         terminal.echo(views.summary(plan), err=True)
-        if any(each.decision == "repair" for each in plan.machines):
-            terminal.confirm("Repair as planned?")
+        if names := [each.machine for each in plan.machines if each.decision == "repair"]:
+            terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
     return show(repair.run(fleet, machines, request, say), as_json=as_json)
 
 
@@ -136,15 +133,6 @@ def lines() -> RepairLines:
     from gpunodes.views import repair as views
 
     return views.RepairLines(sys.stderr)
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before an action that cannot be undone; raises WrongInput without a terminal to ask on."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise WrongInput("it is not confirmed", "a yes", "add --yes where nobody can be asked")
-    terminal.confirm(f"{question}?")
 
 
 def one_machine(inventory: Inventory, name: str) -> Machine:

@@ -21,6 +21,6 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines)
-    question = "Reset {}? The data of Kubernetes on the machines is lost"
+    consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
     # A broken cluster must not prevent its reset.
-    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes, needs_cluster=False)
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, consequence, yes=yes, needs_cluster=False)

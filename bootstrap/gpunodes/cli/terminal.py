@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gpunodes.errors import GpunodesError
 
 
+INTERRUPTED = "interrupted; run the same command again"
+
+
 class OutputClosed(Exception):  # noqa: N818 - names what happened
     """The reader of standard output or standard error went away (`gpunodes status | head`)."""
 
@@ -50,9 +53,20 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def confirm(question: str) -> None:
-    """Ask on standard error; raises click's Abort for anything but a yes."""
-    click.confirm(printable(question), abort=True, err=True)
+def check_confirmable(what: str, *, yes: bool) -> None:
+    """Raise WrongInput, before anything is done, where ``what`` needs a confirmation and no terminal can ask for it."""
+    from gpunodes.errors import WrongInput
+
+    if not yes and not sys.stdin.isatty():
+        raise WrongInput(f"{what} is not confirmed", "a yes", "add --yes to run it without a terminal")
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Show what will happen and ask whether to continue, on standard error; raises GpunodesError for a no."""
+    from gpunodes.errors import ExitCode, GpunodesError
+
+    if not yes and not click.confirm(f"{printable(consequence)}. Continue?", err=True):
+        raise GpunodesError("not confirmed; nothing was changed", exit_code=ExitCode.WRONG_INPUT)
 
 
 def secret(question: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunodes.engine import events, journal, runner
+from gpunodes.errors import Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuVerification, Machine
 from gpunodes.operations import phases, preflight
@@ -28,6 +29,8 @@ def run(
     ended = runner.run(
         runner.Play("gpu_verify.yml", inventory.path, names, variables=variables), folder, tracker.on_event
     )
+    if ended.interrupted:
+        raise Interrupted
     # Nodes are proven together, in one answer: that of the machine that Ansible happened to ask for.
     nodes: dict[str, Any] = {}
     for answer in tracker.answers.get("gpu_nodes", {}).values():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import identities, journal
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
@@ -47,7 +47,7 @@ def choose(
     folder = journal.open_run(command)
     seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
     if seen.interrupted:
-        raise GpunodesError("interrupted", remedy="nothing was changed")
+        raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
         finding = seen.no_cluster(inventory.control_plane().name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, no_contact
@@ -55,6 +55,8 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     view.begin("status", [control])
     folder = journal.open_run("status")
     ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
+    if ended.interrupted:
+        raise Interrupted
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)

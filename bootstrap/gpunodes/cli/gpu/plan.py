@@ -55,4 +55,6 @@ def command(
         finally:
             view.close()
     terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans, terminal.columns()))
+    if plans.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
     return int(plans.exit_code)

@@ -21,5 +21,5 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     machine's node is shown before anything is changed.
     """
     inventory = Inventory(flags.inventory)
-    question = "Remove the GPU software of {}?"
-    return common.execute_confirmed(OPERATION, inventory, inventory.select(machines), flags, question, yes=yes)
+    consequence = "The GPU software of {} is removed"
+    return common.execute_confirmed(OPERATION, inventory, inventory.select(machines), flags, consequence, yes=yes)
