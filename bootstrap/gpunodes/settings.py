@@ -68,6 +68,15 @@ def check_ansible_home() -> None:
         )
 
 
+VERBOSE = "GPUNODES_VERBOSE"
+"""The environment variable that --verbose sets."""
+
+
+def verbose() -> bool:
+    """Whether Ansible's own output is shown."""
+    return os.environ.get(VERBOSE, "") not in {"", "0"}
+
+
 def known_hosts() -> Path:
     """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
     return state_home() / "known_hosts"

@@ -397,6 +397,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
     "kubeconfig": "tests/unit/test_kubeconfig.py: what a control plane sends is taken apart there",
+    "completion": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
     "init-control-plane": "it is init-master",

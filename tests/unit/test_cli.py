@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -268,3 +269,64 @@ def test_progress_that_nobody_can_read_stops_nothing() -> None:
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
     view.ended(RESULT.machines[1])
     view.close()
+
+
+def completed(folder: Path, line: str) -> list[str]:
+    """What bash gets for the last word of a command line."""
+    words = line.split(" ")
+    environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_GPUNODES_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from gpunodes.cli import main; main()"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return [found.partition(",")[2] if found.startswith("plain,") else found for found in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("gpunodes gpu pl", ["plan"]),
+        ("gpunodes join g", ["gpu-1", "gpu-2", "gpus"]),
+        ("gpunodes join gpu-1 gpu-", ["gpu-2"]),
+        ("gpunodes repair -i other.ini w", ["w1", "workers"]),
+        ("gpunodes repair -i none.yml w", []),
+        ("gpunodes health gpu-", ["gpu-1", "gpu-2"]),
+        ("gpunodes health exp", ["explain"]),
+        ("gpunodes health explain x", ["xid"]),
+        ("gpunodes health --from unkn", ["file,unkn"]),
+        ("gpunodes health --from a.log unkn", ["file,unkn"]),
+        ("gpunodes completion z", ["zsh"]),
+        ("gpunodes nothing x", []),
+    ],
+)
+def test_completion(tmp_path: Path, line: str, expected: list[str]) -> None:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / "hosts.yml").write_text(
+        "control_plane: {hosts: {c1: {}}}\nworkers: {children: {gpus: {hosts: {gpu-1: {}, gpu-2: null}}}}\n"
+    )
+    (tmp_path / "other.ini").write_text("[workers]\nw1 ansible_host=10.0.0.1\n[workers:vars]\nwild=1\n")
+    assert sorted(found for found in completed(tmp_path, line) if found) == expected
+
+
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete -o nosort"), ("zsh", "#compdef"), ("fish", "complete ")]
+)
+def test_the_script_of_a_shell(tmp_path: Path, shell: str, word: str) -> None:
+    done = gpunodes(tmp_path, "completion", shell)
+    assert (done.returncode, word in done.stdout) == (0, True)
+    assert "_GPUNODES_COMPLETE" in done.stdout
+
+
+def test_verbose_shows_ansible_s_own_output(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for flags, shown in ([], False), (["-v"], True):
+        argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", "status", "-i", "hosts.yml", *flags]
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert ("TASK [status : Read the cluster]" in done.stderr) == shown

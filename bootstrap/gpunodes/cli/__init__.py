@@ -39,6 +39,7 @@ COMMANDS = {
     "uncordon": 'Clear "needs repair" of a machine: it can be scheduled to, and repaired, again.',
     "lab": "Virtual machines to try gpunodes on.",
     "help": "Show the help of a command.",
+    "completion": "Print a script that completes commands, machines and files in a shell.",
     "version": "Show the versions of gpunodes and of the software that it runs on.",
 }
 # Another name of a command -> its own name, which is that of its module.

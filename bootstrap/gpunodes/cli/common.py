@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from gpunodes import inventory as inventories
+from gpunodes import settings
 from gpunodes.cli import passwords, terminal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
@@ -60,6 +62,23 @@ def inventory_option(command: _Command) -> _Command:
         show_default=True,
         help="The Ansible inventory.",
     )(passwords.options(command))
+
+
+def ansible_options(command: _Command) -> _Command:
+    """The options of a command that runs Ansible: the inventory with its passwords, and -v/--verbose."""
+    return click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_verbose,
+        help="Show Ansible's own output on standard error while it runs.",
+    )(inventory_option(command))
+
+
+def _verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
+    if value and not context.resilient_parsing:
+        os.environ[settings.VERBOSE] = "1"
 
 
 def json_option(command: _Command) -> _Command:
@@ -143,7 +162,7 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
     names = [phase.name for phase in phases]
 
     def decorate(command: _Command) -> _Command:
-        @inventory_option
+        @ansible_options
         @version_option
         @click.option(
             "--skip-phase",

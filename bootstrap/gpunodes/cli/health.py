@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import passwords, repair_options, terminal
+from gpunodes.cli import complete, passwords, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
@@ -20,6 +20,11 @@ _TIME_SPAN = re.compile(
     r"\s*(\d+(\.\d+)?\s*(us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?)?\s*)+"
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+
+
+def _kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
+    """The kinds of codes, for shell completion."""
+    return [kind for kind in ("xid", "sxid") if kind.startswith(incomplete)]
 
 
 class _MachinesOrCommand(click.Group):
@@ -31,6 +36,11 @@ class _MachinesOrCommand(click.Group):
     _ARGV = "gpunodes.health.argv"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands and ctx.resilient_parsing:
+            # Shell completion goes on with what is left.
+            click.Command.parse_args(self, ctx, [])
+            ctx.args = args
+            return args
         if args and args[0] in self.commands:
             ctx.meta[self._ARGV] = args
             args = []
@@ -56,10 +66,11 @@ class _MachinesOrCommand(click.Group):
     no_args_is_help=False,
     context_settings={"allow_interspersed_args": True},
 )
-@click.argument("patterns", nargs=-1)
+@click.argument("patterns", nargs=-1, shell_complete=complete.machines_or_files)
 @click.option(
     "--from",
     "files",
+    type=click.Path(),
     multiple=True,
     metavar="FILE...",
     help="Saved logs of one machine: files, or folders with such files.",
@@ -146,7 +157,7 @@ def command(
 
 
 @command.command()
-@click.argument("kind", metavar="{xid|sxid}")
+@click.argument("kind", metavar="{xid|sxid}", shell_complete=_kinds)
 @click.argument("code", required=False, metavar="CODE")
 @_json_option
 def explain(kind: str, code: str | None, as_json: bool) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 
 
 @click.command()
-@click.argument("machine", default="")
+@click.argument("machine", default="", shell_complete=complete.machines)
 @common.json_option
 def command(machine: str, as_json: bool) -> int:
     """Show the recorded verdicts and repairs of one machine, or of all.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpunodes import inventory as inventories
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
@@ -13,7 +13,7 @@ from gpunodes.operations.init_master import OPERATION
 
 
 @click.command()
-@click.argument("machine", required=False)
+@click.argument("machine", required=False, shell_complete=complete.machines)
 @common.connection_options
 @common.run_options(OPERATION)
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from gpunodes import inventory as inventories
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations.join import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.connection_options
 @common.gpu_options
 @common.reboot_option

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options, terminal
+from gpunodes.cli import common, complete, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 _ACTIONS = ("status", "on", "off", "cycle")
 
 
 @click.command()
-@click.argument("machine")
+@click.argument("machine", shell_complete=complete.machines)
 @click.argument("action", type=click.Choice(_ACTIONS))
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.inventory_option

@@ -6,14 +6,14 @@ import dataclasses
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations.remove import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option(
     "--drain-timeout", type=click.IntRange(1), metavar="SECONDS", help="Maximum seconds to wait for pods to end."
 )

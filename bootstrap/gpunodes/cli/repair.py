@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options
+from gpunodes.cli import common, complete, repair_options
 from gpunodes.errors import WrongInput
 from gpunodes.repair import escalation
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @click.option(
     "--from",
     "first",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.operations.reset import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.run_options(OPERATION)
 def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:

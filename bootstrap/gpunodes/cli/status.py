@@ -15,7 +15,7 @@ from gpunodes.views import document, text
 
 
 @click.command()
-@common.inventory_option
+@common.ansible_options
 @common.json_option
 def command(inventory_path: Path, as_json: bool) -> int:
     """Show the nodes of the cluster and their states.

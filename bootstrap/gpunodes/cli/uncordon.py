@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options, terminal
+from gpunodes.cli import common, complete, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
-@click.argument("machine")
+@click.argument("machine", shell_complete=complete.machines)
 @click.option("--without-cluster", is_flag=True, help="Clear it in the history of this controller only.")
 @common.inventory_option
 @common.json_option

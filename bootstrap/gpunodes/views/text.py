@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from gpunodes import settings
 from gpunodes.model import Machine, MachineResult, Outcome, Phase, PreflightFinding, RunResult, Severity, printable
 
 _TITLES = {
@@ -176,9 +177,9 @@ def summary(result: RunResult) -> str:
 
 
 def progress(stream: TextIO | None = None) -> RunLines | Live:
-    """The view that fits ``stream`` (standard error by default)."""
+    """The view that fits ``stream`` (standard error by default); lines where Ansible's output comes between."""
     stream = stream or sys.stderr
-    return Live(stream) if redrawable(stream) else RunLines(stream)
+    return Live(stream) if redrawable(stream) and not settings.verbose() else RunLines(stream)
 
 
 def redrawable(stream: TextIO) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.operations.gpu_install import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)

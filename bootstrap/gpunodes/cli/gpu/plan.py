@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_plan
 from gpunodes.views import gpu as view_of
@@ -16,8 +16,8 @@ from gpunodes.views import text
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
-@common.inventory_option
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
+@common.ansible_options
 @common.version_option
 @common.gpu_options
 @click.option("--driver-source", type=click.Choice(["nvidia", "distribution"]), help="Where the driver comes from.")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.inventory_option
 @common.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:

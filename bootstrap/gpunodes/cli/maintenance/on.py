@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.repair import maintenance as times
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option("--reason", required=True, metavar="TEXT", help="The reason; it is shown where the machine is skipped.")
 @click.option(
     "--until",
