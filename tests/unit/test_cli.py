@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from gpunodes import cli
 from gpunodes import inventory as inventories
 from gpunodes.cli import terminal
@@ -330,3 +331,19 @@ def test_verbose_shows_ansible_s_own_output(tmp_path: Path) -> None:
         done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "")
         assert ("TASK [status : Read the cluster]" in done.stderr) == shown
+
+
+def test_a_document_as_yaml_is_the_same(tmp_path: Path) -> None:
+    found = gpunodes(tmp_path, "gates", "1.36", "--json").stdout
+    assert yaml.safe_load(gpunodes(tmp_path, "gates", "1.36", "-o", "yaml").stdout) == json.loads(found)
+    assert gpunodes(tmp_path, "gates", "1.36", "-o", "json").stdout == found
+    assert gpunodes(tmp_path, "gates", "1.36", "-o", "wide").stdout == gpunodes(tmp_path, "gates", "1.36").stdout
+    assert gpunodes(tmp_path, "gates", "1.36", "--json", "-o", "wide").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["status", "gpu plan", "history none", "gates 1"])
+@pytest.mark.parametrize("flag", ["-o yaml", "-oyaml", "--output=yaml", "--output yaml"])
+def test_an_error_is_a_document_of_the_same_format(tmp_path: Path, command: str, flag: str) -> None:
+    done = gpunodes(tmp_path, *command.split(), *flag.split())
+    found = yaml.safe_load(done.stdout)
+    assert found["schema"] == ("gpunodes.history/1" if command.startswith("history") else "gpunodes.error/1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -146,10 +147,26 @@ def _interrupted() -> int:
 
 
 def _document(error: GpunodesError) -> None:
-    if "--json" in sys.argv:
+    """Print an error as a document, where the arguments request one: they may be wrong, and are not parsed then."""
+    found = _format(sys.argv[1:])
+    if found:
         from gpunodes.views import document
 
-        terminal.echo(document.error(error))
+        text = document.error(error)
+        terminal.echo(document.as_yaml(text) if found == "yaml" else text)
+
+
+def _format(argv: Sequence[str]) -> str:
+    """``json``, ``yaml`` or nothing."""
+    if "--json" in argv:
+        return "json"
+    # The --output of `kubeconfig` is a file.
+    words = [] if "kubeconfig" in argv else argv
+    given = [
+        word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
+    ]
+    given += [after for word, after in itertools.pairwise(words) if word in {"-o", "--output"}]
+    return next((word for word in given if word in {"json", "yaml"}), "")
 
 
 def _unexpected(error: Exception) -> GpunodesError:

@@ -86,6 +86,33 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
+def output_option(command: _Command) -> _Command:
+    """-o/--output and --json, passed as ``output``: ``json``, ``yaml``, ``wide`` or empty."""
+
+    @click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["json", "yaml", "wide"]),
+        help="One document as JSON or YAML, or a table that is not fitted to the terminal.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, output: str | None, as_json: bool, **kwargs: Any) -> Any:
+        if as_json and output not in {None, "json"}:
+            raise WrongInput(f"--json and -o {output} exclude each other", "one of them", "leave one out")
+        return command(*args, output="json" if as_json else output or "", **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
+def show_output(output: str, document_text: Callable[[], str], table: Callable[[int | None], str]) -> None:
+    """Print a document or a table; ``table`` gets the width of the screen that it must fit, None for any."""
+    if output in {"json", "yaml"}:
+        terminal.echo(document.as_yaml(document_text()) if output == "yaml" else document_text())
+    else:
+        terminal.echo(table(None if output == "wide" else terminal.columns()))
+
+
 def version_option(command: _Command) -> _Command:
     """--kubernetes-version"""
     return click.option(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common, complete, terminal
+from gpunodes.cli import common, complete
 
 
 @click.command()
 @click.argument("machine", default="", shell_complete=complete.machines)
-@common.json_option
-def command(machine: str, as_json: bool) -> int:
+@common.output_option
+def command(machine: str, output: str) -> int:
     """Show the recorded verdicts and repairs of one machine, or of all.
 
     MACHINE is a name of the inventory. The history has the commands of this user on this controller; the Events of a
@@ -23,8 +23,9 @@ def command(machine: str, as_json: bool) -> int:
     from gpunodes.views import document, repair
 
     entries = [dataclasses.asdict(entry) for entry in history.entries(machine)]
-    if as_json:
-        terminal.echo(document.dump({"schema": "gpunodes.history/1", "entries": entries}))
-    else:
-        terminal.echo(repair.history(entries))
+    common.show_output(
+        output,
+        lambda: document.dump({"schema": "gpunodes.history/1", "entries": entries}),
+        lambda columns: repair.history(entries, columns),
+    )
     return ExitCode.DONE

@@ -45,6 +45,14 @@ def error(problem: GpunodesError) -> str:
     )
 
 
+def as_yaml(text: str) -> str:
+    """A JSON document as YAML."""
+    import yaml
+
+    found: str = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
+    return found.rstrip()
+
+
 def dump(document: Mapping[str, Any]) -> str:
     """One document, readable."""
     return json.dumps(document, indent=2)

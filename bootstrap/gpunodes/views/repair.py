@@ -156,10 +156,10 @@ def _machine(each: RepairedMachine) -> dict[str, Any]:
     }
 
 
-def history(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The history, the oldest first."""
+def history(entries: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
+    """The history, the oldest first, for a screen of ``columns``, if any."""
     if not entries:
-        return "nothing is known yet"
+        return "no history yet"
     rows = [("TIME", "MACHINE", "WHAT", "OUTCOME", "SECONDS", "")]
     rows += [
         (
@@ -172,7 +172,7 @@ def history(entries: Sequence[Mapping[str, Any]]) -> str:
         )
         for entry in entries
     ]
-    return table(rows)
+    return table(rows, columns)
 
 
 _SERVICE = """[Unit]

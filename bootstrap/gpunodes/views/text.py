@@ -142,8 +142,8 @@ class Live:
         lines = []
         for name, (text, since) in shown:
             elapsed = f"  {duration(now - since)}" if since is not None else ""
-            lines.append(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1] + "\n")
-        put(self._stream, "".join(lines))
+            lines.append(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1])
+        put(self._stream, "".join(f"{line}\n" for line in lines))
         self._drawn = len(shown)
 
 

@@ -28,7 +28,7 @@ from gpunodes.views import text
     metavar="FILE",
     help="Plan from a saved --json document, without any machine.",
 )
-@common.json_option
+@common.output_option
 def command(
     machines: tuple[str, ...],
     inventory_path: Path,
@@ -36,7 +36,7 @@ def command(
     requested: Mapping[str, Any],
     driver_source: str | None,
     facts_file: Path | None,
-    as_json: bool,
+    output: str,
 ) -> int:
     """Show which GPU software machines get, and why.
 
@@ -54,7 +54,7 @@ def command(
             plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
         finally:
             view.close()
-    terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans, terminal.columns()))
+    common.show_output(output, lambda: view_of.plans_document(plans), lambda columns: view_of.plans(plans, columns))
     if plans.interrupted:
         terminal.line(terminal.INTERRUPTED, err=True)
     return int(plans.exit_code)
