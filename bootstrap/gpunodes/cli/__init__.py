@@ -1,4 +1,4 @@
-"""The command line. One command a file, loaded only when it is called, so that ``gpunodes --help`` stays quick."""
+"""The command line. One command a file, loaded only when it is called, so that ``gpunodes --help`` stays fast."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ COMMANDS = {
     "completion": "Print a script that completes commands, machines and files in a shell.",
     "version": "Show the versions of gpunodes and of the software that it runs on.",
 }
-# Another name of a command -> its own name, which is that of its module.
+# Another name of a command -> the name of its module.
 MODULES = {"init-control-plane": "init-master"}
 
 
 class HelpfulGroup(click.Group):
-    """A group that shows its help where no command is named, and the nearest command where there is no such one."""
+    """A group that shows its help without a command, and the nearest command for an unknown one."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"invoke_without_command": True, "no_args_is_help": False, **keywords})
@@ -71,7 +71,7 @@ class HelpfulGroup(click.Group):
 class LazyGroup(HelpfulGroup):
     """A group that imports a command's module, of the package ``where``, only when that command is called.
 
-    ``modules`` has the names of commands whose modules have another one.
+    ``modules`` maps commands to modules of another name.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def _unexpected(error: Exception) -> GpunodesError:
     return GpunodesError(sentence(error), "", f"this is a bug in gpunodes; please report it with {path}")
 
 
-# What the controller's own operating system refuses, and what helps.
+# Errors of the controller's operating system -> remedy.
 _REMEDIES = {
     errno.ENOSPC: "free some space there, then run the same command again",
     errno.EDQUOT: "free some space there, then run the same command again",
@@ -206,7 +206,7 @@ def _refused(error: OSError) -> GpunodesError:
 
 
 def _drop_output() -> None:
-    """Let nothing more be written: the interpreter, too, writes what is left in its buffers when it ends."""
+    """Discard further output: the interpreter flushes its buffers when it ends, and would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())

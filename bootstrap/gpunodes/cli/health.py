@@ -16,9 +16,8 @@ from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
 # systemd.time(7)
-_TIME_SPAN = re.compile(
-    r"\s*(\d+(\.\d+)?\s*(us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?)?\s*)+"
-)
+_UNITS = "us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?"
+_TIME_SPAN = re.compile(rf"\s*(\d+|(\d+(\.\d+)?\s*({_UNITS})\s*)+)\s*")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
@@ -132,9 +131,7 @@ def command(
     """
     if reboot_hung:
         if files or watch:
-            raise WrongInput(
-                "--reboot-hung repairs live machines", "no --from and no --watch beside it", "leave it out"
-            )
+            raise WrongInput("--reboot-hung repairs live machines", "no --from and no --watch with it", "leave it out")
         pace = (deadline, parallel)
         return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
     if actions or repair_flags.given():

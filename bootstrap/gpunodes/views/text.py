@@ -1,4 +1,4 @@
-"""What a person reads: plain lines where output is kept, one live line per machine on a terminal."""
+"""Progress and summaries of runs: plain lines in files and pipes, one live line per machine on a terminal."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _TITLES = {
     Outcome.CHANGED: "changed",
     Outcome.FAILED: "FAILED",
     Outcome.UNREACHABLE: "UNREACHABLE",
-    Outcome.SKIPPED: "untouched",
+    Outcome.SKIPPED: "not changed",
 }
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: ``8 s``, ``2 min 05 s``."""
+    """Seconds for display: ``8 s``, ``2 min 05 s``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def put(stream: TextIO, text: str) -> None:
-    """Write progress. A run does not stop half-way because nobody can read of it any more."""
+    """Write progress. A run does not stop half-way because its output cannot be written."""
     with contextlib.suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()
 
 
 class RunLines:
-    """Plain lines, one for each thing that happens."""
+    """Plain lines, one for each event."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -60,7 +60,7 @@ class RunLines:
             self._say(f"{result.name}: {_TITLES[result.outcome]}: {result.cause}")
 
     def close(self) -> None:
-        """Nothing is left on the screen."""
+        """Nothing to do: plain lines stay."""
 
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
@@ -68,7 +68,7 @@ class RunLines:
 
 
 class Live:
-    """One line per machine, redrawn in place: its phase, the time it has spent there, how it came out."""
+    """One line per machine, redrawn in place: its phase, the time spent in it, the outcome."""
 
     _PERIOD = 0.5
     """Seconds between two drawings."""
@@ -109,7 +109,7 @@ class Live:
             self._draw()
 
     def close(self) -> None:
-        """Take the live lines away: the summary that follows says how each machine came out."""
+        """Remove the live lines: the summary that follows has the outcome of each machine."""
         self._stop.set()
         if self._clock:
             self._clock.join()
@@ -123,7 +123,7 @@ class Live:
                 self._draw()
 
     def _above(self, text: str) -> None:
-        """A line that stays, above the live ones."""
+        """Print a line that stays, above the live ones."""
         self._erase()
         put(self._stream, f"{printable(text)}\n")
 
@@ -133,7 +133,7 @@ class Live:
             self._drawn = 0
 
     def _draw(self) -> None:
-        # More machines than lines on the screen: the last ones, which still fit, would scroll the others away.
+        # With more machines than lines on the screen, the last ones would scroll the first ones away.
         size = shutil.get_terminal_size()
         shown = list(self._lines.items())[: max(1, size.lines - 2)]
         width = max((len(name) for name, _ in shown), default=0)
@@ -154,7 +154,7 @@ def describe(finding: PreflightFinding) -> str:
 
 
 def summary(result: RunResult) -> str:
-    """The end of a run: every machine with its outcome, and where the log is."""
+    """The result of a run: every machine with its outcome, and the path of the log."""
     width = max((len(machine.name) for machine in result.machines), default=0)
     lines: list[str] = []
     for machine in result.machines:
@@ -210,7 +210,7 @@ def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> str:
 
 
 def wrapped(line: str, columns: int | None, indent: int) -> list[str]:
-    """A line as lines of a screen, those that follow indented; as it is where nobody reads it on a screen."""
+    """A line wrapped to ``columns`` with a hanging indent; unchanged without ``columns``."""
     line = printable(line)
     if columns is None or len(line) < columns:
         return [line]
