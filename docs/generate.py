@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the reference pages out of the code that they describe: `make docs`; `--check` only says what is stale.
+"""Write the reference pages out of the code that they describe: `make docs`; `--check` only reports stale pages.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
 meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
-in health.md from the rules of health, and that in mirrors.md from the settings.
+in health.md from the rules of health, and that in mirrors.md from the settings. `--man FOLDER` writes manual pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 import yaml
-from gpunodes import cli
+from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
 from gpunodes.planner import preflight, tables
@@ -113,6 +113,57 @@ def summary(command: click.Command) -> str:
 def anchor(name: str) -> str:
     """How the heading of a command is linked to."""
     return f"gpunodes-{name.replace(' ', '-')}"
+
+
+# --- man pages -------------------------------------------------------------------------------------------------------
+
+
+def man_pages() -> dict[str, str]:
+    """The manual page of every command, by file name; `gpunodes.1` lists them."""
+    listed = dict(commands())
+    pages = {f"gpunodes-{name.replace(' ', '-')}.1": man_page(name, command) for name, command in listed.items()}
+    lines = [*man_head("gpunodes", "set up a GPU Kubernetes cluster and keep it healthy"), ".SH DESCRIPTION"]
+    lines += man_text(cli.root.help or "")
+    lines.append(".SH COMMANDS")
+    for name, command in listed.items():
+        lines += [".TP", f".B {roff(name)}", roff(summary(command))]
+    return {"gpunodes.1": "\n".join(lines) + "\n", **pages}
+
+
+def man_page(name: str, command: click.Command) -> str:
+    """The manual page of one command."""
+    context = click.Context(command, info_name=f"gpunodes {name}")
+    lines = man_head(f"gpunodes-{name.replace(' ', '-')}", summary(command).rstrip("."))
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    lines += [".SH SYNOPSIS", roff(usage), ".SH DESCRIPTION"]
+    lines += man_text(inspect.cleandoc(command.help or "").split("\b")[0])
+    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
+    records = [record for option in options if (record := option.get_help_record(context))]
+    if records:
+        lines.append(".SH OPTIONS")
+        for flags, text in records:
+            lines += [".TP", f".B {roff(flags)}", roff(" ".join(text.split()))]
+    for phase in phases_of(name):
+        lines += [] if ".SH PHASES" in lines else [".SH PHASES"]
+        lines += [".TP", f".B {roff(phase.name)}", roff(f"{phase.title}. {phase.purpose}")]
+    return "\n".join([*lines, ".SH SEE ALSO", ".BR gpunodes (1)"]) + "\n"
+
+
+def man_head(title: str, text: str) -> list[str]:
+    """The beginning of a manual page (man-pages(7))."""
+    source = f"gpunodes {__version__}"
+    return [f'.TH {roff(title.upper())} 1 "" "{source}"', ".SH NAME", f"{roff(title)} \\- {roff(text)}"]
+
+
+def man_text(text: str) -> list[str]:
+    """Paragraphs in roff."""
+    return [".PP" if not paragraph else roff(paragraph) for paragraph in paragraphs(inspect.cleandoc(text))]
+
+
+def roff(text: str) -> str:
+    """A text without meaning for roff (groff(7)): a dot begins a request only at the beginning of a line."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 # --- settings and roles ----------------------------------------------------------------------------------------------
@@ -316,7 +367,13 @@ def main() -> int:
     """Write the pages, or only compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is stale")
+    parser.add_argument("--man", type=Path, metavar="FOLDER", help="write the manual pages into this folder instead")
     arguments = parser.parse_args()
+    if arguments.man:
+        arguments.man.mkdir(parents=True, exist_ok=True)
+        for name, page in man_pages().items():
+            (arguments.man / name).write_text(page, encoding="utf-8")
+        return 0
     old = stale()
     for path in old:
         if not arguments.check:
