@@ -4,6 +4,7 @@
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
 meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
 in health.md from the rules of health, and that in mirrors.md from the settings. record.py draws recording.svg.
+`--man FOLDER` writes manual pages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import click
 import yaml
-from gpunodes import cli
+from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
 from gpunodes.planner import preflight, tables
@@ -52,14 +53,14 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(cli.root)
     for name in cli.root.list_commands(context):
         command = cli.root.get_command(context, name)
-        if command is not None:
+        if command is not None and name not in cli.MODULES.values():
             yield from below(name, command)
 
 
 def phases_of(name: str) -> Sequence[Phase]:
     """The phases that a command walks, none for a command that walks none."""
     try:
-        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', name)}")
+        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', cli.MODULES.get(name, name))}")
     except ModuleNotFoundError:
         return ()
     operation = getattr(module, "OPERATION", None)
@@ -84,6 +85,8 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=f"gpunodes {name}")
     yield from ("```", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "")
     yield from paragraphs(inspect.cleandoc(command.help or "").split("\b")[0])
+    if name in cli.MODULES:
+        yield from ("", f"`gpunodes {cli.MODULES[name]}` is another name of this command.")
     options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
     records = [record for option in options if (record := option.get_help_record(context)) is not None]
     if records:
@@ -113,6 +116,57 @@ def summary(command: click.Command) -> str:
 def anchor(name: str) -> str:
     """How the heading of a command is linked to."""
     return f"gpunodes-{name.replace(' ', '-')}"
+
+
+# --- man pages -------------------------------------------------------------------------------------------------------
+
+
+def man_pages() -> dict[str, str]:
+    """The manual page of every command, by file name; `gpunodes.1` lists them."""
+    listed = dict(commands())
+    pages = {f"gpunodes-{name.replace(' ', '-')}.1": man_page(name, command) for name, command in listed.items()}
+    lines = [*man_head("gpunodes", "set up a GPU Kubernetes cluster and keep it healthy"), ".SH DESCRIPTION"]
+    lines += man_text(cli.root.help or "")
+    lines.append(".SH COMMANDS")
+    for name, command in listed.items():
+        lines += [".TP", f".B {roff(name)}", roff(summary(command))]
+    return {"gpunodes.1": "\n".join(lines) + "\n", **pages}
+
+
+def man_page(name: str, command: click.Command) -> str:
+    """The manual page of one command."""
+    context = click.Context(command, info_name=f"gpunodes {name}")
+    lines = man_head(f"gpunodes-{name.replace(' ', '-')}", summary(command).rstrip("."))
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    lines += [".SH SYNOPSIS", roff(usage), ".SH DESCRIPTION"]
+    lines += man_text(inspect.cleandoc(command.help or "").split("\b")[0])
+    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
+    records = [record for option in options if (record := option.get_help_record(context))]
+    if records:
+        lines.append(".SH OPTIONS")
+        for flags, text in records:
+            lines += [".TP", f".B {roff(flags)}", roff(" ".join(text.split()))]
+    for phase in phases_of(name):
+        lines += [] if ".SH PHASES" in lines else [".SH PHASES"]
+        lines += [".TP", f".B {roff(phase.name)}", roff(f"{phase.title}. {phase.purpose}")]
+    return "\n".join([*lines, ".SH SEE ALSO", ".BR gpunodes (1)"]) + "\n"
+
+
+def man_head(title: str, text: str) -> list[str]:
+    """The beginning of a manual page (man-pages(7))."""
+    source = f"gpunodes {__version__}"
+    return [f'.TH {roff(title.upper())} 1 "" "{source}"', ".SH NAME", f"{roff(title)} \\- {roff(text)}"]
+
+
+def man_text(text: str) -> list[str]:
+    """Paragraphs in roff."""
+    return [".PP" if not paragraph else roff(paragraph) for paragraph in paragraphs(inspect.cleandoc(text))]
+
+
+def roff(text: str) -> str:
+    """A text without meaning for roff (groff(7)): a dot begins a request only at the beginning of a line."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 # --- settings and roles ----------------------------------------------------------------------------------------------
@@ -318,7 +372,13 @@ def main() -> int:
     """Write the pages, or only compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is stale")
+    parser.add_argument("--man", type=Path, metavar="FOLDER", help="write the manual pages into this folder instead")
     arguments = parser.parse_args()
+    if arguments.man:
+        arguments.man.mkdir(parents=True, exist_ok=True)
+        for name, page in man_pages().items():
+            (arguments.man / name).write_text(page, encoding="utf-8")
+        return 0
     old = stale()
     for path in old:
         if not arguments.check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -23,12 +24,20 @@ class GpunodesError(Exception):
     ``found`` is the fact, ``wanted`` the limit that it breaks, ``remedy`` what the user can do.
     """
 
+    problems: Sequence[GpunodesError] = ()
+    """The single errors, where this one stands for several."""
+
     def __init__(self, found: str, wanted: str = "", remedy: str = "", exit_code: int = ExitCode.FAILED) -> None:
         self.found = found
         self.wanted = wanted
         self.remedy = remedy
         self.exit_code = ExitCode(exit_code)
-        super().__init__("; ".join(part for part in (found, wanted and f"wanted: {wanted}", remedy) if part))
+        super().__init__("; ".join(part for part in (self.fact, remedy) if part))
+
+    @property
+    def fact(self) -> str:
+        """The error without its remedy, in one line."""
+        return "; ".join(part for part in (self.found, self.wanted and f"wanted: {self.wanted}") if part)
 
 
 class WrongInput(GpunodesError):  # noqa: N818 - reads as a sentence: raise WrongInput(...)
@@ -36,6 +45,23 @@ class WrongInput(GpunodesError):  # noqa: N818 - reads as a sentence: raise Wron
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "") -> None:
         super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)
+
+
+class Interrupted(GpunodesError):  # noqa: N818 - names what happened
+    """The user stopped a command with Ctrl-C or SIGTERM before it changed anything."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", "", "run the same command again", ExitCode.INTERRUPTED)
+
+
+def together(problems: Sequence[WrongInput]) -> WrongInput:
+    """Several errors as one, to be reported at once."""
+    if len(problems) == 1:
+        return problems[0]
+    remedies = list(dict.fromkeys(problem.remedy for problem in problems if problem.remedy))
+    found = WrongInput("; ".join(problem.fact for problem in problems), "", "; ".join(remedies))
+    found.problems = tuple(problems)
+    return found
 
 
 def sentence(problem: Exception) -> str:

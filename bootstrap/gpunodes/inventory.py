@@ -11,12 +11,13 @@ import ipaddress
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role
 
@@ -271,21 +272,49 @@ def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, 
     _write(path, document)
 
 
+class Tentative:
+    """What a command wrote into an inventory, and may undo in part or as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folders = [folder for folder in path.absolute().parents if not folder.exists()]
+        self._before = path.read_bytes() if path.is_file() else None
+
+    def undo(self) -> None:
+        """Restore the inventory as it was before."""
+        if self._before is not None:
+            self._path.write_bytes(self._before)
+            return
+        self._path.unlink(missing_ok=True)
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove machines that this command added."""
+        document = yaml.safe_load(self._path.read_text(encoding="utf-8"))
+        for group in document.values():
+            for name in names:
+                group["hosts"].pop(name, None)
+        kept = {name: group for name, group in document.items() if group["hosts"] or set(group) - {"hosts"}}
+        if kept:
+            _write(self._path, kept)
+        else:
+            self.undo()
+
+
 @contextlib.contextmanager
-def as_it_was(path: Path, *, when: bool) -> Iterator[None]:
-    """Restore the content of the inventory at ``path`` afterwards, ``when`` it is a dry run."""
-    folders = [folder for folder in path.absolute().parents if not folder.exists()]
-    before = path.read_bytes() if path.is_file() else None
+def tentative(path: Path, *, dry_run: bool) -> Iterator[Tentative]:
+    """Restore the inventory at ``path`` after a dry run, and if the input was wrong."""
+    change = Tentative(path)
     try:
-        yield
+        yield change
+    except WrongInput:
+        change.undo()
+        raise
     finally:
-        if when and before is not None:
-            path.write_bytes(before)
-        elif when:
-            path.unlink(missing_ok=True)
-            for folder in folders:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        if dry_run:
+            change.undo()
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
@@ -311,6 +340,7 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
         _check_mapping(variables)
 
+    settings.check_ansible_home()
     # Ansible prints warnings about invalid files to standard output; these errors are already checked above.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
@@ -318,14 +348,23 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     from ansible.vars.manager import VariableManager
 
     loader = DataLoader()
+    warnings = io.StringIO()
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
         raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    if path.is_file() and "Unable to parse" in warnings.getvalue():
+        # The plugins are tried in turn, and the last one is that of the INI form.
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        raise WrongInput(
+            f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
+            "an Ansible inventory, in YAML or INI",
+            "correct the file",
+        )
     return manager, variables_of
 
 

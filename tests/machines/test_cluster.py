@@ -40,7 +40,7 @@ def test_wrong_input_is_refused_with_one_message(operator: Operator, arguments: 
     done = operator.gpunodes(*arguments, code=2)
     assert message in done.stderr
     assert done.stdout == ""
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
 
 
 def test_preflight_passes_and_changes_nothing(operator: Operator) -> None:

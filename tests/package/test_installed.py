@@ -53,4 +53,4 @@ def test_a_missing_inventory_is_reported_with_a_remedy(tmp_path: Path) -> None:
     done = run(GPUNODES, "join", "worker-*", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "inventory" in done.stderr
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr

@@ -162,7 +162,7 @@ def test_code_for_the_machines_is_standard_library_only(path: Path) -> None:
     assert not foreign
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["version"], ["help"]])
 def test_help_loads_no_ansible(arguments: list[str]) -> None:
     """``gpunodes --help`` is fast: only the commands that need slow imports load them."""
     code = (
@@ -170,7 +170,7 @@ def test_help_loads_no_ansible(arguments: list[str]) -> None:
         "from gpunodes.cli import main\n"
         f"sys.argv[1:] = {arguments!r}\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = {'ansible', 'ansible_runner', 'paramiko', 'yaml', 'jinja2', 'libvirt'} & set(sys.modules)\n"
+        "heavy = {'ansible', 'ansible_runner', 'rich', 'paramiko', 'yaml', 'jinja2', 'libvirt'} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

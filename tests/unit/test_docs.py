@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,24 @@ def test_every_option_has_help(name: str, option: click.Option) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_documented(name: str) -> None:
     assert f"\n## gpunodes {name}\n" in (DOCS / "commands.md").read_text()
+
+
+def test_every_command_has_a_manual_page() -> None:
+    pages = GENERATE["man_pages"]()
+    assert set(pages) == {"gpunodes.1", *(f"gpunodes-{name.replace(' ', '-')}.1" for name in COMMANDS)}
+    for page in pages.values():
+        assert page.startswith(".TH GPUNODES")
+        assert ".SH NAME\ngpunodes" in page
+        assert "\n\n" not in page
+    assert "--with-cuda".replace("-", "\\-") in pages["gpunodes-gpu-install.1"]
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_manual_pages_are_valid() -> None:
+    for page in GENERATE["man_pages"]().values():
+        argv = ["groff", "-man", "-Tutf8", "-ww"]
+        done = subprocess.run(argv, input=page, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
 
 
 def test_every_json_document_is_documented() -> None:

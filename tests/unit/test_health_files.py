@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import subprocess
 import sys
 import tarfile
@@ -221,9 +222,40 @@ def test_options_are_accepted_after_the_machines(tmp_path: Path) -> None:
 def test_exit_codes(arguments: tuple[str, ...], code: int) -> None:
     done = gpunodes(*arguments)
     assert done.returncode == code, done.stderr
-    assert b"a fault of gpunodes" not in done.stderr
+    assert b"a bug in gpunodes" not in done.stderr
     if "--json" in arguments:
         json.loads(done.stdout)
+
+
+def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
+    """Each file is reported with what it was recognised as; one that cannot be unpacked ends no folder."""
+    folder = tmp_path / "logs"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "kern.log").write_bytes(XID79)
+    (folder / "deeper" / "nothing.txt").write_bytes(b"nothing\n")
+    (folder / "broken.gz").write_bytes(gzip.compress(os.urandom(3 << 20))[:-8] + bytes(8))
+    (folder / "link").symlink_to("/etc/passwd")
+    kinds = {"kern.log": ["kernel log"], "deeper/nothing.txt": [], "broken.gz": []}
+    done = gpunodes("--from", str(folder), "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)["machines"][0]["files"]
+    assert {file["path"].removeprefix(f"{folder}/"): file["kinds"] for file in found} == kinds
+    assert [file["path"].rpartition("/")[2] for file in found if file["problem"]] == ["broken.gz"]
+    names = [str(folder / "kern.log"), str(folder / "deeper" / "nothing.txt")]
+    done = gpunodes("--from", *names)
+    assert done.stderr.decode().splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: not recognised"]
+
+
+def test_a_file_that_is_broken_late_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(gzip.compress(os.urandom(3 << 20))[:-8] + bytes(8))
+    done = gpunodes("--from", str(tmp_path / "log.gz"))
+    assert (done.returncode, b"log.gz cannot be unpacked" in done.stderr) == (2, True)
+
+
+def test_a_file_that_is_named_as_a_machine_leads_to_from(tmp_path: Path) -> None:
+    done = gpunodes(str(CASES / "load.log"), "-i", str(tmp_path / "none.yml"))
+    assert done.returncode == 2
+    assert f"`gpunodes health --from {CASES / 'load.log'}`".encode() in done.stderr
 
 
 def test_every_code_is_explained() -> None:

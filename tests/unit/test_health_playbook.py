@@ -98,7 +98,7 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
     """The real command, and no control plane: its sentence is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
     message = stops(play(inventory, program))
-    assert message.startswith("gpunodes: the control plane does not respond: "), message
+    assert message.startswith("error: the control plane does not respond: "), message
     assert message.endswith("restore the control plane first, or skip the cluster with --without-cluster"), message
 
 

@@ -56,8 +56,8 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("health", "--yes"), "--reboot-hung"),
         (("power", "gpu-1", "status"), "gpu-1 has no BMC"),
         (("power", "gpu-1", "off"), "--yes"),
-        (("power", "gpu-*", "status"), "means 2 machines"),
-        (("uncordon", "gpu-*"), "means 2 machines"),
+        (("power", "gpu-*", "status"), "selects 2 machines"),
+        (("uncordon", "gpu-*"), "selects 2 machines"),
     ],
 )
 def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -65,7 +65,7 @@ def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert done.stdout == ""
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
 
 
 def test_an_unresponsive_control_plane_stops_it_before_any_change(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events, openssh, targets
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine
+from gpunodes.model import Event, Machine, printable_lines
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -87,7 +87,12 @@ def run(
     # The user's ansible.cfg applies to the user's playbooks only.
     (private / "ansible.cfg").write_text(_CONFIG, encoding="utf-8")
 
+    verbose = settings.verbose()
+
     def handle(raw: Mapping[str, Any]) -> bool:
+        if verbose and (output := str(raw.get("stdout") or "").replace("\r\n", "\n")):
+            with contextlib.suppress(OSError):
+                print(printable_lines(output), file=sys.stderr, flush=True)  # noqa: T201 - standard error, as it comes
         if event := events.parse(raw):
             on_event(event)
         return False  # do not save the event in a file: the log is enough

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunodes.health import rules, scan
@@ -44,14 +44,24 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
     )
 
 
-def judge_files(name: str, streams: Iterable[Iterable[bytes]], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
-    """The verdict on a machine from its saved logs; each stream is the content of one file, in pieces and unpacked."""
+def judge_files(
+    name: str,
+    streams: Iterable[Iterable[bytes]],
+    site: SiteRules,
+    since: Time = scan.NO_TIME,
+    on_log: Callable[[scan.Log], None] = lambda _: None,
+) -> Verdict:
+    """The verdict on a machine from its saved logs; each stream is the content of one file, in pieces and unpacked.
+
+    ``on_log`` gets the result of each stream before the next one is read.
+    """
     logs = []
     for stream in streams:
         scanner = scan.Scanner(since)
         for piece in stream:
             scanner.feed(piece)
         logs.append(scanner.finish())
+        on_log(logs[-1])
     gpus = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
     has_smi_output = any(log.gpus is not None for log in logs)
     data = rules.RuleInput(_of_last_boot(logs), tuple(gpus.values()), None, site)

@@ -123,6 +123,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A saved file that a verdict is based on; ``kinds`` is what it was recognised as, empty for nothing."""
+
+    path: str
+    kinds: tuple[str, ...] = ()
+    problem: str = ""
+    """Why it could not be read, or unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The state of one machine, and the reasons."""
 
@@ -138,6 +148,8 @@ class Verdict:
     gpus_expected: int | None = None
     gpus_seen: int | None = None
     findings: tuple[Finding, ...] = ()
+    files: tuple[SavedFile, ...] = ()
+    """The saved files, for the source ``file``."""
 
 
 @dataclass(frozen=True, slots=True)

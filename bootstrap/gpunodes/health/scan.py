@@ -52,6 +52,8 @@ class Log:
     """It contained kernel lines or output of nvidia-smi."""
     gpus: tuple[smi.SmiGpu, ...] | None = None
     """nvidia-smi's values for each GPU; None if there was no output of nvidia-smi."""
+    kinds: tuple[str, ...] = ()
+    """What the stream was recognised as."""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,11 @@ class Scanner:
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
         recognised = self._recognised or bool(records) or gpus is not None
-        return Log(records, self._booted, self._boot_id, recognised, gpus)
+        kernel = "journal (JSON)" if self._is_json else "kernel log"
+        kinds = ((kernel,) if self._recognised or records else ()) + (
+            ("nvidia-smi output",) if gpus is not None else ()
+        )
+        return Log(records, self._booted, self._boot_id, recognised, gpus, kinds)
 
     def _begin(self) -> None:
         """Detect from the first lines the kind of text, and whether the newest line is first."""

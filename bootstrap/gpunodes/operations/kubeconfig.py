@@ -17,9 +17,8 @@ from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import parsed, taken
 
 _DEADLINE_S = 60.0
-_READ = (
-    f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {ADMIN} does not exist: not a control plane >&2; exit 1; fi"
-)
+_NO_CLUSTER = f"{ADMIN} does not exist: not a control plane"
+_READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {_NO_CLUSTER} >&2; exit 1; fi"
 
 
 def fetch(inventory: Inventory) -> dict[str, Any]:
@@ -39,10 +38,14 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
     )
     text = shell.unframed(result.out) if result.ok else None
     if text is None:
+        if _NO_CLUSTER in result.err:
+            remedy = f"`gpunodes init-master {control.name}` creates one"
+        else:
+            remedy = "start the machine, or correct its address, SSH and sudo settings in the inventory"
         raise GpunodesError(
             f"{control.name}: {ssh_reason(result.err) or 'no kubeconfig received'}",
             "a control plane that is reachable by SSH, with sudo",
-            f"`gpunodes init-master {control.name}` creates one",
+            remedy,
         )
     return taken(text, control.name)
 

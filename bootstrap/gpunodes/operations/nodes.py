@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import identities, journal
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
@@ -42,11 +42,12 @@ def choose(
     ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond. Raises
     GpunodesError in that case, and if a machine and a node contradict each other; then no machine is changed.
     """
+    preflight.check_settings(inventory, machines)
     view.begin(command, machines)
     folder = journal.open_run(command)
     seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
     if seen.interrupted:
-        raise GpunodesError("interrupted", remedy="nothing was changed")
+        raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
         finding = seen.no_cluster(inventory.control_plane().name)

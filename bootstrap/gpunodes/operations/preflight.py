@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, TaskEnded
 from gpunodes.operations import phases
@@ -37,10 +37,19 @@ class Inspection:
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
     def no_cluster(self, control: str) -> PreflightFinding:
-        """The finding that there is no cluster to join."""
-        why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
-        remedy = f"`gpunodes init-master {control}` creates one"
-        return PreflightFinding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
+        """The finding that there is no cluster to join; only if the control plane responded, it suggests to create one."""
+        if failure := self.control_failure:
+            limit, remedy = "a control plane that responds", no_contact(failure)
+            return PreflightFinding(control, "cluster", events.cause(failure), limit, remedy)
+        remedy = f"`gpunodes init-master {control}` creates one; if it has one, start its API server"
+        return PreflightFinding(control, "cluster", "it runs no cluster that responds", "a cluster to join", remedy)
+
+
+def no_contact(failure: TaskEnded) -> str:
+    """The remedy for a control plane that could not be queried."""
+    if failure.outcome is Outcome.UNREACHABLE:
+        return "start the machine, or correct its address and SSH settings in the inventory"
+    return "correct that, then run the same command again"
 
 
 def inspect(
@@ -124,9 +133,26 @@ def judge(seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
 
 
 def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
-    """Raise WrongInput for an invalid setting of ``machines`` or of their control plane."""
-    for machine in (inventory.control_plane(), *machines):
-        settings.check(machine.name, inventory.variables(machine.name))
+    """Raise WrongInput for all wrong settings of ``machines`` and of their control plane at once."""
+    control = inventory.control_plane()
+    variables = {machine.name: inventory.variables(machine.name) for machine in (control, *machines)}
+    settings.check_all(variables, _unknown_versions(control.name, variables))
+
+
+def _unknown_versions(control: str, variables: Mapping[str, Mapping[str, Any]]) -> list[WrongInput]:
+    """Versions in the settings that are valid, but not in any table."""
+    found: dict[str, WrongInput] = {}
+    for name, own in variables.items():
+        # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
+        wrong = {problem.key for problem in settings.problems(own)}
+        resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
+        try:
+            gpu.check(gpu.requested_of(resolved, ""))
+            if name == control:
+                versions.check(str(resolved["gpunodes_kubernetes_version"]))
+        except WrongInput as error:
+            found.setdefault(str(error), error)
+    return list(found.values())
 
 
 def requested_version(inventory: Inventory, given: str | None) -> str:

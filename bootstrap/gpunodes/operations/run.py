@@ -105,7 +105,7 @@ def carry_out(
             view.findings(findings)
         if unlocked:
             # Preflight has not reported the reason.
-            raise unlocked
+            raise _not_locked(unlocked)
         if claim:
             if facts is None:
                 # Commands that know a machine by another name must find the same lock.
@@ -149,6 +149,12 @@ def _claimed(
     if options.dry_run:
         return contextlib.nullcontext()
     return claims.claimed(inventory, machines, operation.typed, lambda finding: view.findings([finding]))
+
+
+def _not_locked(error: GpunodesError) -> GpunodesError:
+    """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
+    remedy = "start its control plane, or correct the address and SSH settings in the inventory"
+    return GpunodesError(error.found, error.wanted, remedy)
 
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
-from gpunodes.operations.preflight import checked_cluster
+from gpunodes.operations.preflight import checked_cluster, no_contact
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.repair import maintenance
 
@@ -55,13 +55,17 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     view.begin("status", [control])
     folder = journal.open_run("status")
     ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
+    if ended.interrupted:
+        raise Interrupted
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)
+        if failure is None:
+            fact, remedy = "it runs no cluster", f"`gpunodes init-master {control.name}` creates one"
+        else:
+            fact, remedy = events.cause(failure), no_contact(failure)
         raise GpunodesError(
-            f"{control.name} runs no cluster" if failure is None else f"{control.name}: {events.cause(failure)}",
-            "a control plane that responds",
-            f"`gpunodes init-master {control.name}` creates one; the log is {ended.log}",
+            f"{control.name}: {fact}", "a control plane that responds", f"{remedy}; the log is {ended.log}"
         )
     machines = {machine.name: machine.address for machine in inventory.machines()}
     return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)

@@ -191,6 +191,8 @@ def _explain_no_choice(
             f"cuDNN {', '.join(available)}" if available else "no cuDNN: none is available",
             "choose one of these, or another gpunodes_driver_source, or do not request cuDNN",
         )
+    if _conflicting_requests(case, offers, flavours, cudas):
+        return
     without_cuda = any(_compatible(case, offers, flavours, ()))
     if flavours and not kernel_refused and (not without_cuda or not case.conflicts):
         needs = " and ".join(
@@ -217,6 +219,24 @@ def _range(generation: Row) -> str:
     if first or last:
         return f", branch {first} or newer" if first else f", branch {last} or older"
     return ""
+
+
+def _conflicting_requests(
+    case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
+) -> bool:
+    """Report a driver and a CUDA that are available, but not from one source; whether that is so."""
+    driver = case.requested.driver
+    branches_for = sorted({branch for _, branch, _ in _compatible(case, offers, flavours, cudas)}, key=number)
+    available = any(branch == driver for _, branch, _ in _compatible(case, offers, flavours, ()))
+    if not (cudas and branches_for and available) or driver in branches_for or any(_broken_limits(case, driver, cudas)):
+        return False
+    named = " and ".join(version for version, _ in cudas)
+    case.refuse(
+        f"driver {driver} and CUDA {named} are requested, and no source has both {case.for_system()}",
+        f"a driver that comes with CUDA {named}: {', '.join(branches_for)}",
+        "drop one of the two requests, or choose one of these drivers",
+    )
+    return True
 
 
 def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]) -> bool:

@@ -37,8 +37,20 @@ def error(problem: GpunodesError) -> str:
             "found": problem.found,
             "wanted": problem.wanted,
             "remedy": problem.remedy,
+            "problems": [
+                {"found": each.found, "wanted": each.wanted, "remedy": each.remedy}
+                for each in problem.problems or (problem,)
+            ],
         }
     )
+
+
+def as_yaml(text: str) -> str:
+    """A JSON document as YAML."""
+    import yaml
+
+    found: str = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
+    return found.rstrip()
 
 
 def dump(document: Mapping[str, Any]) -> str:

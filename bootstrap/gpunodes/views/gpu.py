@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from gpunodes.model import printable
 from gpunodes.planner.gates import Gate
 from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans
 from gpunodes.planner.gpu_model import SOURCES
 from gpunodes.views import document
-from gpunodes.views.text import table
+from gpunodes.views.text import table, wrapped
 
 _GROUPS = {
     Group.HEADERS: "headers",
@@ -22,9 +21,12 @@ _GROUPS = {
 }
 
 
-def plans(found: Plans) -> str:
-    """Every machine with its GPUs, its plan, and the reasons."""
-    return "\n\n".join("\n".join(printable(line) for line in _machine(one)) for one in found.machines)
+def plans(found: Plans, columns: int | None = None) -> str:
+    """Every machine with its GPUs, its plan, and the reasons, for a screen of ``columns``, if any."""
+    return "\n\n".join(
+        "\n".join(part for line, indent in _machine(one) for part in wrapped(line, columns, indent))
+        for one in found.machines
+    )
 
 
 def plans_document(found: Plans) -> str:
@@ -49,8 +51,8 @@ def plans_document(found: Plans) -> str:
     )
 
 
-def gates(minor: str, found: Sequence[Gate]) -> str:
-    """A table of gates."""
+def gates(minor: str, found: Sequence[Gate], columns: int | None = None) -> str:
+    """A table of gates, for a screen of ``columns``, if any."""
     rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "GPUNODES SETS", "WHY")]
     rows += [
         (
@@ -64,7 +66,8 @@ def gates(minor: str, found: Sequence[Gate]) -> str:
         for gate in found
     ]
     sources = dict.fromkeys(gate.source for gate in found)
-    return f"Kubernetes {minor}\n\n{table(rows)}\n\nsources: {'; '.join(sources)}"
+    cited = "\n".join(wrapped(f"sources: {'; '.join(sources)}", columns, 9))
+    return f"Kubernetes {minor}\n\n{table(rows, columns)}\n\n{cited}"
 
 
 def gates_document(minor: str, found: Sequence[Gate]) -> str:
@@ -74,22 +77,23 @@ def gates_document(minor: str, found: Sequence[Gate]) -> str:
     return document.dump({"schema": "gpunodes.gates/1", "version": minor, "gates": listed})
 
 
-def _machine(one: Planned) -> Iterator[str]:
+def _machine(one: Planned) -> Iterator[tuple[str, int]]:
+    """Lines, each with the indent of what does not fit on a screen."""
     if one.plan is None:
-        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: NOT POSSIBLE"
+        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: NOT POSSIBLE", 2
         for conflict in one.conflicts:
-            yield f"  {conflict.fact}"
-            yield f"    wanted: {conflict.limit}"
-            yield f"    remedy: {conflict.remedy}"
+            yield f"  {conflict.fact}", 4
+            yield f"    wanted: {conflict.limit}", 12
+            yield f"    remedy: {conflict.remedy}", 12
         return
-    yield f"{one.name}: {_gpus(one.plan)}"
+    yield f"{one.name}: {_gpus(one.plan)}", 2
     rows = list(_contents(one.plan))
     width = max((len(name) for name, _ in rows), default=0)
-    yield from (f"  {name:<{width}}  {value}" for name, value in rows)
-    yield from (f"  warning: {warning}" for warning in one.plan.warnings)
-    yield "  why:"
+    yield from ((f"  {name:<{width}}  {value}", width + 4) for name, value in rows)
+    yield from ((f"  warning: {warning}", 11) for warning in one.plan.warnings)
+    yield "  why:", 2
     for reason in one.plan.reasons:
-        yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else "")
+        yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else ""), 6
 
 
 def _gpus(plan: Plan) -> str:

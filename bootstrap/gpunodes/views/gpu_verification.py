@@ -17,7 +17,9 @@ def table(verifications: Sequence[GpuVerification]) -> str:
     messages = []
     for each in verifications:
         states = {level.level: level.state for level in each.levels}
-        rows.append((each.machine, str(each.gpus), *(states.get(level, "-") for level in LEVELS)))
+        # Without a report the number of GPUs is unknown.
+        count = "-" if each.cause and not each.levels and not each.gpus else str(each.gpus)
+        rows.append((each.machine, count, *(states.get(level, "-") for level in LEVELS)))
         if failed := each.failed:
             messages.append(f"{each.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
         elif each.cause:

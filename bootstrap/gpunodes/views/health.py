@@ -18,6 +18,7 @@ def document(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _machine(verdict: Verdict) -> Mapping[str, Any]:
+    files = [{"path": file.path, "kinds": list(file.kinds), "problem": file.problem or None} for file in verdict.files]
     return {
         "name": verdict.name,
         "source": verdict.source,
@@ -29,7 +30,23 @@ def _machine(verdict: Verdict) -> Mapping[str, Any]:
         "boot_id": verdict.boot_id,
         "gpus": {"expected": verdict.gpus_expected, "seen": verdict.gpus_seen},
         "findings": [_finding(finding) for finding in verdict.findings],
+        **({"files": files} if files else {}),
     }
+
+
+def files(verdict: Verdict) -> list[str]:
+    """A line for each saved file: what it was recognised as. Files that are not recognised are only counted if many."""
+    lines = [
+        f"{file.path}: {file.problem or ' and '.join(file.kinds) or 'not recognised'}"
+        for file in verdict.files
+        if file.kinds or file.problem or len(verdict.files) <= _MANY_FILES
+    ]
+    if unnamed := len(verdict.files) - len(lines):
+        lines.append(f"{unnamed} other files: not recognised")
+    return lines
+
+
+_MANY_FILES = 10
 
 
 def _finding(finding: Finding) -> Mapping[str, Any]:

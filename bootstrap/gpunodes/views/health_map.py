@@ -13,7 +13,7 @@ from typing import TextIO
 
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration
+from gpunodes.views.text import duration, put, redrawable
 
 WAITING = "·"
 # Letter and colour (ECMA-48 SGR) by state; the letter alone is sufficient.
@@ -53,7 +53,7 @@ class HealthLines:
         self._write(f"{self._done} of {self._total} scanned in {duration(time.monotonic() - self._began)}")
 
     def _write(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
+        put(self._stream, f"{printable(text)}\n")
 
 
 class Map:
@@ -91,9 +91,8 @@ class Map:
         size = shutil.get_terminal_size()
         lines = self.lines(size.columns, size.lines)
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
-        self._stream.write("".join(f"{line}\n" for line in lines))
-        self._stream.flush()
+            put(self._stream, f"\x1b[{self._drawn}A\x1b[J")
+        put(self._stream, "".join(f"{line}\n" for line in lines))
         self._drawn = len(lines)
         self._drawn_at = time.monotonic()
 
@@ -175,4 +174,4 @@ def _described(verdict: Verdict) -> str:
 def progress(stream: TextIO | None = None, *, colour: bool = True) -> HealthLines | Map:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Map(stream, colour=colour) if stream.isatty() else HealthLines(stream)
+    return Map(stream, colour=colour) if redrawable(stream) else HealthLines(stream)

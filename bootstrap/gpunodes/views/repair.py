@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration, table
+from gpunodes.views.text import duration, put, table
 
 
 class RepairedMachine(Protocol):
@@ -68,7 +68,7 @@ class RepairLines:
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
         with self._mutex:
-            print(printable(line), file=self._stream, flush=True)
+            put(self._stream, f"{printable(line)}\n")
 
 
 def summary(result: RepairOverview) -> str:
@@ -156,10 +156,10 @@ def _machine(each: RepairedMachine) -> dict[str, Any]:
     }
 
 
-def history(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The history, the oldest first."""
+def history(entries: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
+    """The history, the oldest first, for a screen of ``columns``, if any."""
     if not entries:
-        return "no history"
+        return "no history yet"
     rows = [("TIME", "MACHINE", "WHAT", "OUTCOME", "SECONDS", "")]
     rows += [
         (
@@ -172,7 +172,7 @@ def history(entries: Sequence[Mapping[str, Any]]) -> str:
         )
         for entry in entries
     ]
-    return table(rows)
+    return table(rows, columns)
 
 
 _SERVICE = """[Unit]
