@@ -113,8 +113,8 @@ def check(name: str, variables: Mapping[str, Any]) -> None:
 def check_all(machines: Mapping[str, Mapping[str, Any]], more: Sequence[WrongInput] = ()) -> None:
     """Raise WrongInput for all wrong `gpunodes_*` variables of all machines, by name; ``more`` is reported with them.
 
-    The argument specification of the role `settings` decides, with the formats below. Templates are not checked: only Ansible can render
-    them.
+    The argument specification of the role `settings` decides, with the formats below. Templates are not
+    checked: only Ansible can render them.
     """
     found: dict[SettingProblem, list[str]] = {}
     for name, variables in machines.items():

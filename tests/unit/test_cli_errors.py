@@ -145,7 +145,8 @@ def test_a_closed_pipe_ends_a_command_quietly(unreachable: Path, stream: str) ->
         env={**os.environ, "XDG_STATE_HOME": str(unreachable / "state")},
         check=False,
         text=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer},
+        stdout=writer if stream == "stdout" else subprocess.PIPE,
+        stderr=writer if stream == "stderr" else subprocess.PIPE,
     )
     os.close(writer)
     assert (done.stdout or "", done.stderr or "") == ("", "")

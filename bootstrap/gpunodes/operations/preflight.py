@@ -37,7 +37,7 @@ class Inspection:
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
     def no_cluster(self, control: str) -> PreflightFinding:
-        """The finding that there is no cluster to join; only if the control plane responded, it suggests to create one."""
+        """The finding that there is no cluster to join. A new one is suggested only if the control plane responded."""
         if failure := self.control_failure:
             limit, remedy = "a control plane that responds", no_contact(failure)
             return PreflightFinding(control, "cluster", events.cause(failure), limit, remedy)
