@@ -232,7 +232,7 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         place.status = -2
         time.sleep(1.2)
         assert claim.lost(at_work=True) is None
-        assert "going on without its locks" in str(claim.unrenewed)
+        assert "continuing without its locks" in str(claim.unrenewed)
         assert claim.lost() is None, "it has just been at work there"
         time.sleep(0.6)
         assert "could not be renewed" in str(claim.lost())

@@ -50,7 +50,7 @@ def unreachable(tmp_path: Path) -> Path:
 def test_a_control_plane_that_refuses_ssh_leads_to_no_new_cluster(unreachable: Path, command: str) -> None:
     done = gpunodes(unreachable, *command.split())
     assert done.returncode == 1
-    assert "SSH refuses the connection" in done.stderr
+    assert "the SSH connection is refused" in done.stderr
     assert "correct its address" in done.stderr or "correct the address" in done.stderr
     assert "init-" not in done.stderr
     assert "--without-cluster" not in done.stderr
@@ -99,8 +99,7 @@ def test_a_number_alone_is_an_xid(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["/proc/nowhere", "file"])
 def test_a_home_that_cannot_be_written_is_a_sentence(unreachable: Path, command: str, home: str) -> None:
     (unreachable / "file").touch()
-    environment = {"HOME": str(unreachable / home), "XDG_STATE_HOME": ""}
-    done = gpunodes(unreachable, *command.split(), **environment)
+    done = gpunodes(unreachable, *command.split(), HOME=str(unreachable / home), XDG_STATE_HOME="")
     assert done.returncode == 2
     assert "a folder that this user can write\nhint: set HOME" in done.stderr
     assert "bug" not in done.stderr

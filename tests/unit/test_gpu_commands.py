@@ -62,7 +62,7 @@ def test_the_exit_code_is_3_for_some_conflicts_and_1_for_all(facts: Path) -> Non
 def test_a_driver_and_a_cuda_that_no_source_has_both_are_requests_in_conflict(facts: Path) -> None:
     done = gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--with-cuda", "12.4", "--driver", "595")
     assert done.returncode == 1
-    assert "driver 595 and CUDA 12.4 are requested, and no source has both for debian 13" in done.stdout
+    assert "driver 595 and CUDA 12.4 are requested, and no source has both for Debian 13" in done.stdout
     assert "drop one of the two requests" in done.stdout
 
 

@@ -236,7 +236,7 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     assert done.stderr.splitlines()[:3] == [
         "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16",
         "error: gpunodes_runtime of w1 is 'nope'; wanted: one of containerd, docker",
-        f"error: Kubernetes 1.99 is not known here; wanted: one of {', '.join(versions.minors())}",
+        f"error: gpunodes cannot install Kubernetes 1.99; wanted: one of {', '.join(versions.minors())}",
     ]
     assert done.stderr.splitlines()[3:] == ["hint: correct it in the inventory; choose one of these"]
     assert not (tmp_path / "state" / "gpunodes" / "runs").exists()
