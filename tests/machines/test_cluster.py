@@ -29,7 +29,7 @@ def test_the_machines_are_bare(operator: Operator) -> None:
         (("init-master", "worker-1"), "not in the group control_plane"),
         (("join", "wroker-1"), "worker-1"),
         (("join", "worker-1; reboot"), "not the name, address or pattern"),
-        (("join", "worker-1", "--kubernetes-version", "1.12"), "1.12 is not known"),
+        (("join", "worker-1", "--kubernetes-version", "1.12"), "cannot install Kubernetes 1.12"),
         (("join", "worker-1", "--key", "/nonexistent"), "cannot be read"),
         (("join", "worker-1", "--skip-phase", "cuddle"), "cuddle"),
         (("join", "worker-1", "-i", "nowhere.yml"), "nowhere.yml"),
