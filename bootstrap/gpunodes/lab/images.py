@@ -40,7 +40,7 @@ UseHostname=no
 UseDNS=no
 """
 
-# Runs in the finished tree. Units that only slow an emulated machine down, such as nightly upgrades, are masked.
+# Runs in the finished tree. Units that only cost time on an emulated machine are masked: nobody upgrades it overnight.
 _CUSTOMISE = f"""set -eu
 cd "$1"
 chroot . useradd --create-home --shell /bin/bash --groups sudo {USER}
@@ -56,7 +56,7 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub
     fstrim.timer getty@tty1.service systemd-pstore.service sshd-keygen.service; do
     ln -sf /dev/null "etc/systemd/system/$unit"
 done
-# Otherwise systemd treats the first boot as one after an upgrade (ConditionNeedsUpdate) and rebuilds its caches.
+# Else systemd takes the first start for one after an upgrade (ConditionNeedsUpdate) and makes its caches anew.
 touch etc/.updated var/.updated
 rm -f etc/ssh/ssh_host_* etc/machine-id var/lib/dbus/machine-id etc/hostname etc/resolv.conf etc/hosts
 rm -f etc/apt/sources.list etc/apt/sources.list.d/* boot/initrd.img-*

@@ -1,6 +1,6 @@
-"""A small initial ramdisk: BusyBox loads the disk's driver, mounts the root file system and starts init.
+"""A small initial ramdisk: BusyBox, the disk's driver, the root file system, go.
 
-Under emulation Debian's own initrd takes several seconds of every boot; a virtual machine's only disk needs no search.
+Under emulation Debian's own initrd costs several seconds of every start; a virtual machine's one disk needs no search.
 The format is cpio's "newc" (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 TRIAL = "gpunodes.trial"
-"""On the kernel's command line: print :data:`TRIAL_PASSED` on the console and power off."""
+"""On the kernel's command line: say :data:`TRIAL_PASSED` on the console and power off."""
 TRIAL_PASSED = "gpunodes: this accelerator runs a stock kernel"
 
-# ext4's checksums request crc32c_generic from the kernel's crypto layer by name, so no dependency lists it.
-_MODULES = ("crc32c_generic", "virtio_pci", "virtio_blk", "ext4")
+# crc32c_generic is what ext4's checksums ask the kernel's crypto layer for by name, so no dependency lists it.
+_WANTED = ("crc32c_generic", "virtio_pci", "virtio_blk", "ext4")
 
 _INIT = f"""#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
@@ -55,24 +55,24 @@ def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return bytes(archive)
 
 
-def load_order(names: Iterable[str], dependencies: str, builtin: str) -> list[str]:
+def load_order(wanted: Iterable[str], dependencies: str, builtin: str) -> list[str]:
     """Paths of the modules to load, in order, from the text of ``modules.dep`` and ``modules.builtin`` (depmod(8))."""
-    dependencies_of: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
     for line in dependencies.splitlines():
         module, _, needs = line.partition(":")
-        dependencies_of[module] = needs.split()
-    paths = {_module_name(path): path for path in dependencies_of}
-    built_in = {_module_name(path) for path in builtin.splitlines()}
+        after[module] = needs.split()
+    paths = {_module_name(path): path for path in after}
+    inside = {_module_name(path) for path in builtin.splitlines()}
     order: list[str] = []
 
     def add(path: str) -> None:
-        for dependency in dependencies_of[path]:
-            add(dependency)
+        for need in after[path]:
+            add(need)
         if path not in order:
             order.append(path)
 
-    for name in names:
-        if name not in built_in and name in paths:
+    for name in wanted:
+        if name not in inside and name in paths:
             add(paths[name])
     return order
 
@@ -82,8 +82,8 @@ def _module_name(path: str) -> str:
 
 
 def build(modules: Path, busybox: Path) -> bytes:
-    """The ramdisk for the kernel with modules in ``modules`` (/lib/modules/VERSION of its tree)."""
-    order = load_order(_MODULES, (modules / "modules.dep").read_text(), (modules / "modules.builtin").read_text())
+    """The ramdisk for the kernel whose modules lie in ``modules`` (/lib/modules/VERSION of its tree)."""
+    order = load_order(_WANTED, (modules / "modules.dep").read_text(), (modules / "modules.builtin").read_text())
     files = [(f"{_module_name(path)}.ko", _content(modules / path)) for path in order]
     directories = ("bin", "dev", "proc", "root", "modules")
     entries = [(name, 0o040755, b"") for name in directories]

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A stand-in for the boards of a GPU machine: PCI functions with NVIDIA's ids, present before any driver is loaded.
+ * A stand-in for the boards of a GPU machine: PCI functions with NVIDIA's ids, seen before any driver is there.
  *
- * Each GPU has a separate PCI bus, in a PCI domain without real devices. It has a configuration space and no other
- * resources. Commands written to debugfs (standin_board/fault) inject faults:
+ * Each GPU sits on a PCI bus of its own in a domain of its own, so that it never meets the machine's real devices. It
+ * has a configuration space and nothing behind it. Written commands (debugfs, standin_board/fault) make it ill:
  *
- *   lost N      GPU N reads as all ones from now on; a reset of the machine clears this
- *   gone N      GPU N disappears from the bus; a reset of the machine clears this
- *   cold N      the initialization of GPU N fails until a power cycle
- *   dead N      after a reset GPU N does not respond, until a power cycle
- *   hang        a task of this module, not of the driver, blocks forever
+ *   lost N      GPU N answers all ones from now on; a reset of the machine cures it
+ *   gone N      GPU N vanishes from the bus; a reset of the machine cures it
+ *   cold N      GPU N's start-up will fail until power is lost
+ *   dead N      GPU N will not even answer after a reset, until power is lost
+ *   hang        a task of this module, not of the driver, blocks for ever
  *   lockup S    a processor spins in the kernel for S seconds
- *   back        all GPUs respond again, and the blocked task continues; faults that need a power cycle remain
- *   mend        like back, and also clears the faults that need a power cycle
+ *   back        all GPUs answer again, and the blocked task goes on; what only a loss of power cures stays
+ *   mend        back, and what needs a loss of power is cured too
  *
- * As on real boards, a reset keeps this state and a power cycle clears it: it is in a page of memory that the kernel
- * does not use (memmap=), and a new QEMU process starts with empty memory.
+ * What a reset keeps and a loss of power clears is real here too: it lies in a page of memory that the kernel is told
+ * to leave alone (memmap=), and a new QEMU process begins with empty memory.
  */
 #define pr_fmt(fmt) "standin_board: " fmt
 #include <linux/debugfs.h>
@@ -30,8 +30,8 @@
 #define GPU_BUS 0x10
 #define SWITCH_BUS 0xc0
 #define MAX_BOARDS 24
-#define EXPRESS 0x40 /* offset of the PCI Express capability */
-#define STATUS 0x80 /* a register of the stand-in, which the driver reads at initialization */
+#define EXPRESS 0x40 /* where the PCI Express capability lies */
+#define STATUS 0x80 /* a register of our own: what the driver's start-up finds */
 #define MAGIC 0x53474e41u
 
 static unsigned int gpus = 1;
@@ -43,14 +43,14 @@ static unsigned long latch = 0x30000000;
 module_param(gpus, uint, 0444);
 module_param(switches, uint, 0444);
 module_param_array(device, ushort, &devices, 0444);
-MODULE_PARM_DESC(device, "PCI device ids of the GPUs; where there are fewer than GPUs, they repeat");
+MODULE_PARM_DESC(device, "PCI device ids of the GPUs; fewer than GPUs: from the first again");
 module_param(switch_device, uint, 0444);
 module_param(latch, ulong, 0444);
-MODULE_PARM_DESC(latch, "physical address of a page that the kernel does not use");
+MODULE_PARM_DESC(latch, "physical address of a page that the kernel leaves alone");
 
 enum { COLD = 1, DEAD = 2 };
 
-/* Located at the latch: kept across a reset, cleared by a power cycle. */
+/* Lies at the latch: survives a reset, not a loss of power. */
 struct kept {
 	u32 magic;
 	u32 state[MAX_BOARDS];
@@ -67,7 +67,7 @@ struct board {
 static struct board boards[MAX_BOARDS];
 static unsigned int count;
 static struct kept *kept;
-static struct semaphore blocked = __SEMAPHORE_INITIALIZER(blocked, 0);
+static struct semaphore gate = __SEMAPHORE_INITIALIZER(gate, 0);
 static int waiting;
 static struct dentry *folder;
 
@@ -92,7 +92,7 @@ static int config_write(struct pci_bus *bus, unsigned int devfn, int where, int 
 {
 	struct board *board = board_of(bus);
 
-	/* Only the command register and the interrupt line are writable: there are no BARs to size. */
+	/* Only the command register and the interrupt line keep what is written: there are no BARs to size. */
 	if (!devfn && !board->lost && ((where >= 4 && where + size <= 6) || where == PCI_INTERRUPT_LINE))
 		memcpy(board->config + where, &value, size);
 	return PCIBIOS_SUCCESSFUL;
@@ -139,14 +139,14 @@ static int appear(struct board *board, int number)
 
 static int wait_for_ever(void *unused)
 {
-	down(&blocked);
+	down(&gate);
 	return 0;
 }
 
 static void recover(void)
 {
 	for (; waiting; waiting--)
-		up(&blocked);
+		up(&gate);
 	for (int number = 0; number < count; number++)
 		boards[number].lost = false;
 }
@@ -233,7 +233,7 @@ static int __init standin_board_init(void)
 	return 0;
 }
 
-/* No exit function: boards are not removed from a running machine. */
+/* No way out: a board is not taken out of a running machine. */
 module_init(standin_board_init);
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("Stand-in for NVIDIA boards on the PCI bus (gpunodes lab)");

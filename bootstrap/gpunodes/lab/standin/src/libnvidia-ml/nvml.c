@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A stand-in for NVIDIA's management library: the functions that the device plugin, the container toolkit and
- * nvidia-smi use, based on the files of the stand-in driver. nvml.h is that of the Go bindings; every function that is
- * not defined here returns "not supported" (stubs.c, generated from nvml.h).
+ * A stand-in for NVIDIA's management library: what the device plugin, the container toolkit and nvidia-smi ask for, over
+ * the files of the stand-in driver. nvml.h is that of the Go bindings; every function that is not here answers "not
+ * supported" (stubs.c, made from nvml.h).
  *
- * nvidia-smi also uses a table of internal functions. Its slots are documented in the mock library of
- * NVIDIA/k8s-test-infra (pkg/gpu/mocknvml/bridge/internal.go, Apache-2.0).
+ * nvidia-smi also asks for a table of internal functions. Which of its slots do what is documented in the mock library
+ * of NVIDIA/k8s-test-infra (pkg/gpu/mocknvml/bridge/internal.go, Apache-2.0).
  */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include "nvml.h"
@@ -30,8 +30,8 @@ struct nvmlDevice_st {
 	unsigned int device;
 	unsigned int memory_mib;
 	unsigned int capability;
-	unsigned int remap; /* 1: row remapping is pending until a reset */
-	char name[64], uuid[48], address[32];
+	unsigned int remap; /* 1: rows of its memory wait for a reset */
+	char name[64], uuid[48], place[32];
 };
 
 struct nvmlEventSet_st {
@@ -48,20 +48,20 @@ static bool in_list(nvmlDevice_t gpu)
 	return gpu >= gpus && gpu < gpus + count;
 }
 
-/* Read the driver's file of a GPU; false if there is none. */
-static bool read_gpu(const char *address, struct nvmlDevice_st *gpu, bool *lost)
+/* Reads the driver's file of a GPU; false when there is none. */
+static bool look(const char *place, struct nvmlDevice_st *gpu, bool *lost)
 {
 	char path[128], line[128];
 	int is_lost = 0;
 	FILE *file;
 
-	snprintf(path, sizeof(path), DRIVER_FOLDER "/gpus/%s/standin", address);
+	snprintf(path, sizeof(path), DRIVER_FOLDER "/gpus/%s/standin", place);
 	file = fopen(path, "r");
 	if (!file)
 		return false;
 	memset(gpu, 0, sizeof(*gpu));
-	snprintf(gpu->address, sizeof(gpu->address), "%s", address);
-	sscanf(address, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->slot);
+	snprintf(gpu->place, sizeof(gpu->place), "%s", place);
+	sscanf(place, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->slot);
 	while (fgets(line, sizeof(line), file)) {
 		sscanf(line, "minor %u", &gpu->minor);
 		sscanf(line, "device %x", &gpu->device);
@@ -77,8 +77,8 @@ static bool read_gpu(const char *address, struct nvmlDevice_st *gpu, bool *lost)
 	return true;
 }
 
-/* Whether the GPU is known and still responds on the bus. */
-static nvmlReturn_t check_gpu(nvmlDevice_t gpu)
+/* Whether the GPU can be asked: it is one of ours and still answers on the bus. */
+static nvmlReturn_t alive(nvmlDevice_t gpu)
 {
 	struct nvmlDevice_st now;
 	bool lost;
@@ -87,10 +87,10 @@ static nvmlReturn_t check_gpu(nvmlDevice_t gpu)
 		return NVML_ERROR_UNINITIALIZED;
 	if (!in_list(gpu))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	return read_gpu(gpu->address, &now, &lost) && !lost ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
+	return look(gpu->place, &now, &lost) && !lost ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
 }
 
-#define REQUIRE(gpu) do { nvmlReturn_t result = check_gpu(gpu); if (result != NVML_SUCCESS) return result; } while (0)
+#define REQUIRE(gpu) do { nvmlReturn_t answer = alive(gpu); if (answer != NVML_SUCCESS) return answer; } while (0)
 
 static nvmlReturn_t text(char *out, unsigned int size, const char *value)
 {
@@ -100,7 +100,7 @@ static nvmlReturn_t text(char *out, unsigned int size, const char *value)
 	return NVML_SUCCESS;
 }
 
-/* In a container /proc has all GPUs, /dev only its own; a GPU whose initialization failed cannot be opened. */
+/* A container sees all GPUs in /proc and the nodes of its own only; a GPU that does not start has a node that does not open. */
 static bool usable(const struct nvmlDevice_st *gpu, bool lost)
 {
 	char path[32];
@@ -116,19 +116,19 @@ static bool usable(const struct nvmlDevice_st *gpu, bool lost)
 static void enumerate(void)
 {
 	FILE *list = popen("ls " DRIVER_FOLDER "/gpus 2>/dev/null", "r");
-	char address[32];
+	char place[32];
 	bool lost;
 
 	count = 0;
-	while (list && count < MAX_GPUS && fscanf(list, "%31s", address) == 1)
-		if (read_gpu(address, &gpus[count], &lost) && usable(&gpus[count], lost))
+	while (list && count < MAX_GPUS && fscanf(list, "%31s", place) == 1)
+		if (look(place, &gpus[count], &lost) && usable(&gpus[count], lost))
 			count++;
 	if (list)
 		pclose(list);
 }
 
-/* Opens the control node, as the real library does: this blocks if the driver hangs. */
-static nvmlReturn_t check_driver(void)
+/* Opening the control node is where the real library comes to the driver, and where it hangs when that does. */
+static nvmlReturn_t call_on_driver(void)
 {
 	int control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
 	bool same;
@@ -142,16 +142,16 @@ static nvmlReturn_t check_driver(void)
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-	nvmlReturn_t result;
+	nvmlReturn_t answer;
 
 	(void)flags;
 	if (uses) {
 		uses++;
 		return NVML_SUCCESS;
 	}
-	result = check_driver();
-	if (result != NVML_SUCCESS)
-		return result;
+	answer = call_on_driver();
+	if (answer != NVML_SUCCESS)
+		return answer;
 	enumerate();
 	uses = 1;
 	return NVML_SUCCESS;
@@ -209,7 +209,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *out
 	if (index >= count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*out = &gpus[index];
-	return check_gpu(*out);
+	return alive(*out);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *out)
@@ -225,11 +225,11 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 	return NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *out)
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *place, nvmlDevice_t *out)
 {
 	unsigned int domain = 0, bus = 0, slot = 0;
 
-	sscanf(address, "%x:%x:%x", &domain, &bus, &slot);
+	sscanf(place, "%x:%x:%x", &domain, &bus, &slot);
 	for (unsigned int index = 0; index < count; index++)
 		if (gpus[index].domain == domain && gpus[index].bus == bus && gpus[index].slot == slot)
 			return nvmlDeviceGetHandleByIndex_v2(index, out);
@@ -324,7 +324,7 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
 	return NVML_SUCCESS;
 }
 
-/* Functions that return one number of a GPU. */
+/* Functions that give one number of a GPU. */
 #define NUMBER(name, type, value)                                \
 	nvmlReturn_t name(nvmlDevice_t gpu, type *out)           \
 	{                                                        \
@@ -403,12 +403,12 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned int *corrected
 	bool lost;
 
 	REQUIRE(gpu);
-	*pending = read_gpu(gpu->address, &now, &lost) && now.remap;
+	*pending = look(gpu->place, &now, &lost) && now.remap;
 	*corrected = *uncorrected = *failed = 0;
 	return NVML_SUCCESS;
 }
 
-/* --- events: the control node has a line "MINOR CODE" for each Xid --- */
+/* --- events: the control node gives a line "MINOR CODE" for each Xid --- */
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *out)
 {
@@ -476,32 +476,32 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 	return NVML_SUCCESS;
 }
 
-/* --- internal functions that nvidia-smi uses --- */
+/* --- what nvidia-smi asks for beyond the published interface --- */
 
 enum { HANDLE_BY_INDEX = 81, RESET = 168, TO_BE_RESET = 197, FIRST_PROCESS_LIST = 213, LAST_PROCESS_LIST = 215, HOST_LINK_GENERATION = 230 };
 
 static bool to_be_reset[MAX_GPUS];
 
-/* nvidia-smi --gpu-reset passes the GPUs one by one, then requests the reset (from a log of its calls, 550.163.01). */
+/* nvidia-smi --gpu-reset names the GPUs one by one, then asks for it (seen by logging its calls, 550.163.01). */
 static nvmlReturn_t reset(void)
 {
 	int control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
-	nvmlReturn_t result = NVML_SUCCESS;
+	nvmlReturn_t answer = NVML_SUCCESS;
 	char line[32];
 
 	for (unsigned int index = 0; index < count; index++) {
 		int length = snprintf(line, sizeof(line), "reset %u", gpus[index].minor);
 
 		if (to_be_reset[index] && write(control, line, length) != length)
-			result = NVML_ERROR_NO_PERMISSION;
+			answer = NVML_ERROR_NO_PERMISSION;
 		to_be_reset[index] = false;
 	}
 	if (control >= 0)
 		close(control);
-	return result;
+	return answer;
 }
 
-/* Other slots have other arguments: some only one, some a number. They return success without effect. */
+/* The arguments of any other slot are not what they seem: some take one only, some a number. All succeed, and do nothing. */
 static nvmlReturn_t internal(unsigned int slot, void *first, unsigned int *second)
 {
 	if (getenv("STANDIN_NVML_DEBUG"))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* A stand-in for NVIDIA's unified memory module: its device nodes, and its dependency on the driver. */
+/* A stand-in for NVIDIA's unified memory module: its device nodes, and its hold on the driver. */
 #include <linux/device.h>
 #include <linux/fs.h>
 #include <linux/module.h>

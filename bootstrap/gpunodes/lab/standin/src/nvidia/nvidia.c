@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * A stand-in for NVIDIA's kernel driver: the interfaces that programs use, and faults.
+ * A stand-in for NVIDIA's kernel driver: the names that programs look for, and the illnesses that it can have.
  *
- * It drives the functions of standin_board. It has /dev/nvidia*, /proc/driver/nvidia and log lines in the format of the
- * real driver; it computes nothing. Commands written to debugfs (standin_nvidia/fault), or given as the module's
- * parameter "fault", inject faults:
+ * It drives the functions of standin_board. It makes /dev/nvidia*, /proc/driver/nvidia and the kernel's log lines in
+ * the form of the real driver; it computes nothing. Commands written to debugfs (standin_nvidia/fault), or given as the
+ * module's parameter "fault", make it ill:
  *
- *   xid N CODE TIMES TEXT    log an Xid of GPU N, TIMES times, and send an event
- *   sxid N CODE TEXT         log an SXid of NVSwitch N; TEXT begins with Fatal or Non-fatal
- *   remap N                  row remapping of GPU N's memory is pending until a reset of the GPU
- *   log TEXT                 log any other line of the driver
- *   hang                     a work item of the driver blocks forever, uninterruptibly
- *   open-hang                every later open of /dev/nvidiactl blocks in the same way
- *   reboot-hang              an orderly reboot blocks in the same way: in the driver's reboot notifier
- *   clear                    blocked tasks continue
+ *   xid N CODE TIMES TEXT    an Xid of GPU N in the log, TIMES over, and to whoever waits for events
+ *   sxid N CODE TEXT         the same of NVSwitch N; TEXT begins with Fatal or Non-fatal
+ *   remap N                  rows of GPU N's memory wait for a reset of the GPU
+ *   log TEXT                 any other line of the driver
+ *   hang                     a work item of the driver blocks for ever, uninterruptibly
+ *   open-hang                so does whoever opens /dev/nvidiactl from now on
+ *   reboot-hang              so does an orderly reboot: the kernel asks us, and we never answer
+ *   clear                    the blocked go on
  */
 #include <linux/cdev.h>
 #include <linux/debugfs.h>
@@ -39,15 +39,15 @@
 #if defined(STANDIN_PROPRIETARY) && STANDIN_BRANCH < 590
 #define OLDEST 50 /* Maxwell: the last branch for it is 580 */
 #else
-#define OLDEST 75 /* Turing: the first with the GPU system processor (GSP) that open modules need */
+#define OLDEST 75 /* Turing, the first with the system processor that open modules need */
 #endif
 
-#define NVIDIA_MAJOR 195 /* Nvidia's in Documentation/admin-guide/devices.txt */
+#define NVIDIA_MAJOR 195 /* Documentation/admin-guide/devices.txt calls it Nvidia's */
 #define CONTROL_MINOR 255
 #define MAX_GPUS 16
 #define MAX_SWITCHES 8
 #define EVENTS 64
-#define STATUS 0x80 /* register of standin_board that is read at initialization */
+#define STATUS 0x80 /* standin_board: what start-up finds */
 #define STATUS_COLD 1
 
 struct model {
@@ -57,7 +57,7 @@ struct model {
 	unsigned int capability; /* CUDA compute capability, 90 for 9.0 */
 };
 
-/* Names and memory as shown by nvidia-smi; ids from the PCI ID list. The oldest first. */
+/* Names and memory as nvidia-smi shows them; ids from the PCI ID list. The oldest first. */
 static const struct model models[] = {
 	{ 0x102d, "Tesla K80", 11441, 37 },
 	{ 0x15f8, "Tesla P100-PCIE-16GB", 16384, 60 },
@@ -73,10 +73,10 @@ static const struct model unknown_model = { 0, "NVIDIA Graphics Device", 16384, 
 struct gpu {
 	struct pci_dev *function;
 	const struct model *model;
-	char address[24]; /* PCI address as in Xid lines: without the function's number */
-	bool broken; /* initialization fails */
-	bool reported; /* its loss was logged */
-	bool remap; /* row remapping is pending until a reset */
+	char place[24]; /* as Xid lines name it: without the function's number */
+	bool broken; /* start-up fails */
+	bool reported; /* its loss stands in the log */
+	bool remap; /* rows of its memory wait for a reset */
 };
 
 static struct gpu gpus[MAX_GPUS];
@@ -88,15 +88,15 @@ static u64 next_event;
 static DEFINE_SPINLOCK(events_lock);
 static DECLARE_WAIT_QUEUE_HEAD(events_wait);
 
-static struct semaphore blocked = __SEMAPHORE_INITIALIZER(blocked, 0);
+static struct semaphore gate = __SEMAPHORE_INITIALIZER(gate, 0);
 static atomic_t waiting = ATOMIC_INIT(0);
 static bool open_hangs, reboot_hangs;
 
 static char *fault = "";
 module_param(fault, charp, 0444);
-MODULE_PARM_DESC(fault, "a command for standin_nvidia/fault, run some seconds after loading");
+MODULE_PARM_DESC(fault, "a command for standin_nvidia/fault, carried out some seconds after loading");
 
-/* Used by nvidia_uvm, so that this module cannot be unloaded before it. */
+/* What nvidia_uvm holds on to, so that this module cannot go before it. */
 const char *nvidia_standin_version(void);
 const char *nvidia_standin_version(void)
 {
@@ -104,12 +104,12 @@ const char *nvidia_standin_version(void)
 }
 EXPORT_SYMBOL(nvidia_standin_version);
 
-/* --- faults: function names are those of the real driver; barrier() keeps each frame on the stack --- */
+/* --- faults: the names are those of the real driver's frames; barrier() keeps each frame on the stack --- */
 
 static noinline void os_acquire_semaphore(void)
 {
 	atomic_inc(&waiting);
-	down(&blocked);
+	down(&gate);
 	barrier();
 }
 
@@ -136,7 +136,7 @@ static int nvidia_reboot(struct notifier_block *block, unsigned long action, voi
 
 static struct notifier_block reboot_notifier = { .notifier_call = nvidia_reboot };
 
-static void record_event(unsigned int minor, unsigned int code)
+static void tell(unsigned int minor, unsigned int code)
 {
 	spin_lock(&events_lock);
 	events[next_event % EVENTS].minor = minor;
@@ -149,14 +149,14 @@ static void record_event(unsigned int minor, unsigned int code)
 static void xid(unsigned int minor, unsigned int code, unsigned int times, const char *text)
 {
 	for (unsigned int time = 0; time < times; time++) {
-		pr_err("NVRM: Xid (PCI:%s): %u, %s\n", gpus[minor].address, code, text);
+		pr_err("NVRM: Xid (PCI:%s): %u, %s\n", gpus[minor].place, code, text);
 		if (time % 256 == 255)
 			cond_resched();
 	}
-	record_event(minor, code);
+	tell(minor, code);
 }
 
-static int inject(char *text)
+static int carry_out(char *text)
 {
 	unsigned int number, code, times;
 	char word[16] = "";
@@ -169,7 +169,7 @@ static int inject(char *text)
 	if (!strcmp(word, "xid")) {
 		if (sscanf(text, "%u %u %u %n", &number, &code, &times, &used) < 3 || number >= MAX_GPUS)
 			return -EINVAL;
-		if (!gpus[number].address[0])
+		if (!gpus[number].place[0])
 			return -ENODEV;
 		xid(number, code, times, text + used);
 	} else if (!strcmp(word, "sxid")) {
@@ -193,7 +193,7 @@ static int inject(char *text)
 	} else if (!strcmp(word, "clear")) {
 		open_hangs = reboot_hangs = false;
 		while (atomic_add_unless(&waiting, -1, 0))
-			up(&blocked);
+			up(&gate);
 	} else {
 		return -EINVAL;
 	}
@@ -207,7 +207,7 @@ static ssize_t fault_write(struct file *file, const char __user *data, size_t si
 
 	if (IS_ERR(text))
 		return PTR_ERR(text);
-	error = inject(text);
+	error = carry_out(text);
 	kfree(text);
 	return error ?: size;
 }
@@ -215,20 +215,20 @@ static ssize_t fault_write(struct file *file, const char __user *data, size_t si
 static const struct file_operations fault_ops = { .owner = THIS_MODULE, .write = fault_write };
 static struct dentry *debug_folder;
 
-static void inject_initial_fault(struct work_struct *work)
+static void start_ill(struct work_struct *work)
 {
 	char *text = kstrdup(fault, GFP_KERNEL);
 
-	if (text && *text && inject(text))
+	if (text && *text && carry_out(text))
 		pr_err("standin nvidia: unknown fault\n");
 	kfree(text);
 }
 
-static DECLARE_DELAYED_WORK(initial_fault, inject_initial_fault);
+static DECLARE_DELAYED_WORK(starting_ill, start_ill);
 
-/* --- like the real driver: monitor the GPUs, and log when one is lost --- */
+/* --- the real driver looks after its GPUs too, and says when one is lost --- */
 
-static bool responds(struct gpu *gpu)
+static bool answers(struct gpu *gpu)
 {
 	u16 vendor = 0xffff;
 
@@ -244,7 +244,7 @@ static void watch(struct work_struct *work)
 	mutex_lock(&gpus_lock);
 	for (unsigned int minor = 0; minor < MAX_GPUS; minor++) {
 		struct gpu *gpu = &gpus[minor];
-		bool lost = gpu->function && !responds(gpu);
+		bool lost = gpu->function && !answers(gpu);
 
 		if (lost && !gpu->reported) {
 			xid(minor, 79, 1, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.");
@@ -276,7 +276,7 @@ static int nvidia_open(struct inode *inode, struct file *file)
 	mutex_lock(&gpus_lock);
 	if (!gpu->function) {
 		error = -ENODEV;
-	} else if (gpu->broken || !responds(gpu)) {
+	} else if (gpu->broken || !answers(gpu)) {
 		if (gpu->broken) {
 			pr_err("NVRM: GPU %s: RmInitAdapter failed! (0x62:0x40:2142)\n", pci_name(gpu->function));
 			pr_err("NVRM: GPU %s: rm_init_adapter failed, device minor number %u\n",
@@ -294,7 +294,7 @@ static int nvidia_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* Read from nvidiactl: one line "MINOR CODE" for each Xid since it was opened. */
+/* Of nvidiactl: one line "MINOR CODE" for each Xid since it was opened. */
 static ssize_t nvidia_read(struct file *file, char __user *data, size_t size, loff_t *offset)
 {
 	u64 *position = file->private_data;
@@ -317,7 +317,7 @@ static ssize_t nvidia_read(struct file *file, char __user *data, size_t size, lo
 	return length;
 }
 
-/* Write to nvidiactl: a library's version (only the driver's own is accepted), or the reset of a GPU. */
+/* To nvidiactl: the version of a library that comes to us (we only talk to our own), or the reset of a GPU. */
 static ssize_t nvidia_write(struct file *file, const char __user *data, size_t size, loff_t *offset)
 {
 	char version[32] = "";
@@ -388,7 +388,7 @@ static int show_params(struct seq_file *out, void *unused)
 	return 0;
 }
 
-/* Always the same for the same PCI address, as the UUID of a real GPU is for the same chip. */
+/* Always the same for the same place, as a real one's is for the same chip. */
 static void show_uuid(struct seq_file *out, struct gpu *gpu)
 {
 	u32 seed = pci_domain_nr(gpu->function->bus) << 16 | gpu->function->bus->number << 8;
@@ -409,14 +409,14 @@ static int show_information(struct seq_file *out, void *unused)
 	return 0;
 }
 
-/* For the stand-in's libnvidia-ml. */
+/* For our libnvidia-ml, which is not NVIDIA's either. */
 static int show_standin(struct seq_file *out, void *unused)
 {
 	struct gpu *gpu = out->private;
 
 	seq_printf(out, "minor %u\nbus %s\ndevice %04x\nmemory %u\ncapability %u\nlost %d\nremap %d\nname %s\nuuid ",
 		   (unsigned int)(gpu - gpus), pci_name(gpu->function), gpu->function->device, gpu->model->memory_mib,
-		   gpu->model->capability, !responds(gpu), gpu->remap, gpu->model->name);
+		   gpu->model->capability, !answers(gpu), gpu->remap, gpu->model->name);
 	show_uuid(out, gpu);
 	seq_putc(out, '\n');
 	return 0;
@@ -471,8 +471,8 @@ static int nvidia_probe(struct pci_dev *function, const struct pci_device_id *id
 	}
 	gpu = &gpus[minor];
 	*gpu = (struct gpu){ .function = function, .model = model_of(function->device), .broken = status & STATUS_COLD };
-	strscpy(gpu->address, pci_name(function), sizeof(gpu->address));
-	*strrchr(gpu->address, '.') = 0;
+	strscpy(gpu->place, pci_name(function), sizeof(gpu->place));
+	*strrchr(gpu->place, '.') = 0;
 	pci_set_drvdata(function, gpu);
 	mutex_unlock(&gpus_lock);
 
@@ -532,7 +532,7 @@ static int __init nvidia_init(void)
 	debugfs_create_file("fault", 0200, debug_folder, NULL, &fault_ops);
 	register_reboot_notifier(&reboot_notifier);
 	schedule_delayed_work(&watching, HZ);
-	schedule_delayed_work(&initial_fault, 5 * HZ);
+	schedule_delayed_work(&starting_ill, 5 * HZ);
 	pr_info("NVRM: loading " FLAVOUR STANDIN_VERSION "  (gpunodes lab stand-in)\n");
 	return 0;
 
@@ -549,8 +549,8 @@ static void __exit nvidia_exit(void)
 {
 	char clear[] = "clear";
 
-	inject(clear);
-	cancel_delayed_work_sync(&initial_fault);
+	carry_out(clear);
+	cancel_delayed_work_sync(&starting_ill);
 	cancel_delayed_work_sync(&watching);
 	cancel_work_sync(&hanging);
 	unregister_reboot_notifier(&reboot_notifier);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A stand-in for CUDA's run-time library: it can be loaded, and returns a version. */
+/* A stand-in for CUDA's run-time library: it loads. */
 int cudaRuntimeGetVersion(int *out)
 {
 	*out = 13000;
