@@ -33,7 +33,7 @@ COMMANDS = {
     "preflight": "Check what would stop a join; nothing is changed.",
     "gpu": "Plan, install, verify and remove the GPU software of machines.",
     "gates": "List the kubelet's feature gates that matter for GPUs.",
-    "repair": "Repair machines: drain, reboot by the means that works, verify, uncordon.",
+    "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
     "history": "Show the recorded verdicts and repairs of one machine, or of all.",
     "maintenance": "Keep repairs and new pods away from machines under maintenance.",
     "power": "Show a machine's power state, or switch it by its BMC.",

@@ -126,8 +126,9 @@ def command(
     is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
     machine, packed or not; - is standard input. Exit code 3 when a machine is not healthy or does not respond.
 
-    With --reboot-hung, hung machines are drained, rebooted by the means that works, verified and uncordoned. Machines
-    that are not healthy afterwards stay cordoned, with the reason. An interrupted repair is resumed.
+    With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
+    escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
+    repair is resumed.
     """
     if reboot_hung:
         if files or watch:

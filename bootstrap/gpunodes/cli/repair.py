@@ -33,7 +33,7 @@ def command(
     inventory_path: Path,
     as_json: bool,
 ) -> int:
-    """Repair machines: drain, reboot by the means that works, verify, uncordon.
+    """Repair machines: drain, reset or reboot, verify, uncordon.
 
     MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
     the budget and the limit of repairs per day. An interrupted repair is resumed. Exit code 3 when a machine is not
