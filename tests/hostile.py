@@ -122,9 +122,9 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
         "maintenance": "",
         "schedulable": True,
         **{key: machine[key] for key in ("machine_id", "product_uuid", "boot_id")},
-        "proven": False,
+        "verified": False,
         "gpus": 0,
-        "gpus_proven": False,
+        "gpus_verified": False,
         "managed": {
             "labels": {"gpunodes.dev/pool": "a"},
             "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],

@@ -239,7 +239,7 @@ class Machine:
             self.sick = False
 
 
-class Hands:
+class StandInControl:
     """repair_one.ControlsMachine for a machine in memory."""
 
     def __init__(self, machine: Machine) -> None:
@@ -339,7 +339,7 @@ class Fleet(repair.Fleet):
         return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))
 
     def machine_control(self, machine: Entry, **_: Any) -> Any:
-        return Hands(self.machines[machine.name])
+        return StandInControl(self.machines[machine.name])
 
     def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, repair.MachineScan]:
         self.scans += len(machines)

@@ -33,7 +33,7 @@ SYSRQ_S = 3.0
 NAME = "w1"
 
 
-class _HangingReboot(repair_fleet.Hands):
+class _HangingReboot(repair_fleet.StandInControl):
     """Control of a machine whose reboots hang without an sshd, until the process left there uses sysrq."""
 
     def run_step(

@@ -69,7 +69,7 @@ class FileMachine:
         status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
         self._api.request("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
 
-    # repair_one.Hands
+    # repair_one.ControlsMachine
 
     def boot(self) -> Boot:
         state = self.read()
@@ -153,7 +153,7 @@ def main(kubeconfig: str, machines: str, budget: str) -> None:
     fleet = Fleet(Path(kubeconfig), Path(machines))
     request = repair.RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
     began = time.monotonic()
-    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).say)
+    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).report)
     fleet.close()
     document = views.document(result)
     acted = [each for each in document["machines"] if each["decision"] != "nothing"]

@@ -241,7 +241,7 @@ def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiSe
         second.release("n1")
         calls = sessions[1].calls
         second.take_all(["n2", "n3"])
-        second.put_back()
+        second.release_all()
         print(f"\nAPI calls to lock two machines and let them go: {sessions[1].calls - calls}")
         assert sessions[1].calls - calls <= 8
     finally:

@@ -161,7 +161,7 @@ def test_a_bmc_without_identity_is_used_only_if_the_machine_is_named(
         fleet.machine_control(machine).reset()
     assert orders == []
     message: list[str] = []
-    fleet.machine_control(machine, named=True, say=message.append).reset()
+    fleet.machine_control(machine, named=True, report=message.append).reset()
     assert orders == ["ForceRestart"]
     assert "cannot be verified as the BMC of this machine" in message[0]
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is None

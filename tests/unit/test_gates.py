@@ -73,7 +73,9 @@ def test_every_minor_lists_every_gate(minor: str) -> None:
         assert each.source
         assert (each.default is None) == (each.status is GateStatus.ABSENT)
         assert not each.locked or each.status is GateStatus.GA
-        assert each.we_set is None or (each.status is not GateStatus.ABSENT and each.we_set != each.default)
+        assert each.set_by_gpunodes is None or (
+            each.status is not GateStatus.ABSENT and each.set_by_gpunodes != each.default
+        )
 
 
 @pytest.mark.parametrize("minor", MINORS)

@@ -114,7 +114,7 @@ def test_gates_as_a_document() -> None:
         "default": True,
         "locked": True,
         "removed_in": None,
-        "we_set": None,
+        "set_by_gpunodes": None,
     }
 
 

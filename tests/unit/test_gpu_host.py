@@ -234,7 +234,7 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
         def refresh(self, _: object = ()) -> None:
             pass
 
-        def mend(self) -> bool:
+        def finish_interrupted(self) -> bool:
             return False
 
     run = host.Converger(host.Spec(), check=False)

@@ -263,4 +263,4 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["status"] = {"nodeInfo": about, "allocatable": {"nvidia.com/gpu": "8"}}
     made["metadata"]["annotations"][cluster.GPU_BOOT] = "b"
     told = cluster.describe(made, [])
-    assert (told["gpus"], told["gpus_proven"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+    assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})

@@ -19,12 +19,12 @@ PLACEHOLDERS = [
     "03000200-0400-0500-0006-000700080009",
     "Not Settable",
 ]
-GPU = MachineIdentity("gpu-1", ("10.0.0.1",), "gpu-1", "boot-1", "id-1", UUID, answered=True)
+GPU = MachineIdentity("gpu-1", ("10.0.0.1",), "gpu-1", "boot-1", "id-1", UUID, responded=True)
 NODE = NodeIdentity("gpu-1", ("10.0.0.1",), "boot-1", "id-1", UUID)
-OTHER_MACHINE = MachineIdentity("gpu-2", ("10.0.0.2",), "gpu-2", "boot-2", "id-2", OTHER, answered=True)
+OTHER_MACHINE = MachineIdentity("gpu-2", ("10.0.0.2",), "gpu-2", "boot-2", "id-2", OTHER, responded=True)
 REBOOTED = replace(GPU, boot_id="boot-1b")
 UNRESPONSIVE = MachineIdentity("gpu-1", ("10.0.0.1",))
-IMPOSTOR = MachineIdentity("10.0.0.5", ("10.0.0.5", "10.0.0.6"), "gpu-b", "boot-1", answered=True)
+IMPOSTOR = MachineIdentity("10.0.0.5", ("10.0.0.5", "10.0.0.6"), "gpu-b", "boot-1", responded=True)
 """A machine that reports the boot id of another, and no UUID."""
 RECORD = MachineIdentity("gpu-9", ("10.0.0.9",), boot_id="boot-1")
 REPORTS_ADDRESS = replace(OTHER_MACHINE, name="10.0.0.2", addresses=("10.0.0.2", "10.0.0.1"))
@@ -67,10 +67,10 @@ def node(**changes: Any) -> NodeIdentity:
         ),
         (3, GPU, [node()], [machine(name="gpu-5")], "the machine gpu-5 reports the same boot id"),
         (3, IMPOSTOR, [node(name="gpu-a")], [BY_ADDRESS], "address 10.0.0.1, which the inventory assigns to 10.0.0.1"),
-        (3, replace(IMPOSTOR, answered=False), [node(name="gpu-a")], [BY_ADDRESS], "which the inventory assigns to"),
+        (3, replace(IMPOSTOR, responded=False), [node(name="gpu-a")], [BY_ADDRESS], "which the inventory assigns to"),
         (3, IMPOSTOR, [node(name="gpu-a"), OWN_NODE], [], "the node gpu-b has the machine's address 10.0.0.5"),
         (3, IMPOSTOR, [node(addresses=("192.168.0.5",))], [RECORD], "machine gpu-9 is recorded with the same boot id"),
-        (3, replace(GPU, answered=False), [node()], [RECORD], "machine gpu-9 is recorded with the same boot id"),
+        (3, replace(GPU, responded=False), [node()], [RECORD], "machine gpu-9 is recorded with the same boot id"),
         (4, GPU, [node(system_uuid=OTHER)], [], "their UUIDs differ within one boot"),
         (
             4,
@@ -122,7 +122,7 @@ def node(**changes: Any) -> NodeIdentity:
         (5, machine(name="rack-7"), [node(addresses=("10.9.9.9",))], [], "gpu-1 by boot id"),
         (5, GPU, [node(machine_id="before systemd-machine-id-setup")], [], "gpu-1 by boot id"),
         (5, GPU, [node(), node(name="evil", boot_id="e", addresses=("10.0.0.1",))], [], "gpu-1 by boot id"),
-        (5, replace(GPU, answered=False), [node()], [], "gpu-1 by recorded boot id"),
+        (5, replace(GPU, responded=False), [node()], [], "gpu-1 by recorded boot id"),
         (5, GPU, [node()], [RECORD], "gpu-1 by boot id"),
         (5, replace(GPU, name="10.0.0.1"), [node()], [RECORD], "gpu-1 by boot id"),
         # Inventory addresses that decide nothing: other networks, names, one gateway for all, the node's own.
@@ -141,7 +141,7 @@ def node(**changes: Any) -> NodeIdentity:
         (6, REBOOTED, [node(system_uuid=OTHER)], [], "its UUID differs"),
         (6, REBOOTED, [node(machine_id="id-9")], [], "machine-id differs; it was reinstalled: `gpunodes join`"),
         (6, REBOOTED, [node(machine_id="id-9", system_uuid=OTHER)], [], "its UUID and machine-id differ"),
-        (6, replace(REBOOTED, answered=False), [node(system_uuid=OTHER)], [], "its UUID differs"),
+        (6, replace(REBOOTED, responded=False), [node(system_uuid=OTHER)], [], "its UUID differs"),
         (7, UNRESPONSIVE, [node()], [RECORD], "the node has the recorded boot id of the machine gpu-9"),
         (8, REBOOTED, [node()], [RECORD], "gpu-1 by name and UUID"),
         (7, UNRESPONSIVE, [node()], [machine(name="gpu-5")], "the node has the boot id of the machine gpu-5"),
@@ -151,7 +151,7 @@ def node(**changes: Any) -> NodeIdentity:
         (9, machine(boot_id="b", system_uuid="", machine_id=""), [node()], [], "reports another boot id"),
         (10, UNRESPONSIVE, [node()], [], "gpu-1 by name"),
         (10, replace(UNRESPONSIVE, name="GPU-1"), [node()], [], "gpu-1 by name"),
-        (10, replace(REBOOTED, answered=False), [node(system_uuid="", machine_id="")], [], "gpu-1 by name"),
+        (10, replace(REBOOTED, responded=False), [node(system_uuid="", machine_id="")], [], "gpu-1 by name"),
         (10, GPU, [node(boot_id="", system_uuid="", machine_id="")], [], "gpu-1 by name"),
         # Name without its domain, and address.
         (11, replace(REBOOTED, name="gpu-1.example.org"), [node()], [], "gpu-1 by name without its domain and UUID"),
@@ -237,7 +237,7 @@ def test_placeholder_neither_contradicts_nor_confirms(placeholder: str) -> None:
 def test_unconfirmed_match_is_accepted_for_display() -> None:
     """`gpunodes status` matches an inventory of addresses although it probes no machine."""
     for name in ("10.0.0.1", "gpu-1.example.org"):
-        assert Matcher([node()]).match(replace(UNRESPONSIVE, name=name), sure=False).node == NODE
+        assert Matcher([node()]).match(replace(UNRESPONSIVE, name=name), confirmed=False).node == NODE
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def test_joining_machine_replaces_only_its_own_node(
 def test_invalid_reported_values_are_unknown() -> None:
     """Values of a wrong type, with several lines or of excessive length are unknown, not errors."""
     invalid = {"hostname": ["a"], "boot_id": 0.42, "machine_id": "a\nb", "product_uuid": "x" * 999, "macs": {"a": 1}}
-    assert identity.reported("a", "10.0.0.1", invalid) == MachineIdentity("a", ("10.0.0.1",), answered=True)
-    assert not identity.reported("a", "10.0.0.1", None).answered
+    assert identity.reported("a", "10.0.0.1", invalid) == MachineIdentity("a", ("10.0.0.1",), responded=True)
+    assert not identity.reported("a", "10.0.0.1", None).responded
     assert identity.described({"name": "a", "address": "", "machine_id": None}) == NodeIdentity("a")
 
 

@@ -72,15 +72,15 @@ def run(place: Fleet, message: list[str] | None = None, **request: Any) -> repai
 
 def before_the_reboot(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
     """Call ``act`` once, after a machine was drained and before it is rebooted."""
-    boot, done = repair_fleet.Hands.boot, threading.Event()
+    boot, done = repair_fleet.StandInControl.boot, threading.Event()
 
-    def boot_of(machine_control: repair_fleet.Hands) -> Any:
+    def boot_of(machine_control: repair_fleet.StandInControl) -> Any:
         if machine_control._machine.name == name and not done.is_set():
             done.set()
             act()
         return boot(machine_control)
 
-    monkeypatch.setattr(repair_fleet.Hands, "boot", boot_of)
+    monkeypatch.setattr(repair_fleet.StandInControl, "boot", boot_of)
 
 
 def with_connection(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> Connection:
@@ -276,7 +276,7 @@ def test_a_command_keeps_the_record_of_a_dead_repair() -> None:
     with operator(Connection(api), command="gpu install") as ours:
         ours.take_all(["w1"])
         assert [(seen.live, seen.record) for seen in ours.seen()] == [(True, "how far it came")]
-        ours.put_back()
+        ours.release_all()
         assert [(seen.live, seen.record) for seen in ours.seen()] == [(False, "how far it came")]
     with operator(Connection(api)) as next_one:
         assert next_one.take("w1", "goes on") == "how far it came"

@@ -143,7 +143,7 @@ def test_it_does_not_begin_while_another_command_works_on_the_machine() -> None:
     with pytest.raises(Held, match="`gpunodes join` of ann@desk"):
         on(place)
     assert MARK not in node(place)["metadata"]["annotations"]
-    other.put_back()
+    other.release_all()
     other.close()
     on(place)
     assert place.api.leases == {}

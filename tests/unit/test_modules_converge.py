@@ -28,7 +28,7 @@ class Packages:
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {name: self.there[name] for name in names if name in self.there}
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         return False
 
     def refresh(self, files: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ import sys, time
 from gpunodes.ansible.module_utils.gpunodes import process
 print("started", flush=True)
 started = time.monotonic()
-done = process.run_while_heard(["sleep", "60"], 60)
+done = process.run_while_connected(["sleep", "60"], 60)
 print(done.code, time.monotonic() - started < 30, file=sys.stderr)
 """
 
@@ -29,7 +29,7 @@ def test_missing_program_is_a_result() -> None:
     assert process.run(["/no/such"]).code == 127
 
 
-@pytest.mark.parametrize("run", [process.run, process.run_while_heard])
+@pytest.mark.parametrize("run", [process.run, process.run_while_connected])
 def test_slow_program_is_a_result_with_its_output(
     run: Callable[[Sequence[str], float], process.CommandResult],
 ) -> None:

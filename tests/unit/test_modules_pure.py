@@ -343,7 +343,7 @@ class TestKubeadm:
         monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
         monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
         monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
-        monkeypatch.setattr(kubeadm, "run_while_heard", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+        monkeypatch.setattr(kubeadm, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
         with pytest.raises(MachineProblem, match="Port 10250 is in use"):
             kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]
@@ -359,7 +359,7 @@ class TestKubeadm:
             return CommandResult(argv, 0, "", "")
 
         monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
-        monkeypatch.setattr(kubeadm, "run_while_heard", run)
+        monkeypatch.setattr(kubeadm, "run_while_connected", run)
         kubeadm._kubeadm("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
         assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
         assert not private.exists()
@@ -448,7 +448,7 @@ class TestCluster:
 
     def test_a_proven_node(self) -> None:
         described = cluster.describe(self.NODE, [])
-        assert described["proven"]
+        assert described["verified"]
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
 
     @pytest.mark.parametrize("changed", [None, "uid", "machine_id", "boot_id"])
@@ -502,7 +502,7 @@ class TestCluster:
         status = {**self.NODE["status"], "nodeInfo": info, "allocatable": resources, "addresses": addresses}
         told = cluster.describe({**self.NODE, "status": status}, [])
         assert (told["address"], told["version"], told["runtime"], told["gpus"]) == ("", "", "", 0)
-        assert [told[key] for key in ("ready", "proven", "gpus_proven")] == [False] * 3
+        assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
         assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
         whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
         assert reports.of_cluster(whole) == ""
@@ -510,12 +510,12 @@ class TestCluster:
     def test_a_reboot_ends_the_proof(self) -> None:
         info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}
         node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}
-        assert not cluster.describe(node, [])["proven"]
+        assert not cluster.describe(node, [])["verified"]
 
     def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:
         state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
         described = cluster.describe(self.NODE, [self.pod(containerStatuses=[{"state": state}])])
-        assert not described["proven"]
+        assert not described["verified"]
         assert described["reason"] == "pod p: ImagePullBackOff: no such image"
 
     def test_pod_problems(self) -> None:

@@ -235,7 +235,7 @@ mount("-t", "tmpfs", "x", point)
 make("/var/lib/others/file")
 tree.remove("/var/lib/others")
 found = [each.point for each in tree.below(["/var/lib/ours"])]
-report(refused=error(lambda: tree.see_bare(["/var/lib/ours"])), same=found == [point], paths=["/var/lib/others"])
+report(refused=error(lambda: tree.check_unmounted(["/var/lib/ours"])), same=found == [point], paths=["/var/lib/others"])
 """)
     assert found["same"]
     assert "is mounted" in found["refused"]
@@ -273,7 +273,7 @@ def test_existing_docker_data_is_not_purged(created: bool, action: str) -> None:
     """The scripts of docker.io empty /var/lib/docker when the package is purged."""
     found = in_namespace(f"""
 class Apt:
-    def mend(self): pass
+    def finish_interrupted(self): pass
     def installed(self, names): return {{name: packages.PackageState("1", held=False) for name in names}}
     def purge(self, names): calls.append("purge " + " ".join(names))
     def remove(self, names): calls.append("remove " + " ".join(names))
@@ -403,14 +403,14 @@ def test_remedy_for_a_mount_is_quoted_for_a_shell(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tree, "_mounts", list)
     monkeypatch.setattr(tree, "users", lambda _: [])
     with pytest.raises(MachineProblem) as message:
-        tree.see_bare(["/var/lib/x"])
+        tree.check_unmounted(["/var/lib/x"])
     command = re.search(r"`(umount .*)`", str(message.value))
     assert command
     assert shlex.split(command.group(1)) == ["umount", mount.point]
     unprintable = "/var/lib/x/a\x1b[31m'\u2028"
     monkeypatch.setattr(tree, "below", lambda _: [tree.Mount(unprintable, "tmpfs")])
     with pytest.raises(MachineProblem) as message:
-        tree.see_bare(["/var/lib/x"])
+        tree.check_unmounted(["/var/lib/x"])
     command = re.search(r"`umount (.*)`", str(message.value))
     assert command
     assert str(message.value).isprintable()

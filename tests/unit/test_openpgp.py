@@ -124,7 +124,7 @@ class Source(packages.Apt):
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {}
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         return False
 
     def refresh(self, files: Sequence[str] = ()) -> None:

@@ -66,7 +66,7 @@ def test_the_folder_is_named_in_the_result_and_in_the_history() -> None:
 
 def test_without_evidence_no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without evidence leaves no empty folder."""
-    monkeypatch.setattr("tests.repair_fleet.Hands.collect", lambda *_, **__: [])
+    monkeypatch.setattr("tests.repair_fleet.StandInControl.collect", lambda *_, **__: [])
     (found,) = [each for each in run(fleet(5, ["w1"])).machines if each.machine == "w1"]
     assert found.evidence == ""
     assert list((state_home() / "evidence").iterdir()) == []

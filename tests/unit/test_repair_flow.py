@@ -124,7 +124,7 @@ def test_steps_that_the_machine_performed_by_itself_follow_from_its_boot_time() 
     ordered_at = time.time() - 60
     armed = (("force", ordered_at + 15), ("sysrq", ordered_at + 23))
     record = RepairRecord("id", "w1", "test", 0.0, "", "reboot", hung=True, ordered_at=ordered_at, armed=armed)
-    one = repair_one.OneRepair(record, repair_fleet.Hands(place.machines["w1"]), None)  # type: ignore[arg-type]  # it uses no tools
+    one = repair_one.OneRepair(record, repair_fleet.StandInControl(place.machines["w1"]), None)  # type: ignore[arg-type]  # it uses no tools
     for uptime_s, names in ((50.0, []), (40.0, ["force"]), (30.0, ["force", "sysrq"])):
         escalated = one._performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
         assert [step.name for step in escalated] == names
@@ -527,14 +527,14 @@ def odd_control(place: Fleet, patch: pytest.MonkeyPatch) -> None:
 
 
 def odd_boot(_: Fleet, patch: pytest.MonkeyPatch) -> None:
-    boot = repair_fleet.Hands.boot
+    boot = repair_fleet.StandInControl.boot
 
-    def answer(self: repair_fleet.Hands) -> Boot:
+    def answer(self: repair_fleet.StandInControl) -> Boot:
         if self._machine.name == "w1":
             raise ValueError("could not convert string to float: 'load:'")
         return boot(self)
 
-    patch.setattr(repair_fleet.Hands, "boot", answer)
+    patch.setattr(repair_fleet.StandInControl, "boot", answer)
 
 
 def odd_scan(place: Fleet, patch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_records_of_identities_are_private_and_limited() -> None:
     assert path.stat().st_size < 10000
     identities.remember("test", {"gpu-1": {"boot_id": "c"}})
     found = identities.recall_all("test", {"gpu-1": "10.0.0.1", "gpu-3": "10.0.0.3"})
-    assert (found["gpu-1"].boot_id, found["gpu-1"].answered, found["gpu-3"].boot_id) == ("c", False, "")
+    assert (found["gpu-1"].boot_id, found["gpu-1"].responded, found["gpu-3"].boot_id) == ("c", False, "")
 
 
 @pytest.mark.parametrize("text", ["[broken", "[]", "5", "[" * 100_000])

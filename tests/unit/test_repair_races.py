@@ -56,7 +56,7 @@ def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_fleet.Hands, method, dies)
+        patch.setattr(repair_fleet.StandInControl, method, dies)
         patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
         run(place)
     time.sleep(1.2)
@@ -65,13 +65,13 @@ def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
 def test_a_node_cordoned_by_a_user_during_collection_is_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1"])
     place.api.add_pod("job", "w1")
-    collect = repair_fleet.Hands.collect
+    collect = repair_fleet.StandInControl.collect
 
     def slow(machine_control: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         place.cordon("w1")
         return collect(machine_control, folder, facts, bug_report=bug_report)
 
-    monkeypatch.setattr(repair_fleet.Hands, "collect", slow)
+    monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
     found = run(place)["w1"]
     assert found.outcome is RepairOutcome.NOT_REPAIRED
     assert "a user or another program cordoned its node in the meantime" in found.why
@@ -196,14 +196,14 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
 def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """`repair --resume` can resume it while this command works on others."""
     place = fleet(12, ["w1", "w2"])
-    boot = repair_fleet.Hands.boot
+    boot = repair_fleet.StandInControl.boot
 
     def odd(machine_control: Any) -> Any:
         if machine_control._machine.name == "w1":
             raise RuntimeError("odd")
         return boot(machine_control)
 
-    monkeypatch.setattr(repair_fleet.Hands, "boot", odd)
+    monkeypatch.setattr(repair_fleet.StandInControl, "boot", odd)
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 2.5)
     place.machines["w2"].deaf = frozenset({"reboot"})
     thread = threading.Thread(target=run, args=(place,), kwargs={"limits": RepairLimits(max_unavailable=Budget(2))})
@@ -213,7 +213,7 @@ def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest
     anns._holder = ANN
     assert "odd" not in anns.take("w1", None)
     assert records.read("test")["w1"].stage is Stage.ESCALATE
-    anns.put_back()
+    anns.release_all()
     anns.close()
     thread.join()
 

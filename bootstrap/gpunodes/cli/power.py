@@ -37,9 +37,9 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
         terminal.confirm(f"The power of {chosen.name} is switched off, without a shutdown of its system", yes=yes)
-    fleet, asked, say = Fleet(inventory), power.PowerAction(action), repair_options.lines().say
+    fleet, asked, report = Fleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])
-    done = power.power(fleet, chosen, asked, named=named, say=say)
+    done = power.power(fleet, chosen, asked, named=named, report=report)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:

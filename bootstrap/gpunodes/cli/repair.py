@@ -54,7 +54,7 @@ def command(
     fleet = repair.Fleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)
-        return repair_options.show(repair.resume(fleet, request, repair_options.lines().say), as_json=as_json)
+        return repair_options.show(repair.resume(fleet, request, repair_options.lines().report), as_json=as_json)
     chosen = inventory.select(machines)
     request = repair_options.request(
         repair_flags, "repair", fleet, machines, by_hand=True, first=first or "", reason=reason

@@ -109,14 +109,14 @@ def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest,
     from gpunodes.operations import repair
     from gpunodes.views import repair as views
 
-    say = lines().say
+    report = lines().report
     if not request.dry_run and not yes:
         terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
-        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), say)
+        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
         terminal.echo(views.summary(plan), err=True)
         if names := [each.machine for each in plan.machines if each.decision == "repair"]:
             terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
-    return show(repair.run(fleet, machines, request, say), as_json=as_json)
+    return show(repair.run(fleet, machines, request, report), as_json=as_json)
 
 
 def show(result: RepairResult, *, as_json: bool) -> int:

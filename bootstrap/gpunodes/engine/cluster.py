@@ -489,7 +489,7 @@ class Cluster:
             control_plane=_CONTROL_PLANE in labels,
             pool=pool_of(labels.get(self._pool_label, ""), gpus=bool(labelled) or capacity is not None),
             cordoned=bool(spec.get("unschedulable")),
-            cordoned_by_us=annotations.get(CORDONED_BY, ""),
+            cordoned_by_repair=annotations.get(CORDONED_BY, ""),
             maintenance=_maintenance(item),
             needs_repair=annotations.get(NEEDS_REPAIR, ""),
             repairs=tuple(_moments(annotations)),

@@ -70,7 +70,7 @@ def recall_all(cluster: str, addresses: Mapping[str, str]) -> dict[str, MachineI
     Raises GpunodesError for a file that cannot be read: without it, only the name identifies a dead machine.
     """
     known = _read(_path(cluster))
-    return {name: reported(name, address, known.get(name), answered=False) for name, address in addresses.items()}
+    return {name: reported(name, address, known.get(name), responded=False) for name, address in addresses.items()}
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -270,7 +270,7 @@ class Leases:
             own.previous_record = own.record
         self.leave(machine)
 
-    def put_back(self) -> None:
+    def release_all(self) -> None:
         """Release all locks if the control plane responds; the records of dead holders stay in the Leases."""
         self._release_all([own.machine for own in self._own.values()])
 
@@ -285,7 +285,7 @@ class Leases:
             self.take_all(machines)
             yield
         finally:
-            self.put_back()
+            self.release_all()
             self.close()
 
     @contextlib.contextmanager

@@ -98,7 +98,7 @@ class Claim:
 
     def close(self) -> None:
         """Release all locks."""
-        self._leases.put_back()
+        self._leases.release_all()
         self._leases.close()
 
     def _locked(self, nodes: Sequence[Node]) -> list[str]:
@@ -109,7 +109,7 @@ class Claim:
         names = set()
         matcher = Matcher([node.identity for node in nodes], self._known.values())
         for machine in (self._known[each.name] for each in self._machines):
-            node = matcher.match(machine, sure=False).node
+            node = matcher.match(machine, confirmed=False).node
             names |= {machine.name, machine.hostname or machine.name, node.name if node else machine.name}
         return [name.lower() for name in names]
 

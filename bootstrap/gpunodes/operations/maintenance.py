@@ -67,7 +67,7 @@ def listed(fleet: Fleet) -> list[MaintainedNode]:
         nodes = cluster.nodes()
         machines = fleet.identities({})
         matcher = Matcher([node.identity for node in nodes], machines.values())
-        found = {name: matcher.match(machine, sure=False).node for name, machine in machines.items()}
+        found = {name: matcher.match(machine, confirmed=False).node for name, machine in machines.items()}
         names = {node.name: name for name, node in found.items() if node}
         return _maintained(cluster, {node.name: names.get(node.name, "") for node in nodes})
 

@@ -50,7 +50,7 @@ class PowerResult:
 
 
 def power(
-    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, say: Report = lambda *_: None
+    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, report: Report = lambda *_: None
 ) -> PowerResult:
     """Carry out a power action and check its effect; raises PowerProblem, and WrongInput without a BMC.
 
@@ -66,10 +66,12 @@ def power(
     probed = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
     seen = fleet.scan([machine]) if probed else {}
     if action is not PowerAction.STATUS:
-        with _locked(fleet, machine, action, say) as lost:
+        with _locked(fleet, machine, action, report) as lost:
             if probed:
                 _check_contradiction(fleet, machine, seen)
-            machine_control = fleet.machine_control(machine, named=named, say=lambda text: say(machine.name, text))
+            machine_control = fleet.machine_control(
+                machine, named=named, report=lambda text: report(machine.name, text)
+            )
             own_bmc = machine_control.own_power()
             if problem := lost():
                 raise problem
@@ -111,7 +113,7 @@ def _not_lost() -> None:
 
 @contextlib.contextmanager
 def _locked(
-    fleet: Fleet, machine: Machine, action: PowerAction, say: Report
+    fleet: Fleet, machine: Machine, action: PowerAction, report: Report
 ) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.
 
@@ -122,14 +124,14 @@ def _locked(
         try:
             command = f"power {action.value}"
             claimed = claims.claimed(
-                fleet.inventory, [machine], command, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
+                fleet.inventory, [machine], command, lambda each: report(each.machine, f"{each.fact}; {each.remedy}")
             )
             claim = held.enter_context(claimed)
             lost = functools.partial(claim.lost, at_work=True)
             for finding in claim.findings:
-                say(finding.machine, finding.fact)
+                report(finding.machine, finding.fact)
         except (NoSession, NoLock, WrongInput) as problem:
-            say(machine.name, f"no lock: {problem.found}")
+            report(machine.name, f"no lock: {problem.found}")
         yield lost
 
 

@@ -151,13 +151,13 @@ class Fleet:
         return locks.hold(control.address, self.inventory.connection(control.name), command, holder, restarts=True)
 
     def machine_control(
-        self, machine: Machine, *, named: bool = False, say: Callable[[str], None] = lambda _: None
+        self, machine: Machine, *, named: bool = False, report: Callable[[str], None] = lambda _: None
     ) -> MachineControl:
         """The control of a machine; ``named``: the user named the machine itself."""
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = checked(self.settings())["gpunodes_repair_cold_pause"]
         known = identities.recall(self.cluster_name, machine.name, machine.address)
-        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=say)
+        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=report)
 
     def pool_label(self, name: str) -> str:
         """The pool label that a machine's node gets when it joins, "" for none (playbooks/group_vars/all.yml)."""
@@ -656,7 +656,7 @@ class _Repairs:
             for node in nodes:
                 if leases.lock_name(node.name) in held or node.name in known:
                     continue
-                if node.cordoned_by_us and not node.needs_repair:
+                if node.cordoned_by_repair and not node.needs_repair:
                     name = names_of.get(node.name, node.name)
                     found.setdefault(name, self._forgotten(node, name))
             for name, record in found.items():
@@ -704,7 +704,7 @@ class _Repairs:
     def _forgotten(self, node: Node, name: str) -> RepairRecord:
         """The repair of a node that an unknown repair cordoned: verified healthy it is uncordoned, else marked."""
         return RepairRecord(
-            id=node.cordoned_by_us,
+            id=node.cordoned_by_repair,
             machine=name,
             cluster=self._fleet.cluster_name,
             started=float(int(time.time())),
@@ -750,7 +750,7 @@ class _Repairs:
         """Lock the machine and repair it in a thread; raises GpunodesError if another command holds the lock."""
         with contextlib.ExitStack() as opened:
             machine_control = self._fleet.machine_control(
-                machine, named=record.named, say=lambda text: self._report(machine.name, text)
+                machine, named=record.named, report=lambda text: self._report(machine.name, text)
             )
             opened.enter_context(records.claimed(machine.name, record.cluster))
             lock = None
@@ -906,8 +906,8 @@ def _outdated(record: RepairRecord, node: Node | None) -> str:
     """Why an unfinished repair must not be resumed, "" if it may be: its node changed in the meantime."""
     if node is None:
         return "its node no longer exists"
-    foreign = node.cordoned and not node.cordoned_by_us and (record.named or not node.cordoned_by_others)
-    valid = foreign or node.cordoned_by_us == record.id
+    foreign = node.cordoned and not node.cordoned_by_repair and (record.named or not node.cordoned_by_others)
+    valid = foreign or node.cordoned_by_repair == record.id
     return "" if valid or record.stage not in _CORDONED else "its node was uncordoned in the meantime"
 
 
@@ -933,7 +933,7 @@ def _newer(record: RepairRecord, stored: RepairRecord) -> RepairRecord:
 
 
 def _locked(node: Node) -> Node:
-    return dataclasses.replace(node, cordoned=True, cordoned_by_us=node.cordoned_by_us or "a repair")
+    return dataclasses.replace(node, cordoned=True, cordoned_by_repair=node.cordoned_by_repair or "a repair")
 
 
 def unmatched(match: identity.Match) -> str:

@@ -74,7 +74,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
 def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:
     """Match the cluster's nodes and the inventory's machines by recorded identities; no machine is queried."""
     matcher = identity.Matcher([identity.described(node) for node in cluster["nodes"]], machines)
-    matches = [(machine.name, matcher.match(machine, sure=False).node) for machine in machines]
+    matches = [(machine.name, matcher.match(machine, confirmed=False).node) for machine in machines]
     machine_of = {node.name: name for name, node in matches if node}
     nodes, now = [], time.time()
     for node in cluster["nodes"]:

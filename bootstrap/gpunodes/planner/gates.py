@@ -41,7 +41,7 @@ class Gate:
     """Whether only the default is accepted."""
     removed_in: str | None
     """The minor version that removed it, if any."""
-    we_set: bool | None
+    set_by_gpunodes: bool | None
     """The value that gpunodes sets; None if it keeps the default, or the gate is absent."""
     why: str
     source: str
@@ -85,7 +85,7 @@ def _gates(minor: str) -> tuple[Gate, ...]:
 
 def needed(version: str) -> dict[str, bool]:
     """The gates that gpunodes itself sets in ``version``: mostly none."""
-    return {gate.name: gate.we_set for gate in gates(version) if gate.we_set is not None}
+    return {gate.name: gate.set_by_gpunodes for gate in gates(version) if gate.set_by_gpunodes is not None}
 
 
 def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
@@ -171,7 +171,7 @@ def _gate(row: Mapping[str, Any], minor: str) -> Gate:
         default=stage["default"] if stage else None,
         locked=bool(stage and stage["locked"]),
         removed_in=removed,
-        we_set=own["value"] if own else None,
+        set_by_gpunodes=own["value"] if own else None,
         why=_why(row, minor, stage, own),
         source=source,
     )

@@ -98,9 +98,9 @@ _CLUSTER_NODE = {
     "machine_id": str,
     "product_uuid": str,
     "boot_id": str,
-    "proven": bool,
+    "verified": bool,
     "gpus": int,
-    "gpus_proven": bool,
+    "gpus_verified": bool,
     "managed": {
         "labels": Named(str, 1000),
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),

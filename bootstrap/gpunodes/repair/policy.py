@@ -40,7 +40,7 @@ class Node:
     pool: str = GPU_POOL
     """The pool of a worker."""
     cordoned: bool = False
-    cordoned_by_us: str = ""
+    cordoned_by_repair: str = ""
     """The id of the repair that cordoned it, "" if no repair did."""
     maintenance: Maintenance | None = None
     """Its maintenance; None if it is not in maintenance."""
@@ -61,7 +61,7 @@ class Node:
     @property
     def cordoned_by_others(self) -> bool:
         """Whether it is cordoned, and neither by a repair nor by `gpunodes maintenance`."""
-        by_gpunodes = self.cordoned_by_us or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
+        by_gpunodes = self.cordoned_by_repair or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
         return self.cordoned and not by_gpunodes
 
     @property

@@ -60,7 +60,7 @@ def gates(minor: str, found: Sequence[Gate], columns: int | None = None) -> str:
             gate.status,
             _text(gate.default),
             "yes" if gate.locked else "-",
-            _text(gate.we_set),
+            _text(gate.set_by_gpunodes),
             gate.why,
         )
         for gate in found
@@ -72,7 +72,7 @@ def gates(minor: str, found: Sequence[Gate], columns: int | None = None) -> str:
 
 def gates_document(minor: str, found: Sequence[Gate]) -> str:
     """``gpunodes.gates/1``"""
-    keys = ("name", "status", "default", "locked", "removed_in", "we_set", "why")
+    keys = ("name", "status", "default", "locked", "removed_in", "set_by_gpunodes", "why")
     listed = [{key: getattr(gate, key) for key in keys} for gate in found]
     return document.dump({"schema": "gpunodes.gates/1", "version": minor, "gates": listed})
 

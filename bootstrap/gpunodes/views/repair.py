@@ -63,7 +63,7 @@ class RepairLines:
         self._started = time.monotonic()
         self._mutex = threading.Lock()
 
-    def say(self, machine: str, text: str) -> None:
+    def report(self, machine: str, text: str) -> None:
         """A message about a machine, or, without a name, about the command."""
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"

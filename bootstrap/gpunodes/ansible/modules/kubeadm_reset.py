@@ -50,7 +50,7 @@ def main() -> None:
     def work() -> dict[str, object]:
         remains = kubeadm.remains()
         # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
-        undo.Undoer(check=True).see_bare()
+        undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:
             kubeadm.reset()
         return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}

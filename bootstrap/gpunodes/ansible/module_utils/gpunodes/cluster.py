@@ -67,7 +67,7 @@ def info(required: bool) -> dict[str, Any] | None:
 
 
 def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A node as ``cluster_info`` returns it. ``proven``: it was verified as ready since it booted, and still is."""
+    """A node as ``cluster_info`` returns it. ``verified``: it was verified as ready since it booted, and still is."""
     about = node["status"]["nodeInfo"]
     name = node["metadata"]["name"]
     annotations = node["metadata"].get("annotations") or {}
@@ -90,15 +90,15 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "machine_id": about["machineID"],
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
-        "proven": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+        "verified": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
         "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
-        "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
+        "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
     }
     invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
     if invalid:
         # Only this node is affected: it counts as not ready, and its invalid values are dropped.
-        described.update(dict.fromkeys(invalid, ""), ready=False, proven=False, gpus_proven=False)
+        described.update(dict.fromkeys(invalid, ""), ready=False, verified=False, gpus_verified=False)
         described["reason"] = f"its kubelet reports an invalid {' and '.join(invalid)}"
     return described
 

@@ -434,7 +434,7 @@ class Converger:
             # The versions in the source are unknown until the source is configured.
             return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
         manager = self._packages()
-        if manager.mend():
+        if manager.finish_interrupted():
             self.outcome.actions.append("finish an interrupted package installation")
         names = [package.name for package in missing]
         new = [] if self._refreshed else self._new_sources()

@@ -30,7 +30,7 @@ row   known facts                                                         result
  9    like 8, but not confirmed                                           refused
 10    a node has the machine's name                                       that node, by the name
 11    one node has the name without its domain (either way), or the       as 6 to 8; not confirmed: refused, or
-      address; no other node and no other machine has it                  accepted for display only (``sure=False``)
+      address; no other node and no other machine has it                  shown only (``confirmed=False``)
 11a   like 11, and another node has the machine's host name or UUID       refused: a node can report any address
 12    a node has the host name that the machine itself reports            refused: a clone reports that, too
 13    none of these                                                       no node
@@ -44,7 +44,7 @@ gateway's). They do not apply where no node has an inventory address (NAT, anoth
 A recorded boot id of another machine (rows 3 and 7) does not contradict a machine that responds and has the node's
 name or address: the record may date from a time when two inventory entries were swapped.
 
-A machine that does not respond is matched by its name and its recorded identity (``answered=False``): a recorded boot
+A machine that does not respond is matched by its name and its recorded identity (``responded=False``): a recorded boot
 id that a node still reports identifies it; an older one means nothing, so row 9 does not apply; a recorded UUID or
 machine-id contradicts like a reported one.
 
@@ -126,7 +126,7 @@ class MachineIdentity:
     serial: str = ""
     macs: tuple[str, ...] = ()
     """The MAC addresses of its physical network interfaces."""
-    answered: bool = False
+    responded: bool = False
     """Whether these are current values; recorded ones may be out of date."""
 
     @property
@@ -137,7 +137,7 @@ class MachineIdentity:
     @property
     def text(self) -> str:
         known = (("boot", self.boot_id), ("UUID", self.system_uuid), ("machine-id", self.machine_id))
-        missing = "it reports no identity" if self.answered else "it has never responded"
+        missing = "it reports no identity" if self.responded else "it has never responded"
         return _text(f"machine {self.name}", known, missing)
 
 
@@ -188,7 +188,7 @@ class BmcMatch:
     why: str
 
 
-def reported(name: str, address: str, facts: Mapping[str, Any] | None, *, answered: bool = True) -> MachineIdentity:
+def reported(name: str, address: str, facts: Mapping[str, Any] | None, *, responded: bool = True) -> MachineIdentity:
     """The identity in facts of a machine: a document of the probe, a result of ``host_facts``, or a record of either.
 
     A value of an unexpected type counts as unknown: the machine controls these facts.
@@ -205,7 +205,7 @@ def reported(name: str, address: str, facts: Mapping[str, Any] | None, *, answer
         system_uuid=_string(facts.get("product_uuid")).lower(),
         serial=_string(facts.get("product_serial")),
         macs=tuple(_string(mac).lower() for mac in macs[:_MAX_MACS]) if isinstance(macs, (list, tuple)) else (),
-        answered=answered and bool(facts),
+        responded=responded and bool(facts),
     )
 
 
@@ -244,10 +244,10 @@ class Matcher:
         self._machines_by_inventory_address = _grouped((machine.address, machine) for machine in machines)
         self._machines_by_address = _grouped((addr, machine) for machine in machines for addr in set(machine.addresses))
 
-    def match(self, machine: MachineIdentity, *, sure: bool = True) -> Match:
+    def match(self, machine: MachineIdentity, *, confirmed: bool = True) -> Match:
         """The node of ``machine``.
 
-        ``sure=False`` accepts an unconfirmed name without its domain, or address: for display only.
+        ``confirmed=False`` accepts an unconfirmed name without its domain, or address: for display only.
         """
         exact, short = self._nodes.get(machine.name.lower()), self._by_short_name(machine)
         if found := self._by_boot(machine):
@@ -259,7 +259,7 @@ class Matcher:
             return self._checked(machine, exact, "name", sufficient=True)
         node, by = (short, "name without its domain") if short else (self._by_address(machine), "address")
         if node:
-            return self._better_match(machine, node) or self._checked(machine, node, by, sufficient=not sure)
+            return self._better_match(machine, node) or self._checked(machine, node, by, sufficient=not confirmed)
         if node := self._nodes.get(machine.hostname):
             return _refused(machine, node, "only its host name matches")
         return Match()
@@ -298,7 +298,7 @@ class Matcher:
         if other := self._other_named(node.name, machine):
             return _refused(machine, node, f"the inventory has another machine of that name, {other.name}")
         other = self._other_in_boot(machine, node)
-        verb = "reports" if other and other.answered else "is recorded with"
+        verb = "reports" if other and other.responded else "is recorded with"
         equal, different = _compared(machine, node)
         why = f"the machine {other.name} {verb} the same boot id" if other else self._address_conflict(machine, node)
         if not why and "UUID" in different:
@@ -306,7 +306,7 @@ class Matcher:
         if not (why or equal or self._is_expected(machine, node)) and (node.system_uuid or node.machine_id):
             why = "only the boot id matches, and other machines can report it"
         return (
-            _refused(machine, node, why) if why else Match(node, "boot id" if machine.answered else "recorded boot id")
+            _refused(machine, node, why) if why else Match(node, "boot id" if machine.responded else "recorded boot id")
         )
 
     def _address_conflict(self, machine: MachineIdentity, node: NodeIdentity) -> str:
@@ -342,7 +342,7 @@ class Matcher:
         ``sufficient``: it matches without confirmation, too.
         """
         if other := self._other_in_boot(machine, node):
-            which = "boot id" if other.answered else "recorded boot id"
+            which = "boot id" if other.responded else "recorded boot id"
             return _refused(machine, node, f"the node has the {which} of the machine {other.name}")
         equal, different = _compared(machine, node)
         if different:
@@ -351,7 +351,7 @@ class Matcher:
             return _refused(machine, node, f"its {' and '.join(different)} {verb}{hint}")
         if not sufficient and len(self._nodes_by_machine_id.get(node.machine_id, ())) > 1:
             equal = [what for what in equal if what != "machine-id"]
-        rebooted = machine.answered and machine.boot_id and node.boot_id and machine.boot_id != node.boot_id
+        rebooted = machine.responded and machine.boot_id and node.boot_id and machine.boot_id != node.boot_id
         if equal or (sufficient and not rebooted):
             return Match(node, f"{by} and {equal[0]}" if equal else by)
         if rebooted:
@@ -396,8 +396,8 @@ class Matcher:
         A record does not count against a machine that responds and has the node's name or address: it is older.
         """
         others = [each for each in self._machines_by_boot.get(node.boot_id, ()) if each.name != machine.name]
-        trusted = machine.answered and _has_name_or_address(machine, node)
-        return next((each for each in others if each.answered or not trusted), None)
+        trusted = machine.responded and _has_name_or_address(machine, node)
+        return next((each for each in others if each.responded or not trusted), None)
 
     def _other_owner(
         self, group: Mapping[str, list[MachineIdentity]], key: str, machine: MachineIdentity

@@ -17,7 +17,7 @@ from typing import Any
 from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger, tree
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
-from .process import CommandResult, run, run_while_heard
+from .process import CommandResult, run, run_while_connected
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
@@ -280,10 +280,10 @@ def _kubeadm(
         for name, patch in (patches or {}).items():
             disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
-        result = run_while_heard(command, limit_s)
+        result = run_while_connected(command, limit_s)
         while _runtime_was_slow(result) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            result = run_while_heard(command, deadline - time.monotonic())
+            result = run_while_connected(command, deadline - time.monotonic())
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
@@ -400,7 +400,7 @@ def reset() -> None:
     _check_unmounted()
     created = ledger.load().directories
     for path in _state():
-        tree.remove(path, made=path in created)
+        tree.remove(path, created=path in created)
     for path in _cni_files():
         disk.remove(path)
     for name in _LINKS:
@@ -415,8 +415,8 @@ def _check_unmounted(stopped: bool = True) -> None:
     The kubelet's own mounts count only after it has ``stopped``.
     """
     created = ledger.load().directories
-    tree.see_bare(
-        [path for path in _STATE if stopped or path != KUBELET], made=[path for path in _STATE if path in created]
+    tree.check_unmounted(
+        [path for path in _STATE if stopped or path != KUBELET], created=[path for path in _STATE if path in created]
     )
 
 
@@ -452,7 +452,7 @@ def remains() -> list[str]:
             )
         return []
     _check_unmounted(stopped=False)
-    found = [path for path in _state() if tree.holds_anything(path)] + _cni_files()
+    found = [path for path in _state() if tree.has_content(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
     return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()

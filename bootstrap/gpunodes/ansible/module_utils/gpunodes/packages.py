@@ -56,7 +56,7 @@ class Manager(Protocol):
     def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         """The installed packages whose names match one of the shell patterns."""
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         """Finish an interrupted installation; True if there was one."""
 
     def refresh(self, files: Sequence[str] = ()) -> None:
@@ -145,7 +145,7 @@ class Apt:
     def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         return self.installed(patterns)  # dpkg-query accepts patterns
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         half = run(["dpkg", "--audit"]).out.strip()
         if not half:
             return False
@@ -264,7 +264,7 @@ class Dnf:
         listing = run(["rpm", "-qa", "--qf", "%{NAME}\n", *patterns]) if patterns else None
         return self.installed(sorted(set(listing.out.split()))) if listing else {}
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         return False  # rpm's transactions are atomic
 
     def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - dnf fetches only changed sources

@@ -46,7 +46,7 @@ def is_disconnected() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
-def run_while_heard(argv: Sequence[str], timeout_s: float) -> CommandResult:
+def run_while_connected(argv: Sequence[str], timeout_s: float) -> CommandResult:
     """Like ``run``, for a program that may be killed at any time: it is killed when the controller disconnects."""
     return _run(argv, timeout_s, "", {}, while_heard=True)
 

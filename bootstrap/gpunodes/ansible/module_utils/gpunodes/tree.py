@@ -1,7 +1,7 @@
 """Removes folders of a machine without crossing a mount or following a link.
 
 All code that removes a folder on a machine uses this module: first ``unmount`` for mounts of gpunodes' own services,
-then ``see_bare``, which refuses while anything is mounted there, then ``remove``.
+then ``check_unmounted``, which refuses while anything is mounted there, then ``remove``.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def unmount(folders: Iterable[str]) -> None:
         run(["umount", "--no-canonicalize", mount.point], _UNMOUNT_S)
 
 
-def see_bare(folders: Iterable[str], made: Iterable[str] = ()) -> None:
-    """Raise MachineProblem while anything is mounted below ``folders``, or on one of the folders ``made``.
+def check_unmounted(folders: Iterable[str], created: Iterable[str] = ()) -> None:
+    """Raise MachineProblem while anything is mounted below ``folders``, or on one of the folders ``created``.
 
-    ``made`` are folders that gpunodes created. A folder that existed before may be a mounted disk: ``remove`` empties
-    it and keeps the mount.
+    ``created`` are folders that gpunodes created. A folder that existed before may be a mounted disk: ``remove``
+    empties it and keeps the mount.
     """
-    created = {os.path.realpath(folder) for folder in made}
-    for mount in [*below(folders), *(mount for mount in _mounts() if mount.point in created)]:
+    own = {os.path.realpath(folder) for folder in created}
+    for mount in [*below(folders), *(mount for mount in _mounts() if mount.point in own)]:
         used_by = users(mount.point)
         usage = f" and used by {', '.join(used_by)}" if used_by else ""
         raise MachineProblem(
@@ -96,12 +96,12 @@ def users(point: str) -> list[str]:
     return [*found[:_USERS], *([f"{len(found) - _USERS} more"] if len(found) > _USERS else [])]
 
 
-def remove(folder: str, made: bool = False) -> None:
+def remove(folder: str, created: bool = False) -> None:
     """Remove a folder with its contents; a missing folder is not an error.
 
-    A folder that is a link or a mount point is emptied and kept: it existed before gpunodes. ``made``: gpunodes created
-    the folder, so a mount on it belongs to another user. Raises MachineProblem in that case, at any mount below the
-    folder, even one that is newer than the check with ``mountinfo``, and at files that cannot be removed.
+    A folder that is a link or a mount point is emptied and kept: it existed before gpunodes. ``created``: gpunodes
+    created the folder, so a mount on it belongs to another user. Raises MachineProblem in that case, at any mount below
+    the folder, even one that is newer than the check with ``mountinfo``, and at files that cannot be removed.
     """
     path = os.path.realpath(folder)
     try:
@@ -112,7 +112,7 @@ def remove(folder: str, made: bool = False) -> None:
         raise _not_removed(folder, error) from error
     try:
         mounted = _is_mounted(root)
-        if mounted and made:
+        if mounted and created:
             raise _mounted_on(path)
         stays = mounted or os.path.islink(folder)
         deadline = time.monotonic() + _LIMIT_S
@@ -126,7 +126,7 @@ def remove(folder: str, made: bool = False) -> None:
         os.close(root)
 
 
-def holds_anything(folder: str) -> bool:
+def has_content(folder: str) -> bool:
     """Whether a folder exists and contains anything that ``remove`` would delete."""
     return os.path.isdir(folder) and any(name != _LOST_FOUND for name in os.listdir(folder))
 

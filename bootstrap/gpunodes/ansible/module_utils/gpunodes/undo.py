@@ -43,7 +43,7 @@ class Undoer:
         section is removed.
         """
         sections = self._sections()
-        self.see_bare()
+        self.check_unmounted()
         for section in sections:
             self.actions += section.run()
         if os.path.exists(ledger.path_of(self.section)):
@@ -53,13 +53,13 @@ class Undoer:
                 disk.remove(path)
         return self.actions
 
-    def see_bare(self) -> None:
+    def check_unmounted(self) -> None:
         """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
         for undoer in (self, *self._sections()):
             folders = undoer._folders()
-            tree.see_bare(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, made=folders)
+            tree.check_unmounted(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, created=folders)
             if _DOCKER_DATA in folders:
-                tree.see_bare([_VOLUMES])
+                tree.check_unmounted([_VOLUMES])
 
     def _sections(self) -> list[Undoer]:
         return [] if self.section else [Undoer(self.check, section) for section in ledger.SECTIONS]
@@ -155,7 +155,7 @@ class Undoer:
             return
         manager = packages.detect()
         if not self.check:
-            manager.mend()
+            manager.finish_interrupted()
         installed = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
         held = [name for name in self.ledger.holds if name in installed and installed[name].held]
         if held:
@@ -201,12 +201,12 @@ class Undoer:
         """Check that nothing is mounted in folders to be removed, before package scripts or gpunodes remove them."""
         folders = self._folders()
         tree.unmount(path for path in folders if path in _RUNTIMES)
-        tree.see_bare(folders, made=folders)
+        tree.check_unmounted(folders, created=folders)
 
     def _directories(self) -> None:
         for path in self._folders():
             if not _has_other_modules(path):
-                self._do(f"remove {path}", partial(tree.remove, path, made=True))
+                self._do(f"remove {path}", partial(tree.remove, path, created=True))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
