@@ -281,11 +281,14 @@ class Tentative:
         self._before = path.read_bytes() if path.is_file() else None
 
     def undo(self) -> None:
-        """Restore the inventory as it was before."""
-        if self._before is not None:
-            self._path.write_bytes(self._before)
+        """Restore the inventory as it was before; not if a user or another command has changed it since."""
+        written = _written.pop(self._path.absolute(), None)
+        if written is None or not self._path.is_file() or self._path.read_bytes() != written:
             return
-        self._path.unlink(missing_ok=True)
+        if self._before is not None:
+            _replace(self._path, self._before)
+            return
+        self._path.unlink()
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -317,11 +320,21 @@ def tentative(path: Path, *, dry_run: bool) -> Iterator[Tentative]:
             change.undo()
 
 
+_written: dict[Path, bytes] = {}
+"""What this process last wrote into each inventory."""
+
+
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = yaml.safe_dump(document, sort_keys=False)
+    content = f"{OURS}\n---\n{body}".encode()
+    _replace(path, content)
+    _written[path.absolute()] = content
+
+
+def _replace(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{OURS}\n---\n{body}", encoding="utf-8")
+    partial.write_bytes(content)
     partial.replace(path)
 
 

@@ -272,7 +272,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     scan = SimpleNamespace(facts=reported, cluster=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
     monkeypatch.setattr(preflight, "requested_version", lambda *_: "1.36.3")
-    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "findings", "ended"), lambda *_: None))
+    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(control_plane=lambda: CONTROL, variables=lambda _: {}, path=tmp_path)
     result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.RunOptions())
     assert not result.interrupted

@@ -215,13 +215,14 @@ def test_plain_lines() -> None:
     stream = io.StringIO()
     view = text.progress(stream)
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
-    view.phase("a", phases.NODE)
+    view.phase("a", phases.NODE, 1, 9)
+    view.task("a", "Disable swap")
     view.findings(RESULT.findings)
     view.ended(RESULT.machines[1])
     view.close()
     assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
         "join: a",
-        "a: Prepare the machine",
+        "a: Prepare the machine (1 of 9)",
         "b: swap (warning): on; wanted: off. nothing to do.",
         "b: FAILED: no [2J",
     ]
@@ -238,9 +239,12 @@ def test_live_lines_are_drawn_in_place() -> None:
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)])
     view.phase("a", phases.NODE)
     view.ended(MachineResult("a", Outcome.UNCHANGED))
+    view.phase("b", phases.CONTAINERD, 2, 9)
+    view.task("b", "Start containerd")
+    view.findings([])
     before = stream.getvalue()
     view.close()
-    assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  waiting  0 s\n")
+    assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  Install containerd (2 of 9): Start containerd  0 s\n")
     assert stream.getvalue() == before + "\x1b[2A\x1b[J"
 
 

@@ -156,8 +156,11 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
         def begin(self, title: str, machines: Any) -> None:
             pass
 
-        def phase(self, machine: str, phase: Phase) -> None:
-            shown.append((machine, phase.name))
+        def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+            shown.append((machine, f"{phase.name} {number}/{total}"))
+
+        def task(self, machine: str, task: str) -> None:
+            shown.append((machine, task))
 
         def findings(self, findings: Any) -> None:
             pass
@@ -166,11 +169,12 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
             pass
 
     machines = [Machine("cpu-1", "10.0.0.1", Role.WORKER), Machine("gpu-1", "10.0.0.2", Role.WORKER)]
-    tracker = Tracker(machines, [phases.GPU_DRIVER], Shows(), {"gpu_driver": {"cpu-1"}})
+    work = [phases.KUBERNETES, phases.GPU_DRIVER, phases.CUDA]
+    tracker = Tracker(machines, work, Shows(), {"gpu_driver": {"cpu-1"}, "cuda": {"cpu-1", "gpu-1"}})
     for name in ("cpu-1", "gpu-1"):
         # Ansible starts a task before it sees that it skips it.
         tracker.on_event(TaskStarted(name, "gpu_driver", "Install the driver and load it"))
-    assert shown == [("gpu-1", "gpu_driver")]
+    assert shown == [("gpu-1", "gpu_driver 2/2"), ("gpu-1", "Install the driver and load it")]
 
 
 @pytest.mark.parametrize(

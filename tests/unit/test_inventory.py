@@ -300,3 +300,17 @@ def test_machines_that_were_added_can_be_dropped(tmp_path: Path) -> None:
         assert list(yaml.safe_load(file.read_text())["workers"]["hosts"]) == ["10.0.0.3"]
         change.drop(["10.0.0.3"])
     assert yaml.safe_load(file.read_text()) == before
+
+
+def test_changes_of_others_survive_a_dry_run_and_wrong_input(tmp_path: Path) -> None:
+    """A dry run takes minutes: a user may edit the inventory meanwhile, and their own one is never written."""
+    file = tmp_path / "inventory" / "hosts.yml"
+    inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    with inventories.tentative(file, dry_run=True):
+        inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+        edited = f"{file.read_text()}# edited\n"
+        file.write_text(edited)
+    assert file.read_text() == edited
+    with inventories.tentative(file, dry_run=True):
+        file.write_text("workers: {}\n")
+    assert file.read_text() == "workers: {}\n"

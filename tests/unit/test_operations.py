@@ -30,12 +30,18 @@ class Silent:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.positions: list[tuple[int, int]] = []
+        self.tasks: list[str] = []
 
     def begin(self, title: str, machines: Any) -> None:
         pass
 
-    def phase(self, machine: str, phase: Phase) -> None:
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
         self.seen.append((machine, phase.name))
+        self.positions.append((number, total))
+
+    def task(self, machine: str, task: str) -> None:
+        self.tasks.append(f"{machine}: {task}")
 
     def findings(self, findings: Any) -> None:
         pass
@@ -67,6 +73,8 @@ def test_the_tracker_reports_phases_and_changes() -> None:
     assert (a.outcome, a.changes) == (Outcome.CHANGED, ("Do node",))
     assert b.outcome is Outcome.UNCHANGED
     assert view.seen == [("a", "node"), ("b", "node"), ("a", "worker"), ("b", "worker")]
+    assert view.positions == [(1, 2), (1, 2), (2, 2), (2, 2)]
+    assert view.tasks == ["a: x"]
 
 
 def test_notes_of_a_module_are_kept_if_they_are_a_list() -> None:

@@ -26,8 +26,11 @@ class RunView(Protocol):
     def begin(self, title: str, machines: Sequence[Machine]) -> None:
         """A run on ``machines`` begins."""
 
-    def phase(self, machine: str, phase: Phase) -> None:
-        """A machine enters a phase."""
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+        """A machine enters a phase, the ``number``-th of the ``total`` that apply to it; 0 where they are unknown."""
+
+    def task(self, machine: str, task: str) -> None:
+        """A machine starts a task of its phase."""
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         """Preflight or the locks reported these findings."""
@@ -87,7 +90,9 @@ class Tracker:
             state.seen.add(event.phase)
             if event.phase != state.phase:
                 state.phase = event.phase
-                self._view.phase(event.machine, self._phases[event.phase])
+                self._view.phase(event.machine, self._phases[event.phase], *self._position(event))
+            if not isinstance(event, TaskEnded):
+                self._view.task(event.machine, event.task)
         if isinstance(event, TaskEnded):
             notes = event.result.get("notes")
             state.notes += map(str, notes) if isinstance(notes, list) else ()
@@ -103,6 +108,11 @@ class Tracker:
     def _applies(self, event: Event) -> bool:
         """Whether the event's phase applies to its machine: Ansible also starts tasks that it then skips."""
         return event.machine not in self._not_applicable.get(event.phase, ())
+
+    def _position(self, event: Event) -> tuple[int, int]:
+        """The number of the event's phase among those that apply to its machine, and their total."""
+        names = [name for name in self._phases if event.machine not in self._not_applicable.get(name, ())]
+        return names.index(event.phase) + 1, len(names)
 
     def results(self, *, ok: bool, interrupted: bool = False, error_text: str = "") -> list[MachineResult]:
         """The result of every machine.

@@ -37,6 +37,11 @@ def put(stream: TextIO, text: str) -> None:
         stream.flush()
 
 
+def _numbered(phase: Phase, number: int, total: int) -> str:
+    """The title of a phase, with its number if there are several."""
+    return f"{phase.title} ({number} of {total})" if total > 1 else phase.title
+
+
 class RunLines:
     """Plain lines, one for each event."""
 
@@ -48,8 +53,11 @@ class RunLines:
         names = ", ".join(machine.name for machine in machines)
         self._say(f"{title}: {names}")
 
-    def phase(self, machine: str, phase: Phase) -> None:
-        self._say(f"{machine}: {phase.title}")
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+        self._say(f"{machine}: {_numbered(phase, number, total)}")
+
+    def task(self, machine: str, task: str) -> None:
+        """Plain lines show phases only."""
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         for finding in findings:
@@ -68,7 +76,7 @@ class RunLines:
 
 
 class Live:
-    """One line per machine, redrawn in place: its phase, the time spent in it, the outcome."""
+    """One line per machine, redrawn in place: its phase and task, the time spent in the phase, the outcome."""
 
     _PERIOD = 0.5
     """Seconds between two drawings."""
@@ -76,6 +84,7 @@ class Live:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lines: dict[str, tuple[str, float | None]] = {}
+        self._phases: dict[str, str] = {}
         self._drawn = 0
         self._mutex = threading.Lock()
         self._stop = threading.Event()
@@ -91,10 +100,18 @@ class Live:
             self._clock = threading.Thread(target=self._tick, daemon=True)
             self._clock.start()
 
-    def phase(self, machine: str, phase: Phase) -> None:
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
         with self._mutex:
-            self._lines[machine] = (phase.title, time.monotonic())
+            self._phases[machine] = _numbered(phase, number, total)
+            self._lines[machine] = (self._phases[machine], time.monotonic())
             self._draw()
+
+    def task(self, machine: str, task: str) -> None:
+        # Drawn with the next tick: most tasks take less time than a drawing.
+        with self._mutex:
+            phase, since = self._phases.get(machine, ""), self._lines.get(machine, ("", None))[1]
+            if phase and since is not None:
+                self._lines[machine] = (f"{phase}: {task}", since)
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         with self._mutex:
