@@ -183,7 +183,11 @@ def test_an_interrupted_command_ends_with_a_line_that_says_so(tmp_path: Path, co
             UNREACHABLE.replace("ansible_port: 1", f"ansible_port: {silent.getsockname()[1]}")
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"],
+            # If these tests run in the background, their children ignore an interruption.
+            [
+                *("env", "--default-signal=INT", sys.executable, "-c", "from gpunodes.cli import main; main()"),
+                *(*command.split(), "-i", "hosts.yml"),
+            ],
             cwd=tmp_path,
             env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
             stdout=subprocess.PIPE,

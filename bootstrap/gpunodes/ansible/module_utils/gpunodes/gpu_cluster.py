@@ -108,7 +108,8 @@ def _start_job(client: Client, watch: _Watch, image: str) -> None:
         watch.levels.append(Level("pod", "skipped", f"pods use all of {_formatted(watch.offered)}"))
         _record(client, watch)
         return
-    watch.job = f"gpunodes-verify-{secrets.token_hex(3)}"
+    # Six digits with the suffix of an Event, which etcd may log, would look like a bootstrap token.
+    watch.job = f"gpunodes-verify-{secrets.token_hex(4)}"
     client.call("POST", _JOBS, job(watch.job, watch.node, image, free[0]))
     watch.reason = "the job's pod has not started yet"
 
