@@ -301,6 +301,18 @@ def test_invalid_boot_id_is_ignored(monkeypatch: pytest.MonkeyPatch, output: str
     assert machine_control.MachineControl("gpu-1", "addr", {}, 0.0).boot() == machine_control.Boot(Reached.ENDED)
 
 
+def test_a_session_that_breaks_at_once_reports_the_reason_of_ssh() -> None:
+    """Not the broken pipe, which is found first when the program is sent."""
+    refused = "ssh: connect to host c1 port 22: Connection refused"
+    program = f"exec 0<&-; sleep 0.3; echo '{refused}' >&2; exit 255"
+    api_session = cluster.Session(cluster.Transport(["sh", "-c", program]))
+    began = time.monotonic()
+    response = api_session.request("GET", "/version")
+    assert (response.status, "refused" in response.error) == (cluster._NO_SESSION, True), response
+    assert time.monotonic() - began < 4
+    api_session.close()
+
+
 def test_session_ignores_a_banner() -> None:
     """Requests work on a control plane whose login shell prints a banner."""
     program = (

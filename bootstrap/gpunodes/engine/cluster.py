@@ -51,6 +51,8 @@ _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 _CALL_S = 45.0
 """Time limit in seconds for one response; the session's own limit is 30."""
+_REASON_S = 5.0
+"""Seconds in which a broken session must report why it ended."""
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.05
 """Pause between the attempts to change a node that another client changes, too."""
@@ -165,26 +167,30 @@ class Session:
         """Send a request once; the status is 0 or less when there is no response."""
         fields = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
         future: Future[Response] = Future()
+        broken = ""
         with self._mutex:
             self._next += 1
             self.calls += 1
             number = self._next
+            self._pending[number] = future
             try:
                 process = self._open()
-                self._pending[number] = future
                 assert process.stdin  # noqa: S101 - for the type checker
                 process.stdin.write(json.dumps({"id": number, **fields}) + "\n")
                 process.stdin.flush()
+            except BrokenPipeError as error:
+                # ssh ended: the reader of its output gets the reason, and fails this request with it.
+                broken = str(error)
             except OSError as error:
                 self._pending.pop(number, None)
                 return Response(_NO_SESSION, None, str(error), time.time())
         try:
-            return future.result(_CALL_S)
+            return future.result(_REASON_S if broken else _CALL_S)
         except TimeoutError:
             with self._mutex:
                 self._pending.pop(number, None)
                 self._end()
-            return Response(_NO_SESSION, None, f"no response in {_CALL_S:.0f} s", time.time())
+            return Response(_NO_SESSION, None, broken or f"no response in {_CALL_S:.0f} s", time.time())
 
     def close(self) -> None:
         """End the session."""
@@ -205,11 +211,11 @@ class Session:
             start_new_session=True,
         )
         assert self._process.stdin  # noqa: S101 - for the type checker
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         folder = settings.plugins() / "module_utils" / "gpunodes"
         modules = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         start = json.dumps({"modules": modules, "kubeconfig": self._transport.kubeconfig})
         self._process.stdin.write(f"{self._transport.first}{start}\n")
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:
