@@ -116,9 +116,14 @@ def check_all(machines: Mapping[str, Mapping[str, Any]], more: Sequence[WrongInp
     The argument specification of the role `settings` decides, with the formats below. Templates are not
     checked: only Ansible can render them.
     """
+    report_all({name: list(problems(variables)) for name, variables in machines.items()}, more)
+
+
+def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
+    """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none."""
     found: dict[SettingProblem, list[str]] = {}
-    for name, variables in machines.items():
-        for problem in problems(variables):
+    for name, wrong_settings in machines.items():
+        for problem in wrong_settings:
             found.setdefault(problem, []).append(name)
     wrong = [WrongInput(_sentence(each, names), each.wanted, each.remedy) for each, names in found.items()]
     if wrong or more:

@@ -15,7 +15,7 @@ from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_verification
 from test_preflight import facts as preflight_facts
 
-WISHES: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "gpunodes_driver_branch": "",
     "gpunodes_driver_source": "",
     "gpunodes_cuda_versions": [],
@@ -34,7 +34,7 @@ def machine(*functions: dict[str, Any]) -> dict[str, Any]:
 
 
 def installed(found: dict[str, Any], **requested: Any) -> dict[str, Any]:
-    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **requested}, "1.36.3"))
+    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**REQUESTED, **requested}, "1.36.3"))
 
 
 def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:

@@ -376,7 +376,7 @@ def test_a_revoked_certificate_is_refused(
     """RevokedHostKeys was compared with the key only."""
     port, servers = ports["good"]
     site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
-    revoked, request = tmp_path / "revoked", tmp_path / "wish"
+    revoked, request = tmp_path / "revoked", tmp_path / "request"
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\nRevokedHostKeys {revoked}\n")
     variables = site.variables(port, servers)
     revoked.write_text(public(sshd.new_key(tmp_path / "other")))

@@ -10,14 +10,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-_DEFAULT = Path("inventory/hosts.yml")
+from gpunodes.inventory import DEFAULT_PATH
 
 
 def machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of machines and groups that begin with ``incomplete``; none for an inventory that cannot be read."""
     given = context.params.get(parameter.name or "") or ()
     chosen = {given} if isinstance(given, str) else set(given)
-    path = Path(context.params.get("inventory_path") or _DEFAULT)
+    path = Path(context.params.get("inventory_path") or DEFAULT_PATH)
     return [CompletionItem(name) for name in _names(path) if name.startswith(incomplete) and name not in chosen]
 
 

@@ -136,15 +136,20 @@ def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
     """Raise WrongInput for all wrong settings of ``machines`` and of their control plane at once."""
     control = inventory.control_plane()
     variables = {machine.name: inventory.variables(machine.name) for machine in (control, *machines)}
-    settings.check_all(variables, _unknown_versions(control.name, variables))
+    problems = {name: list(settings.problems(own)) for name, own in variables.items()}
+    settings.report_all(problems, _unknown_versions(control.name, variables, problems))
 
 
-def _unknown_versions(control: str, variables: Mapping[str, Mapping[str, Any]]) -> list[WrongInput]:
+def _unknown_versions(
+    control: str,
+    variables: Mapping[str, Mapping[str, Any]],
+    problems: Mapping[str, Sequence[settings.SettingProblem]],
+) -> list[WrongInput]:
     """Versions in the settings that are valid, but not in any table."""
     found: dict[str, WrongInput] = {}
     for name, own in variables.items():
         # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
-        wrong = {problem.key for problem in settings.problems(own)}
+        wrong = {problem.key for problem in problems[name]}
         resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
         try:
             gpu.check(gpu.requested_of(resolved, ""))
