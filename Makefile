@@ -1,5 +1,5 @@
-# What people type: `make demo` and `make test`. `make help` lists everything.
-# Nothing has to be installed by hand first but make itself; see bootstrap/system-packages.sh for what `setup` installs.
+# Main targets: `make demo` and `make test`. `make help` lists all targets.
+# Only make has to be installed by hand; bootstrap/system-packages.sh has the packages that `setup` installs.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,16 +7,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
-# Python 3.11 or newer that makes the virtual environment.
+# Python 3.11 or newer, which creates the virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The package as a user has it: built as a wheel, installed in an environment of its own.
+# The package as users install it: built as a wheel, installed in a separate environment.
 INSTALLED := build/installed
 
-# Tools that start others (ansible-lint starts ansible-playbook) find those of this environment first.
+# Tools that run other tools (ansible-lint runs ansible-playbook) use those of this environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# A terminal's or a caller's Python settings must not reach into the environments that are made here.
+# The caller's Python settings must not affect the environments that are created here.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
@@ -28,7 +28,7 @@ help: ## List the targets
 # --- environment ---------------------------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: $(VENV)/.installed ## Install system packages that are missing, and the pinned Python environment
+setup: $(VENV)/.installed ## Install missing system packages, and the pinned Python environment
 
 .PHONY: system-packages
 system-packages:
@@ -36,22 +36,22 @@ system-packages:
 
 $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 	@echo "setup: Python environment $(VENV) from requirements.lock"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"setup: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; name another: make PYTHON=python3.12 setup")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"setup: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; choose another: make PYTHON=python3.12 setup")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: lock
-lock: $(VENV)/.installed ## Write requirements.lock anew from pyproject.toml, with the newest versions
+lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --group dev pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-.PHONY: check lint types unit
-check: lint types unit ## The fast part: linters, types, unit tests; needs no lab
+.PHONY: check lint types unit site
+check: lint types unit site ## The fast part: linters, types, unit tests, links of the site; needs no lab
 
 lint: $(VENV)/.installed
 	ruff check .
@@ -63,27 +63,30 @@ types: $(VENV)/.installed
 	mypy
 	mypy docs molecule tests
 
-# Two at once on each processor: many of these tests only wait.
+# Two processes per processor: many of these tests only wait.
 unit: $(VENV)/.installed
 	pytest --numprocesses $$((2 * $$(nproc))) tests/unit
 
+site: $(VENV)/.installed ## Build the documentation as a site in build/site; fails for a broken link
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
 .PHONY: format
-format: $(VENV)/.installed ## Let ruff put the Python files into their form
+format: $(VENV)/.installed ## Format the Python files with ruff
 	ruff check --fix .
 	ruff format .
 
 # --- tests ---------------------------------------------------------------------------------------------------------
 
-# The repairs of test-repair mostly wait: the roles' machines have the processors meanwhile. Two labs at once would only
-# take them from each other. Which part comes last is printed first, and a wrong PART ends it here.
+# test-repair mostly waits, so test-molecule runs in parallel. Two labs in parallel would only compete for the
+# processors. The first command prints the part that runs last, and fails for an unknown PART.
 .PHONY: test
-test: ## What CI runs: checks, the package, roles, and one part of test-machines in turn (PART=NAME: that one)
+test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
 	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) --no-print-directory test-part
 
-# Dependencies come in the locked versions, so that a test says something about this tree and not about the day.
+# Dependencies have the locked versions, so that results depend on this tree only.
 $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
 	rm -rf $(INSTALLED) build/wheel
 	mkdir -p build
@@ -94,34 +97,37 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirement
 	  --constraint build/constraints.txt "$$wheel[lab]"
 	touch $@
 
+.PHONY: wheel
+wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
+
 .PHONY: test-package
 test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
 .PHONY: test-trust
-test-trust: $(VENV)/.installed ## Every playbook and command with machines whose every string is an attack
+test-trust: $(VENV)/.installed ## Every playbook and command with machines that report an attack in every string
 	pytest --numprocesses $$((2 * $$(nproc))) tests/trust
 
-# The lab makes network namespaces and virtual machines: that part runs as root, the rest as whoever calls make.
+# The lab creates network namespaces and virtual machines: its tests run as root, all others as the calling user.
 comma := ,
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE$(comma)GPUNODES_KEEP_LAB env PATH=$$PATH)
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 
 .PHONY: test-repair
-test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes on a real API server, without machines
+test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real API server, without machines
 	$(MACHINES) tests/repair
 
 .PHONY: test-part
-test-part: $(INSTALLED)/.installed ## One part of test-machines: PART=NAME, or the one whose turn it is
+test-part: $(INSTALLED)/.installed ## One part of test-machines: PART=NAME, or the part in turn
 	files=$$($(PYTHON) -m tests.machines.parts $(PART)) && { [ -z "$$files" ] || $(MACHINES) $$files; }
 
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## All parts, one after another; hours without KVM
+test-machines: $(INSTALLED)/.installed ## All parts in sequence; takes hours without KVM
 	$(MACHINES) tests/machines
 
 .PHONY: test-slow
-test-slow: $(INSTALLED)/.installed ## NVIDIA's real driver, built on a virtual machine; more than an hour without KVM
+test-slow: $(INSTALLED)/.installed ## Build of NVIDIA's real driver on a virtual machine; takes more than an hour without KVM
 	$(MACHINES) tests/slow
 
 .PHONY: test-molecule
@@ -130,17 +136,17 @@ test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, conv
 	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --no-command-borders
 
 .PHONY: demo
-demo: setup ## A cluster on virtual machines of this machine's own, left for you to try
+demo: setup ## Create a cluster on virtual machines of this host, to try gpunodes
 	bash bootstrap/demo.sh
 
 .PHONY: bench
-bench: $(INSTALLED)/.installed ## Measure on machines of the lab; prints a table of ratios
+bench: $(INSTALLED)/.installed ## Run the benchmarks on machines of the lab; prints a table
 	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/python -m tests.bench
 
 .PHONY: docs
-docs: $(VENV)/.installed ## Generate the command and settings reference
+docs: $(VENV)/.installed ## Generate the reference of commands, settings and roles
 	python docs/generate.py
 
 .PHONY: clean
-clean: ## Remove what the targets above made, the environment included
+clean: ## Remove all files that these targets create, the environment included
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .ansible

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Install the Debian packages that development, the tests and the lab need, when they are missing.
+# Install the missing Debian packages that development, the tests and the lab need.
 #
-# The list is small for building the Python environment (below); what the lab's virtual machines need stands in
-# gpunodes/lab/system-packages.txt, which `gpunodes lab` reads too. Says what it does; with nothing missing it does
-# nothing and asks nobody's password.
+# The list below is for the Python environment and the tests; gpunodes/lab/system-packages.txt, which `gpunodes lab`
+# reads as well, has the packages of the lab. If no package is missing, the script does nothing and needs no password.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
-# The environment: venv, and a compiler with headers for libvirt's Python binding, which comes as source only.
-# The tests and benchmarks of the health sweep run SSH servers of their own. They log in with the shells that people
-# have, and let apt's own program judge signatures.
+# Python environment: venv, and a compiler with headers for libvirt's Python binding, which is a source package only.
+# The tests and benchmarks of `gpunodes health` run SSH servers, log in with common shells, and verify signatures with
+# apt's gpgv.
 packages=(python3-venv python3-dev gcc pkg-config libvirt-dev git openssh-client openssh-server fish tcsh sudo gpgv)
 list=$here/gpunodes/lab/system-packages.txt
 if [[ -r $list ]]; then
@@ -17,7 +16,7 @@ if [[ -r $list ]]; then
 fi
 
 if ! command -v dpkg-query >/dev/null; then
-    echo "setup: this is not a Debian system; its own packages have to provide: ${packages[*]}" >&2
+    echo "setup: this is not a Debian system; install the equivalents of these packages: ${packages[*]}" >&2
     exit 0
 fi
 
@@ -31,7 +30,7 @@ done
 as_root=()
 if ((EUID != 0)); then
     if ! command -v sudo >/dev/null; then
-        echo "setup: packages are missing, and neither root nor sudo is here; as root: apt-get install ${missing[*]}" >&2
+        echo "setup: packages are missing and sudo is not installed; as root run: apt-get install ${missing[*]}" >&2
         exit 1
     fi
     as_root=(sudo)
@@ -39,8 +38,8 @@ fi
 echo "setup: installing Debian packages: ${missing[*]}"
 "${as_root[@]}" apt-get update -q
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
-# Debian starts what it installs, and the tests' servers are not meant to be this machine's.
+# Debian enables and starts installed services, but the tests start their own SSH servers.
 if [[ -d /run/systemd/system && " ${missing[*]} " == *" openssh-server "* ]]; then
     "${as_root[@]}" systemctl disable --quiet --now ssh.socket ssh.service || true
-    echo "setup: the SSH server is there for the tests alone, and neither enabled nor running"
+    echo "setup: the SSH server is installed for the tests only; its service is disabled and stopped"
 fi

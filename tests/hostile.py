@@ -1,8 +1,8 @@
-"""Machines of which every string is an attack, without machines.
+"""Simulated machines that report an attack in every string.
 
-Ansible reaches them by its connection `local`; their "Python" is a script that takes whatever module Ansible sends and
-prints a prepared answer. So a machine can answer anything, as one that somebody else has root on can. The program
-:data:`CANARY` is what an attack runs where one works.
+Ansible uses its connection `local`; a machine's "Python" is a script that accepts any module from Ansible and prints a
+prepared result. So a machine can report anything, as one with a compromised root account can. A successful attack runs
+the program :data:`CANARY`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CANARY = "gpunodes_canary"
-"""A program on PATH that leaves a file, with a name that needs no quotes in a template."""
+"""A program on PATH that creates a file; its name needs no quotes in a template."""
 
 _QUOTED = "{{ lookup('ansible.builtin.pipe', 'gpunodes_canary') }}"
 _BARE = "{{ lookup((dict(pipe=1)|first), (dict(gpunodes_canary=1)|first)) }}"
@@ -34,7 +34,7 @@ ATTACKS = (_QUOTED + _BARE + _BLOCK, _BARE, _HEADER, _EXPRESSION, _SHELL, _YAML,
 
 
 def hostile(document: Any, attacks: Iterator[str] | None = None) -> Any:
-    """``document`` with an attack in place of every string, one after another of all of them; keys stay."""
+    """``document`` with every string replaced by an attack, all attacks in turn; keys stay."""
     attacks = attacks or itertools.cycle(ATTACKS)
     if isinstance(document, str):
         return next(attacks)
@@ -46,16 +46,16 @@ def hostile(document: Any, attacks: Iterator[str] | None = None) -> Any:
 
 
 def unprintable(output: str) -> list[str]:
-    """The characters in an output that would steer a terminal."""
+    """The control characters in an output, which a terminal would interpret."""
     return [character for character in output if not character.isprintable() and character != "\n"]
 
 
 PIN = "sha256:" + "a" * 64
-"""Of the CA of the cluster below."""
+"""CA hash of the cluster in ``cluster_report``."""
 
 
 def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
-    """What host_facts reports of a good machine with a GPU that is in no cluster."""
+    """The report of host_facts on a healthy machine with a GPU outside of a cluster."""
     function = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2"}
     return {
         "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
@@ -98,7 +98,7 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
 
 
 def cluster_report(nodes: Mapping[str, int]) -> dict[str, Any]:
-    """What cluster_info reports of a cluster with these nodes, by name and number; the first is its control plane."""
+    """The report of cluster_info on a cluster with these nodes (name: number); the first is the control plane."""
     return {
         "version": "v1.36.3",
         "endpoint": "10.0.0.1:6443",
@@ -122,9 +122,9 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
         "maintenance": "",
         "schedulable": True,
         **{key: machine[key] for key in ("machine_id", "product_uuid", "boot_id")},
-        "proven": False,
+        "verified": False,
         "gpus": 0,
-        "gpus_proven": False,
+        "gpus_verified": False,
         "managed": {
             "labels": {"gpunodes.dev/pool": "a"},
             "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
@@ -134,7 +134,7 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Hostile machines and their inventory; all files lie in ``folder``."""
+    """Hostile machines and their inventory; all files are in ``folder``."""
 
     folder: Path
 
@@ -144,7 +144,7 @@ class Machines:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a command needs to find the canary, and to keep its runs in the folder."""
+        """Environment variables for a command: the canary is on PATH, runs are kept in the folder."""
         return {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "XDG_STATE_HOME": str(self.folder / "state"),
@@ -158,19 +158,19 @@ class Machines:
 
     @property
     def asked(self) -> list[str]:
-        """Which modules were sent, in order: ``machine/module``."""
+        """The modules that were sent, in order: ``machine/module``."""
         log = self.folder / "asked"
         return log.read_text(encoding="utf-8").split() if log.exists() else []
 
     def answer(self, machine: str, module: str, answer: Mapping[str, Any]) -> None:
-        """From now on ``machine`` answers so when it is sent ``module``."""
+        """Set the result of ``module`` on ``machine``."""
         path = self.folder / "answers" / machine / module
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(answer), encoding="utf-8")
 
 
 def machines(folder: Path, groups: Mapping[str, Sequence[str]], variables: Mapping[str, Any]) -> Machines:
-    """Machines in the groups of an inventory, with these variables for all of them. They answer ``{}``."""
+    """Machines in the groups of an inventory, with these variables for all of them. Results default to ``{}``."""
     made = Machines(folder)
     programs = folder / "bin"
     for path in (programs, folder / "home"):

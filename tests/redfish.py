@@ -1,4 +1,4 @@
-"""A BMC that misbehaves: a Redfish service in little."""
+"""A faulty BMC: a minimal Redfish service."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DRIP_S = 0.1
 
 
 class _Bmc(BaseHTTPRequestHandler):
-    """It ``refuses`` every reset, ``hangs-up`` instead of an answer to one, or ``lies``: takes it, and says ``state``
-    as before; ``obeys`` changes the state. One that ``drips`` sends a byte of a body now and then, for ever;
-    ``drips-headers``: a byte of those.
+    """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``lies`` accepts it
+    and still reports the earlier ``state``; ``obeys`` changes the state; ``drips`` sends a response body forever, byte
+    by byte; ``drips-headers`` the same with headers.
 
-    ``odd`` are answers by path, as they are: status, headers and body. ``hardware`` is what it reports of its machine:
-    ``UUID``, ``SerialNumber``, and ``macs``; ``resets`` is what it was told.
+    ``odd`` has raw responses by path: status, headers and body. ``hardware`` has the identities that it reports of its
+    machine: ``UUID``, ``SerialNumber``, and ``macs``. ``orders`` and ``resets`` record the paths and types of resets.
     """
 
     manner = "lies"
@@ -59,7 +59,7 @@ class _Bmc(BaseHTTPRequestHandler):
         self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
 
     def machine(self) -> dict[str, dict[str, Any]]:
-        """The documents of its machine."""
+        """The documents on its machine."""
         found = {key: value for key, value in self.hardware.items() if key != "macs"}
         documents = {SYSTEM: {**DOCUMENTS[SYSTEM], "PowerState": self.state, **found}}
         if macs := self.hardware.get("macs"):
@@ -119,7 +119,7 @@ def fake(
     hardware: Mapping[str, Any] | None = None,
     resets: list[str] | None = None,
 ) -> ThreadingHTTPServer:
-    """Serve such a BMC on this machine until ``shutdown`` is called; the paths of its orders go to ``orders``."""
+    """Serve such a BMC on this machine until ``shutdown`` is called; ``orders`` and ``resets`` receive its resets."""
     more = {"manner": manner, "state": state, "odd": odd or {}, "orders": [] if orders is None else orders}
     more |= {"hardware": hardware or {}, "resets": [] if resets is None else resets}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bmc", (_Bmc,), more))
@@ -130,13 +130,13 @@ def fake(
 
 
 def dripping_handshake() -> socket.socket:
-    """A port whose TLS handshake comes a byte at a time and never ends, until it is closed."""
+    """A port with a TLS handshake that is sent byte by byte and never completes, until the socket is closed."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def drip(peer: socket.socket) -> None:
         with peer:
             try:
-                # A TLS record of a handshake, of which 16 KiB are to follow.
+                # The header of a TLS handshake record of 16 KiB.
                 peer.sendall(b"\x16\x03\x03\x40\x00")
                 while True:
                     peer.sendall(b"\x02")

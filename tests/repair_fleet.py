@@ -1,10 +1,10 @@
-"""A cluster's API and machines in memory, for tests of repair: small, and honest about what they are.
+"""A cluster's API and machines in memory, for tests of repairs.
 
-``Api`` takes the place of a session with a real API server (tests/repair has the real one); ``Machine`` that of a
-machine with its BMC.
+``Api`` replaces a session with a real API server (tests/repair uses a real one); ``Machine`` replaces a machine with
+its BMC.
 """
 
-# ruff: noqa: PLR0911 - it stands in for what has these parameters, and for an API of many paths
+# ruff: noqa: PLR0911 - it stands in for an API with many paths
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Api:
     leases: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     budgeted: set[str] = field(default_factory=set)
-    """Pods that may not be evicted."""
+    """Pods whose eviction a disruption budget forbids."""
     sticky: set[str] = field(default_factory=set)
-    """Pods that never end."""
+    """Pods that never terminate."""
     down: bool = False
     by_ssh: dict[str, str] | None = None
-    """Who holds the lock of commands that found no API."""
+    """The holder of the SSH lock."""
     calls: int = 0
     version: int = 1
     before: Callable[[str, str], None] = lambda method, path: None
@@ -84,7 +84,7 @@ class Api:
             "status": {"phase": "Running"},
         }
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
         self.calls += 1
@@ -94,7 +94,7 @@ class Api:
         if method == "LOCK":
             return Response(200, self.by_ssh, "", time.time())
         status, answer = self._answer(method, urlsplit(path).path, parse_qs(urlsplit(path).query), copy.deepcopy(body))
-        error = "" if status == 200 else f"the Kubernetes API says: {answer}"
+        error = "" if status == 200 else f"the Kubernetes API reports: {answer}"
         return Response(status, copy.deepcopy(answer) if status == 200 else None, error, time.time())
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ def _merge(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
 
 @dataclass
 class Machine:
-    """A machine that is sick until one of ``cures`` brings it down; what does not reach it does nothing."""
+    """A machine that is unhealthy until a step in ``cures`` reboots it; steps that do not reach it have no effect."""
 
     name: str
     api: Api
@@ -195,7 +195,7 @@ class Machine:
     hung: bool = True
     cures: frozenset[str] = frozenset({"reboot", "force", "sysrq", "bmc", "cold"})
     deaf: frozenset[str] = frozenset()
-    """Rungs that do not bring it down."""
+    """Escalation steps that do not bring it down."""
     bmc: str = "good"
     """good, none, down, refuses or lies."""
     sshd: bool = True
@@ -203,10 +203,10 @@ class Machine:
     boot: int = 1
     gpus: int = 8
     after: Verdict | None = None
-    """What is found when it is sick no more, but for its boot and GPUs; None for a machine that is well."""
+    """The verdict after the repair, without boot and GPUs; None for a healthy machine."""
     done: list[str] = field(default_factory=list)
     reset: list[str] = field(default_factory=list)
-    """The GPUs that the last rung named."""
+    """The GPUs that the last step named."""
 
     @property
     def boot_id(self) -> str:
@@ -226,7 +226,7 @@ class Machine:
         return Verdict(self.name, "live", finding.state, self.action, self.hung, (), (), self.boot_id, 8, 8, (finding,))
 
     def use(self, step: str) -> None:
-        """A rung reaches the machine."""
+        """An escalation step reaches the machine."""
         self.done.append(step)
         if step in self.deaf:
             return
@@ -239,8 +239,8 @@ class Machine:
             self.sick = False
 
 
-class Hands:
-    """repair_one.Hands for a machine in memory."""
+class StandInControl:
+    """repair_one.ControlsMachine for a machine in memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -248,20 +248,20 @@ class Hands:
     def boot(self) -> Boot:
         machine = self._machine
         if machine.off:
-            return Boot(Reached.SILENT)
+            return Boot(Reached.NO_RESPONSE)
         return Boot(Reached.ENDED, machine.boot_id, 1.0) if machine.sshd else Boot(Reached.REFUSED)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         (folder / f"{self._machine.name}.kernel.log").write_text("the line\n")
         return [f"{self._machine.name}.kernel.log"]
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         if self._machine.off or not self._machine.sshd:
-            return StepResult(False, "it does not answer on SSH")
+            return StepResult(False, "SSH does not respond")
         if boot_id and boot_id != self._machine.boot_id:
-            return StepResult(False, "another boot runs already")
+            return StepResult(False, "the machine has already rebooted")
         self._machine.reset = list(gpus)
         self._machine.use(step.name)
         return StepResult(True)
@@ -287,7 +287,7 @@ class Hands:
 
 
 class Fleet(repair.Fleet):
-    """repair.World over machines in memory."""
+    """repair.Fleet with machines in memory."""
 
     def __init__(self, api: Api, machines: Mapping[str, Machine], control_planes: Sequence[str] = ()) -> None:
         self.api = api
@@ -339,7 +339,7 @@ class Fleet(repair.Fleet):
         return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))
 
     def machine_control(self, machine: Entry, **_: Any) -> Any:
-        return Hands(self.machines[machine.name])
+        return StandInControl(self.machines[machine.name])
 
     def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, repair.MachineScan]:
         self.scans += len(machines)
@@ -347,7 +347,7 @@ class Fleet(repair.Fleet):
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
-    """A state folder of the test's own, and rungs that wait for a moment only."""
+    """Use the test's own state folder and very short time limits of escalation steps."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
     made = repair_one.TimeLimits
@@ -355,7 +355,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
 
 
 def fleet(number: int, sick: Sequence[str] = (), **special: Any) -> Fleet:
-    """``number`` workers w0, w1, ..., of which ``sick`` are; ``special`` are fields of the sick ones."""
+    """``number`` workers w0, w1, ...; those in ``sick`` are unhealthy, with ``special`` fields."""
     api = Api()
     machines = {}
     for index in range(number):

@@ -1,4 +1,4 @@
-"""Real SSH servers on loopback addresses, ended with whoever started them. The benchmarks use them too."""
+"""Real SSH servers on loopback addresses, ended with the context that started them. The benchmarks use them too."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MaxStartups 100
 LogLevel ERROR
 SetEnv SHLVL=2
 """
-# The last line keeps bash from reading ~/.bashrc for each connection: whatever a developer has there is not measured.
+# The last line keeps bash from reading ~/.bashrc for each connection: a developer's file would change measurements.
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the servers are, and the keys. ``login`` is the private key that they let in."""
+    """The folder of the servers, and their keys. ``login`` is the private key for logins."""
 
     folder: Path
     login: Path
@@ -41,7 +41,7 @@ class Servers:
 
 
 def free_ports(number: int, address: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on."""
+    """Ports without a listener."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -61,31 +61,31 @@ def serving(
     processes: Sequence[Mapping[tuple[str, int], str]],
     prepare: Callable[[Servers], str] = lambda _: "",
 ) -> Iterator[Servers]:
-    """Run one sshd for each mapping: the places that it listens at, and the command forced there ("" for none).
+    """Run one sshd for each mapping of addresses and ports to a forced command ("" for none).
 
-    ``prepare`` gives more lines for their configuration.
+    ``prepare`` returns further lines for their configuration.
     """
     assert SSHD is not None
-    # Where a packaged sshd separates its privileges; made by its service otherwise.
+    # The privilege separation directory of Debian's sshd, which its service normally creates.
     Path("/run/sshd").mkdir(exist_ok=True)
     servers = Servers(folder, new_key(folder / "login"), new_key(folder / "host"))
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for number, places in enumerate(processes):
-            text = "".join(f"ListenAddress {address}:{port}\n" for address, port in places)
+        for number, addresses in enumerate(processes):
+            text = "".join(f"ListenAddress {address}:{port}\n" for address, port in addresses)
             text += _CONFIG.format(key=servers.host_key, folder=folder) + prepare(servers)
             text += "".join(
                 f"Match LocalAddress {address} LocalPort {port}\n  ForceCommand {command}\n"
-                for (address, port), command in places.items()
+                for (address, port), command in addresses.items()
                 if command
             )
             config = folder / f"sshd-{number}.conf"
             config.write_text(text)
             with (folder / f"sshd-{number}.log").open("wb") as log:
                 started.append(subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL))
-        for places in processes:
-            for place in places:
-                _wait_for(place)
+        for addresses in processes:
+            for address in addresses:
+                _wait_for(address)
         yield servers
     finally:
         for process in started:
@@ -94,9 +94,9 @@ def serving(
             process.wait()
 
 
-def _wait_for(place: tuple[str, int]) -> None:
+def _wait_for(address: tuple[str, int]) -> None:
     for _ in range(300):
-        with contextlib.suppress(OSError), socket.create_connection(place, timeout=5):
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=5):
             return
         time.sleep(0.1)
-    raise AssertionError(f"no sshd at {place}")
+    raise AssertionError(f"no sshd at {address}")

@@ -1,3 +1,3 @@
-"""Turn bare machines that answer on SSH into a GPU Kubernetes cluster, and keep it healthy."""
+"""Turn bare SSH machines into a GPU Kubernetes cluster, and keep it healthy."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
-"""The one error class: what was found, what was wanted, what to do, and the exit code that says how far it went."""
+"""The error class of gpunodes: what was found, what was wanted, what to do, and the exit code."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -11,35 +12,60 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1
     WRONG_INPUT = 2
-    """The input was wrong and nothing was touched."""
+    """The input was wrong; nothing was changed."""
     PARTLY = 3
-    """Some machines are done, others failed."""
+    """Some machines succeeded, others failed."""
     INTERRUPTED = 130
 
 
 class GpunodesError(Exception):
-    """Something that stops a command, said in one sentence.
+    """An error that stops a command.
 
-    ``found`` is the fact, ``wanted`` the limit it breaks, ``remedy`` what the user can do.
+    ``found`` is the fact, ``wanted`` the limit that it breaks, ``remedy`` what the user can do.
     """
+
+    problems: Sequence[GpunodesError] = ()
+    """The single errors, where this one stands for several."""
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "", exit_code: int = ExitCode.FAILED) -> None:
         self.found = found
         self.wanted = wanted
         self.remedy = remedy
         self.exit_code = ExitCode(exit_code)
-        super().__init__("; ".join(part for part in (found, wanted and f"wanted: {wanted}", remedy) if part))
+        super().__init__("; ".join(part for part in (self.fact, remedy) if part))
+
+    @property
+    def fact(self) -> str:
+        """The error without its remedy, in one line."""
+        return "; ".join(part for part in (self.found, self.wanted and f"wanted: {self.wanted}") if part)
 
 
-class WrongInput(GpunodesError):  # noqa: N818 - reads as the sentence it makes: raise WrongInput(...)
-    """The user's input cannot be used; nothing was touched."""
+class WrongInput(GpunodesError):  # noqa: N818 - reads as a sentence: raise WrongInput(...)
+    """The user's input cannot be used; nothing was changed."""
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "") -> None:
         super().__init__(found, wanted, remedy, ExitCode.WRONG_INPUT)
 
 
+class Interrupted(GpunodesError):  # noqa: N818 - names what happened
+    """The user stopped a command with Ctrl-C or SIGTERM before it changed anything."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", "", "run the same command again", ExitCode.INTERRUPTED)
+
+
+def together(problems: Sequence[WrongInput]) -> WrongInput:
+    """Several errors as one, to be reported at once."""
+    if len(problems) == 1:
+        return problems[0]
+    remedies = list(dict.fromkeys(problem.remedy for problem in problems if problem.remedy))
+    found = WrongInput("; ".join(problem.fact for problem in problems), "", "; ".join(remedies))
+    found.problems = tuple(problems)
+    return found
+
+
 def sentence(problem: Exception) -> str:
-    """Any error in one line: ours as it stands, the operating system's by its reason, others by their kind."""
+    """Any error in one line: gpunodes' own unchanged, the system's with its reason, others with their type."""
     if isinstance(problem, GpunodesError):
         return str(problem)
     if isinstance(problem, OSError) and problem.strerror:

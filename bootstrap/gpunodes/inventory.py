@@ -1,4 +1,4 @@
-"""Which machines there are: a plain Ansible inventory, checked before Ansible reads it, so that errors name lines."""
+"""The inventory of machines: a plain Ansible inventory, checked before Ansible reads it, so that errors name lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import ipaddress
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role
 
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
 
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
-"""The names of sudo's password that Ansible's become plugin knows."""
+"""The variables for sudo's password that Ansible's become plugin supports."""
 _BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
 
 DEFAULT_PATH = Path("inventory/hosts.yml")
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
 
-# The first line of an inventory that `init-master ADDRESS` made: only such a file grows by new addresses.
+# The first line of an inventory that `init-master ADDRESS` created: only such a file is extended by new addresses.
 OURS = "# Made by gpunodes; yours to edit. Machines joined by address are added here."
 
-# A name that can stand in a shell, a path and (lower-cased) a Kubernetes node name; RFC 1123.
+# A name that is valid in a shell, in a path and (in lower case) as a Kubernetes node name; RFC 1123.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# What may stand in a pattern: names, shell globs, ranges and Ansible's operators.
+# The characters of a pattern: names, shell globs, ranges and Ansible's operators.
 _PATTERN = re.compile(r"~?[A-Za-z0-9_.:,*?!&\[\]-]+")
 
 
@@ -65,12 +66,12 @@ class Inventory:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
-                "correct them; for a vault, use --ask-vault-pass, or name its file in ANSIBLE_VAULT_PASSWORD_FILE",
+                "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
             ) from error
         return merged
 
     def machines(self, *roles: Role) -> list[Machine]:
-        """Every machine of these roles (all when none is named), in the inventory's order."""
+        """The machines of these roles, by default of all roles, in the inventory's order."""
         found: dict[str, Machine] = {}
         for role in roles or tuple(Role):
             group = self._manager.groups.get(GROUPS[role])
@@ -80,39 +81,39 @@ class Inventory:
 
     @property
     def cluster(self) -> str:
-        """What this cluster's history is filed under: its control plane's address."""
+        """The cluster's key in the history: its control plane's address."""
         found = self.machines(Role.CONTROL_PLANE)
         return found[0].address if found else str(self.path.absolute())
 
     def control_plane(self) -> Machine:
-        """The first control-plane machine; raises WrongInput when the inventory names none, or more than one."""
+        """The control-plane machine; raises WrongInput unless the inventory has exactly one."""
         machines = self.machines(Role.CONTROL_PLANE)
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one",
-                "add it there, or run `gpunodes init-master ADDRESS` in an empty folder",
+                "one machine",
+                "add it, or run `gpunodes init-master ADDRESS` in an empty folder",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)
             raise WrongInput(
                 f"{self.path} has {len(machines)} machines in the group control_plane ({names})",
-                "one: a replicated control plane is not supported yet",
-                "keep one of them there",
+                "one machine: a replicated control plane is not supported yet",
+                "keep one of them",
             )
         return machines[0]
 
     def select(self, patterns: Sequence[str], *roles: Role) -> list[Machine]:
-        """The machines that ``patterns`` name: names, addresses, groups, shell or Ansible patterns.
+        """The machines that match ``patterns``: names, addresses, groups, shell or Ansible patterns.
 
-        No pattern selects every machine of ``roles``. Raises WrongInput for a pattern that matches nothing, naming the
-        nearest machines, and for a machine that is in none of the groups of ``roles``.
+        Without a pattern, all machines of ``roles``. Raises WrongInput for a pattern without a match, with the nearest
+        names, and for a machine outside the groups of ``roles``.
         """
         candidates = self.machines(*roles)
         if not patterns:
             if not candidates:
                 groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
-                raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add one")
+                raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add a machine")
             return candidates
         by_name = {machine.name: machine for machine in candidates}
         chosen: dict[str, Machine] = {}
@@ -121,7 +122,7 @@ class Inventory:
                 raise WrongInput(
                     f"{pattern!r} alone names no machines",
                     "one pattern, such as 'workers:!gpu-3'",
-                    "join it to the others by a colon",
+                    "join it to the other patterns with a colon",
                 )
             for name in self._matches(pattern):
                 if name not in by_name:
@@ -129,15 +130,15 @@ class Inventory:
                     raise WrongInput(
                         f"{name} is not in the group {groups} of {self.path}",
                         "a machine of that group",
-                        "move it there, or choose another",
+                        "move it to that group, or choose another machine",
                     )
                 chosen[name] = by_name[name]
         return list(chosen.values())
 
     def rendered(self, name: str, prefix: str) -> dict[str, Any]:
-        """The variables of a machine whose names begin with ``prefix``, their templates rendered.
+        """The variables of a machine whose names start with ``prefix``, with rendered templates.
 
-        Raises WrongInput for a template that cannot be, without its value: it may be a secret.
+        Raises WrongInput for a template that cannot be rendered, without its value, which may be a secret.
         """
         from ansible.errors import AnsibleError
         from ansible.template import Templar
@@ -152,15 +153,15 @@ class Inventory:
             except AnsibleError as error:
                 raise WrongInput(
                     f"{key} of {name} cannot be rendered",
-                    "a value, or a template of values that are there",
-                    "correct it; for a vault, use --ask-vault-pass, or name its file in ANSIBLE_VAULT_PASSWORD_FILE",
+                    "a value, or a template of defined variables",
+                    "correct it; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
                 ) from error
         return found
 
     def connection(self, name: str) -> dict[str, Any]:
-        """All variables of a machine, those that say how it is reached rendered; raises WrongInput as ``rendered``.
+        """All variables of a machine, the connection variables rendered; raises WrongInput as ``rendered``.
 
-        Where it has no password for sudo, the file that $ANSIBLE_BECOME_PASSWORD_FILE names gives one, as with Ansible.
+        Without a sudo password in the variables, it is read from $ANSIBLE_BECOME_PASSWORD_FILE, as Ansible does.
         """
         found = self.variables(name) | self.rendered(name, "ansible_")
         file = os.environ.get(_BECOME_FILE)
@@ -177,10 +178,10 @@ class Inventory:
         machines = self.machines()
         if exact := [machine.name for machine in machines if pattern in {machine.name, machine.address}]:
             return exact
-        # A shell's [13] is a set of signs, Ansible's a subscript: what matches as in a shell was meant so.
+        # A shell's [13] is a set of characters, Ansible's a subscript: a match as in a shell has priority.
         if matching := fnmatch.filter([machine.name for machine in machines], pattern):
             return matching
-        # Ansible warns of a pattern that matches nothing; we say it better below.
+        # Ansible prints a warning for a pattern without a match; the error below is better.
         with contextlib.redirect_stderr(io.StringIO()):
             names = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
         if names:
@@ -191,7 +192,7 @@ class Inventory:
         named = ", ".join(sorted(nearest or set(known.values())))
         raise WrongInput(
             f"{pattern!r} matches no machine of {self.path}",
-            f"a machine of it; the nearest: {named}" if known else "an inventory with machines",
+            f"a machine of this inventory; the nearest: {named}" if known else "an inventory with machines",
             f"`ansible-inventory --graph -i {self.path}` lists them all",
         )
 
@@ -200,18 +201,18 @@ class Inventory:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise WrongInput when ``pattern`` holds characters that no machine name or pattern has."""
+    """Raise WrongInput if ``pattern`` has characters that are invalid in names and patterns."""
     if is_address(pattern) or _PATTERN.fullmatch(pattern):
         return
     raise WrongInput(
         f"{pattern!r} is not the name, address or pattern of a machine",
-        "letters, digits, dots, dashes and the signs * ? [ ] : , & !",
+        "letters, digits, dots, dashes and the characters * ? [ ] : , & !",
         "quote patterns, as in 'worker-*'",
     )
 
 
 def is_address(text: str) -> bool:
-    """Whether ``text`` is an IP address (four or six)."""
+    """Whether ``text`` is an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -228,10 +229,10 @@ def check_address(text: str) -> None:
 
 
 def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[str, object]) -> None:
-    """Add machines by their address to the inventory at ``path``, which is made when it is not there.
+    """Add machines by their address to the inventory at ``path``; it is created if it does not exist.
 
-    ``connection`` holds Ansible's connection variables for them; an empty one stands for that of the control plane
-    there. Raises WrongInput when the file is not one of ours.
+    ``connection`` contains Ansible's connection variables for them; if it is empty, those of the control plane are
+    used. Raises WrongInput if gpunodes did not create the file.
     """
     document: dict[str, Any] = {}
     if path.exists():
@@ -240,7 +241,7 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
             raise WrongInput(
                 f"{', '.join(addresses)} is not in {path}",
                 "a machine of the inventory",
-                f"add it to {path} and run again",
+                f"add it to {path} and try again",
             )
         document = yaml.safe_load(text)
     if not connection:
@@ -254,42 +255,86 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
 
 
 def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:
-    """Give machines of the inventory at ``path`` other connection variables; raises WrongInput unless it is ours."""
+    """Change the connection variables of machines in the inventory at ``path``.
+
+    Raises WrongInput if gpunodes did not create the file.
+    """
     document = yaml.safe_load(text) if path.is_file() and (text := path.read_text("utf-8")).startswith(OURS) else {}
     groups = {machine.name: document.get(GROUPS[machine.role], {}).get("hosts", {}) for machine in machines}
     if not all(name in hosts for name, hosts in groups.items()):
         raise WrongInput(
-            f"{path} is an inventory of yours and says itself how its machines are reached",
-            "--user, --key and --port only for machines that it does not know",
-            f"leave them out, or change {path}",
+            f"gpunodes did not create {path}, and does not change its connection variables",
+            "--user, --key and --port only for machines that are not in this inventory",
+            f"omit these options, or change {path}",
         )
     for name, hosts in groups.items():
         hosts[name] = {**(hosts[name] or {}), **connection}
     _write(path, document)
 
 
+class Tentative:
+    """What a command wrote into an inventory, and may undo in part or as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folders = [folder for folder in path.absolute().parents if not folder.exists()]
+        self._before = path.read_bytes() if path.is_file() else None
+
+    def undo(self) -> None:
+        """Restore the inventory as it was before; not if a user or another command has changed it since."""
+        written = _written.pop(self._path.absolute(), None)
+        if written is None or not self._path.is_file() or self._path.read_bytes() != written:
+            return
+        if self._before is not None:
+            _replace(self._path, self._before)
+            return
+        self._path.unlink()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove machines that this command added."""
+        document = yaml.safe_load(self._path.read_text(encoding="utf-8"))
+        for group in document.values():
+            for name in names:
+                group["hosts"].pop(name, None)
+        kept = {name: group for name, group in document.items() if group["hosts"] or set(group) - {"hosts"}}
+        if kept:
+            _write(self._path, kept)
+        else:
+            self.undo()
+
+
 @contextlib.contextmanager
-def as_it_was(path: Path, *, when: bool) -> Iterator[None]:
-    """Give the inventory at ``path`` back its content afterwards, ``when`` it is for a dry run."""
-    folders = [folder for folder in path.absolute().parents if not folder.exists()]
-    before = path.read_bytes() if path.is_file() else None
+def tentative(path: Path, *, dry_run: bool) -> Iterator[Tentative]:
+    """Restore the inventory at ``path`` after a dry run, and if the input was wrong."""
+    change = Tentative(path)
     try:
-        yield
+        yield change
+    except WrongInput:
+        change.undo()
+        raise
     finally:
-        if when and before is not None:
-            path.write_bytes(before)
-        elif when:
-            path.unlink(missing_ok=True)
-            for folder in folders:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        if dry_run:
+            change.undo()
+
+
+_written: dict[Path, bytes] = {}
+"""What this process last wrote into each inventory."""
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = yaml.safe_dump(document, sort_keys=False)
+    content = f"{OURS}\n---\n{body}".encode()
+    _replace(path, content)
+    _written[path.absolute()] = content
+
+
+def _replace(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{OURS}\n---\n{body}", encoding="utf-8")
+    partial.write_bytes(content)
     partial.replace(path)
 
 
@@ -298,7 +343,7 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
         raise WrongInput(
             f"there is no inventory at {path}",
             "an Ansible inventory with the groups control_plane and workers",
-            "name it with -i, or start one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+            "pass its path with -i, or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
         )
     sources = sorted(path.iterdir()) if path.is_dir() else [path]
     for source in sources:
@@ -308,27 +353,37 @@ def _load(path: Path) -> tuple[InventoryManager, Any]:
     for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
         _check_mapping(variables)
 
-    # Ansible speaks on standard output when a file is odd; what it has to say we have checked above.
+    settings.check_ansible_home()
+    # Ansible prints warnings about invalid files to standard output; these errors are already checked above.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
     from ansible.vars.manager import VariableManager
 
     loader = DataLoader()
+    warnings = io.StringIO()
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
         raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    if path.is_file() and "Unable to parse" in warnings.getvalue():
+        # The plugins are tried in turn, and the last one is that of the INI form.
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        raise WrongInput(
+            f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
+            "an Ansible inventory, in YAML or INI",
+            "correct the file",
+        )
     return manager, variables_of
 
 
 @functools.cache
 def _password(file: str) -> str:
-    """The password in a file, or that a program prints, as Ansible takes it; raises WrongInput where there is none."""
+    """The password from a file, or from the output of an executable, as Ansible does; raises WrongInput without one."""
     path = Path(file).expanduser()
     try:
         if os.access(path, os.X_OK) and path.stat().st_mode & 0o111:
@@ -338,7 +393,7 @@ def _password(file: str) -> str:
             found = path.read_text(encoding="utf-8")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise WrongInput(
-            f"{_BECOME_FILE} names {file}, which gives no password ({type(error).__name__})",
+            f"no password could be read from {file}, the value of {_BECOME_FILE} ({type(error).__name__})",
             "a file with sudo's password, or a program that prints it",
             "correct it, or use --ask-become-pass",
         ) from error
@@ -346,12 +401,12 @@ def _password(file: str) -> str:
 
 
 def _unlock(loader: Any) -> None:
-    """Let vaults be read with the password file that Ansible's own settings name ($ANSIBLE_VAULT_PASSWORD_FILE)."""
+    """Unlock vaults with the password file from Ansible's own settings ($ANSIBLE_VAULT_PASSWORD_FILE)."""
     from ansible import constants
     from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
 
     secrets = []
-    # Ansible read the environment when it was imported.
+    # Ansible reads the environment only when it is imported.
     file = os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE") or constants.DEFAULT_VAULT_PASSWORD_FILE
     if file:
         secret = get_file_vault_secret(filename=file, vault_id="default", loader=loader)
@@ -397,7 +452,7 @@ def _check_mapping(path: Path) -> None:
 
 
 def _check_yaml(path: Path) -> None:
-    """Hold a YAML inventory against its shape: groups of hosts of variables."""
+    """Check the shape of a YAML inventory: groups, hosts, variables."""
     for group, body in _mapping(path, _compose(path), "the inventory"):
         _check_group(path, str(group.value), body)
 

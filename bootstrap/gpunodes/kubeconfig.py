@@ -1,6 +1,7 @@
-"""What of a control plane's kubeconfig reaches the user: where the cluster is, and who we are.
+"""Takes from a control plane's kubeconfig only the cluster's address and the administrator's credentials.
 
-Who has a control-plane machine would else have what kubectl runs, and reads, on the user's.
+A kubeconfig can also name programs and files for kubectl: an attacker on a control-plane machine must not be able to
+run or read them on the user's machine.
 """
 
 from __future__ import annotations
@@ -23,27 +24,26 @@ def taken(text: str | bytes, machine: str) -> dict[str, Any]:
     try:
         document = parsed(text)
     except ValueError:
-        raise _odd(machine, "is no YAML") from None
+        raise _invalid(machine, "is not valid YAML") from None
     return renamed(document, machine)
 
 
 def parsed(text: str | bytes) -> Any:
-    """YAML from elsewhere; raises ValueError for what is none, also where PyYAML fails in another way.
+    """Parsed YAML from another machine; raises ValueError for invalid YAML, whatever error PyYAML raises.
 
-    PyYAML's own errors quote the text, of which a part is a key: no error of ours leads to one of them.
+    PyYAML's errors quote the text, which contains a private key: they are therefore never chained.
     """
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(f"no YAML: {type(error).__name__}") from None
+        raise ValueError(f"not valid YAML: {type(error).__name__}") from None
 
 
 def renamed(document: Any, machine: str) -> dict[str, Any]:
-    """What says where the cluster is and who we are, out of the kubeconfig of a control-plane machine.
+    """The kubeconfig of a control-plane machine, reduced to the cluster's address, the certificates and the key.
 
-    kubeadm calls every cluster `kubernetes`; two of them in one file need names of their own. Raises GpunodesError for
-    anything but certificates and a key: a kubeconfig may also name programs that kubectl runs, and files that it
-    reads.
+    kubeadm names every cluster `kubernetes`; to merge several into one file, they get their own names. Raises
+    GpunodesError if the kubeconfig contains anything else, such as programs or files for kubectl.
     """
     name = f"gpunodes-{machine}"
     return {
@@ -56,20 +56,20 @@ def renamed(document: Any, machine: str) -> dict[str, Any]:
     }
 
 
-def _part(document: Any, machine: str, kind: str, wanted: frozenset[str]) -> dict[str, str]:
-    """The only cluster or user of a kubeconfig, which has just these fields."""
+def _part(document: Any, machine: str, kind: str, fields: frozenset[str]) -> dict[str, str]:
+    """The only cluster or user of a kubeconfig, which must have exactly these fields."""
     entries = document.get(f"{kind}s") if isinstance(document, dict) else None
     entry = entries[0] if isinstance(entries, list) and len(entries) == 1 else None
     part = entry.get(kind) if isinstance(entry, dict) else None
     if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
-        raise _odd(machine, f"has not one {kind}")
-    if more := sorted(part.keys() - wanted):
-        raise _odd(machine, f"gives its {kind} {', '.join(more)!a}")
-    for key in sorted(wanted):
+        raise _invalid(machine, f"does not have exactly one {kind}")
+    if unexpected := sorted(part.keys() - fields):
+        raise _invalid(machine, f"has unexpected fields in its {kind}: {', '.join(unexpected)!a}")
+    for key in sorted(fields):
         value = part.get(key)
         if not isinstance(value, str) or not (_is_url(value) if key == "server" else _is_pem(value)):
-            raise _odd(machine, f"has no {key} that can be used")
-    return {key: part[key] for key in sorted(wanted, reverse=True)}
+            raise _invalid(machine, f"has no valid {key}")
+    return {key: part[key] for key in sorted(fields, reverse=True)}
 
 
 def _is_url(text: str) -> bool:
@@ -83,9 +83,9 @@ def _is_pem(text: str) -> bool:
         return False
 
 
-def _odd(machine: str, found: str) -> GpunodesError:
+def _invalid(machine: str, found: str) -> GpunodesError:
     return GpunodesError(
         f"{ADMIN} of {machine} {found}",
-        f"what kubeadm writes: {', '.join(sorted(_CLUSTER | _USER))}",
-        f"look at it on {machine}; nothing was written here",
+        f"only the fields that kubeadm writes: {', '.join(sorted(_CLUSTER | _USER))}",
+        f"check the file on {machine}; nothing was written on the controller",
     )

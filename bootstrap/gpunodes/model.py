@@ -1,4 +1,4 @@
-"""The words that all parts share: machines, phases, findings, events and results. Frozen, standard library only."""
+"""The shared data model: machines, phases, findings, events and results. Frozen, standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunodes.errors import ExitCode
 
 
 def printable(text: str) -> str:
-    """One line without control characters: what a machine reports must not steer the terminal."""
+    """One line without control characters: text from a machine must not control the terminal."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -21,7 +21,7 @@ def printable_lines(text: str) -> str:
 
 
 class Role(StrEnum):
-    """What a machine is for; the names are those of the inventory's groups, in the singular of kubeadm."""
+    """The role of a machine in the cluster."""
 
     CONTROL_PLANE = "control_plane"
     WORKER = "worker"
@@ -37,22 +37,22 @@ class Machine:
 
 
 class Only(StrEnum):
-    """Which machines alone a phase concerns: the others have nothing to do in it."""
+    """The machines that a phase is limited to: it is skipped on all others."""
 
     GPUS = "gpus"
-    """Those with GPUs."""
+    """Machines with GPUs."""
     CUDA = "cuda"
-    """Those for which CUDA or cuDNN is wished."""
+    """Machines for which CUDA or cuDNN is requested."""
     DOCKER = "docker"
-    """Those whose runtime is Docker."""
+    """Machines with the runtime Docker."""
     CONTROL_PLANE = "control plane"
     NODES = "nodes"
-    """Those that are in the cluster already."""
+    """Machines that are already in the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A step of a run. ``name`` is also the Ansible role that does it and its tag."""
+    """A phase of a run. ``name`` is also the name of its Ansible role and tag."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Phase:
 
 
 class Severity(StrEnum):
-    """An error stops the run; a warning is only said."""
+    """An error stops the run; a warning is only reported."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -69,7 +69,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
-    """One preflight check that did not pass on one machine."""
+    """A failed preflight check of one machine."""
 
     machine: str
     check: str
@@ -83,7 +83,7 @@ class PreflightFinding:
 
 
 class Outcome(StrEnum):
-    """How a machine, or a task on it, came out."""
+    """The outcome of a run on a machine, or of a task."""
 
     UNCHANGED = "unchanged"
     CHANGED = "changed"
@@ -98,7 +98,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuLevel:
-    """How one level of the proof of GPUs came out; ``state`` is ok, failed or skipped."""
+    """The result of one level of the GPU verification; ``state`` is ok, failed or skipped."""
 
     level: str
     state: str
@@ -109,7 +109,7 @@ class GpuLevel:
 
 @dataclass(frozen=True, slots=True)
 class GpuVerification:
-    """A machine's GPUs, level by level as far as it went; ``cause`` says why nothing could be looked at."""
+    """The verification of a machine's GPUs by level; ``cause`` is the reason if nothing could be verified."""
 
     machine: str
     gpus: int
@@ -128,7 +128,7 @@ class GpuVerification:
 
 @dataclass(frozen=True, slots=True)
 class TaskStarted:
-    """Ansible began a task on a machine; ``phase`` is the role it belongs to ("" outside roles)."""
+    """Ansible started a task on a machine; ``phase`` is the task's role ("" outside roles)."""
 
     machine: str
     phase: str
@@ -137,7 +137,7 @@ class TaskStarted:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """Ansible ended a task on a machine. ``result`` is the module's own answer."""
+    """Ansible finished a task on a machine. ``result`` is the module's result."""
 
     machine: str
     phase: str
@@ -152,7 +152,7 @@ Event = TaskStarted | TaskEnded
 
 @dataclass(frozen=True, slots=True)
 class MachineResult:
-    """How one machine came out of a run; ``phase`` and ``cause`` are set when it failed."""
+    """The result of a run on one machine; ``phase`` and ``cause`` are set if it failed."""
 
     name: str
     outcome: Outcome
@@ -162,12 +162,12 @@ class MachineResult:
     changes: Sequence[str] = ()
     """Titles of the tasks that changed something."""
     notes: Sequence[str] = ()
-    """What a person must know of it, however it came out; modules return such sentences as ``notes``."""
+    """Messages for the user, whatever the outcome; modules return them as ``notes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a command did."""
+    """The result of a command."""
 
     command: str
     machines: Sequence[MachineResult]

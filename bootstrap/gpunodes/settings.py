@@ -1,45 +1,84 @@
-"""The settings of a cluster: the inventory's variables `gpunodes_*` over the defaults of the role `settings`.
+"""The settings of a cluster: the inventory's variables `gpunodes_*`, and defaults from the role `settings`.
 
-The defaults stand in ``roles/settings/defaults/main.yml`` and nowhere else.
+The only place of the defaults is ``roles/settings/defaults/main.yml``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import fnmatch
 import functools
+import ipaddress
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpunodes.errors import WrongInput
+from gpunodes.errors import WrongInput, together
 
 
 def content() -> Path:
-    """The folder that holds `playbooks` and `roles`: inside an installed package, else the checkout."""
+    """The folder with `playbooks` and `roles`: inside the installed package, else the checkout."""
     installed = Path(__file__).parent / "content"
     return installed if installed.is_dir() else Path(__file__).parents[2]
 
 
 def plugins() -> Path:
-    """The folder of our Ansible modules and filters."""
+    """The folder of gpunodes' Ansible modules and filters."""
     return Path(__file__).parent / "ansible"
 
 
 def state_home() -> Path:
-    """Where runs are kept: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; 0700."""
+    """The folder of runs: ``$XDG_STATE_HOME/gpunodes``, by default ``~/.local/state/gpunodes``; mode 0700.
+
+    Raises WrongInput if it cannot be created.
+    """
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     path = Path(base) / "gpunodes"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise WrongInput(
+            f"the folder {path} cannot be made: {error.strerror}",
+            "a folder that this user can write",
+            "set HOME, or XDG_STATE_HOME, to one",
+        ) from error
     return path
 
 
+def check_ansible_home() -> None:
+    """Raise WrongInput where Ansible cannot have its folder, which it makes when it is imported."""
+    path = Path(os.environ.get("ANSIBLE_HOME") or "~/.ansible").expanduser()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK) else "it cannot be written"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise WrongInput(
+            f"Ansible's folder {path} cannot be used: {problem}",
+            "a folder that this user can write",
+            "set HOME, or ANSIBLE_HOME, to one",
+        )
+
+
+VERBOSE = "GPUNODES_VERBOSE"
+"""The environment variable that --verbose sets."""
+
+
+def verbose() -> bool:
+    """Whether Ansible's own output is shown."""
+    return os.environ.get(VERBOSE, "") not in {"", "0"}
+
+
 def known_hosts() -> Path:
-    """Our file of SSH host keys: a key is learned at the first contact, a changed one is refused by ssh."""
+    """gpunodes' file of SSH host keys: a key is added at the first contact, a changed one is refused by ssh."""
     return state_home() / "known_hosts"
 
 
@@ -56,11 +95,43 @@ def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
     return {name: variables.get(name, default) for name, default in defaults().items()}
 
 
-def check(name: str, variables: Mapping[str, Any]) -> None:
-    """Raise WrongInput for a `gpunodes_*` variable of the machine ``name`` that is no setting, or none of its values.
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """A wrong setting of a machine. ``fact`` follows the setting's name and machine in a sentence."""
 
-    What the role `settings` says of each is the rule. Templates are left to Ansible, which alone can render them all.
+    key: str
+    fact: str
+    wanted: str
+    remedy: str = "correct it in the inventory"
+
+
+def check(name: str, variables: Mapping[str, Any]) -> None:
+    """Raise WrongInput for the wrong `gpunodes_*` variables of the machine ``name``, all at once."""
+    check_all({name: variables})
+
+
+def check_all(machines: Mapping[str, Mapping[str, Any]], more: Sequence[WrongInput] = ()) -> None:
+    """Raise WrongInput for all wrong `gpunodes_*` variables of all machines, by name; ``more`` is reported with them.
+
+    The argument specification of the role `settings` decides, with the formats below. Templates are not
+    checked: only Ansible can render them.
     """
+    report_all({name: list(problems(variables)) for name, variables in machines.items()}, more)
+
+
+def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
+    """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none."""
+    found: dict[SettingProblem, list[str]] = {}
+    for name, wrong_settings in machines.items():
+        for problem in wrong_settings:
+            found.setdefault(problem, []).append(name)
+    wrong = [WrongInput(_sentence(each, names), each.wanted, each.remedy) for each, names in found.items()]
+    if wrong or more:
+        raise together([*wrong, *more])
+
+
+def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
+    """What is wrong with the `gpunodes_*` variables of one machine."""
     from ansible.errors import AnsibleError
 
     known = _options()
@@ -69,30 +140,164 @@ def check(name: str, variables: Mapping[str, Any]) -> None:
             continue
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise WrongInput(
-                f"{key} of {name} is not a setting",
-                f"one of those in docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
-                "correct its name, or take it out of the inventory",
+            yield SettingProblem(
+                key,
+                "is not a setting",
+                f"a setting of docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
+                "correct its name, or remove it from the inventory",
             )
-        # A vault that nobody opened is Ansible's to judge too.
+            continue
+        # A value in a locked vault is left to Ansible too.
         with contextlib.suppress(AnsibleError):
-            _check(f"{key} of {name}", key, value, known[key])
+            yield from _problems_of(key, value, known[key])
+    with contextlib.suppress(AnsibleError):
+        yield from _overlaps(resolve(variables))
 
 
-def _check(title: str, key: str, value: Any, option: Mapping[str, Any]) -> None:
+def _sentence(problem: SettingProblem, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"{problem.key} of {shown} {problem.fact}"
+
+
+_NAMED = 4
+"""Machines that an error names."""
+
+
+def _problems_of(key: str, value: Any, option: Mapping[str, Any]) -> Iterator[SettingProblem]:
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-    if "{{" in str(value):
+    if "{{" in str(value) or value == defaults().get(key):
         return
-    # Ansible makes a text of everything, and YAML a number of an unquoted 1.30: 1.3.
-    odd = option["type"] == "str" and isinstance(value, (float, list, dict))
-    if odd or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+    fact = "cannot be used" if "password" in key else f"is {value!r}"
+    # Ansible converts any value to a string, and YAML an unquoted 1.30 to the number 1.3.
+    not_text = option["type"] == "str" and isinstance(value, (float, list, dict))
+    if not_text or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
         choices = option.get("choices")
-        raise WrongInput(
-            f"{title} cannot be used" if "password" in key else f"{title} is {value!r}",
+        yield SettingProblem(
+            key,
+            fact,
             f"one of {', '.join(map(str, choices))}" if choices else f"type {option['type']}",
             "put it in quotes" if isinstance(value, float) else "correct it in the inventory",
         )
+        return
+    for names, wanted, holds in _FORMS:
+        if fnmatch.fnmatchcase(key, names):
+            if not holds(value):
+                yield SettingProblem(key, fact, wanted)
+            return
+
+
+def _overlaps(resolved: Mapping[str, Any]) -> Iterator[SettingProblem]:
+    pods, services = (_subnets(resolved[f"gpunodes_{name}_subnet"]) for name in ("pod", "service"))
+    if any(a.version == b.version and a.overlaps(b) for a in pods for b in services):
+        yield SettingProblem(
+            "gpunodes_pod_subnet",
+            f"is {resolved['gpunodes_pod_subnet']}, which overlaps gpunodes_service_subnet",
+            "two networks without a common address",
+        )
+
+
+def _subnets(value: Any) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """The networks of a setting, none for anything else."""
+    try:
+        return [ipaddress.ip_network(part.strip(), strict=False) for part in str(value).split(",") if "/" in part]
+    except ValueError:
+        return []
+
+
+def _text(pattern: str) -> Callable[[Any], bool]:
+    """Whether a value, as text, matches a pattern as a whole."""
+    return lambda value: re.fullmatch(pattern, str(value).strip()) is not None
+
+
+def _each(pattern: str) -> Callable[[Any], bool]:
+    """The same for each value of a list."""
+    return lambda value: all(map(_text(pattern), value if isinstance(value, list) else str(value).split(",")))
+
+
+def _entries(name: str, pattern: str) -> Callable[[Any], bool]:
+    """Whether each name and each value of a mapping match their patterns; a text is left to Ansible."""
+    return lambda value: (
+        not isinstance(value, Mapping)
+        or all(_text(name)(key) and _text(pattern)(inner) for key, inner in value.items())
+    )
+
+
+def _number(least: int, most: int = 10**9) -> Callable[[Any], bool]:
+    return lambda value: least <= int(value) <= most
+
+
+def _taint(value: Any) -> bool:
+    return isinstance(value, Mapping) and (
+        set(value) <= {"key", "value", "effect"}
+        and bool(value.get("key"))
+        and value.get("effect") in {"NoSchedule", "PreferNoSchedule", "NoExecute"}
+    )
+
+
+_URL = r"https?://[^\s/]+\S*"
+_LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_SECONDS = ("a number of seconds, 1 or more", _number(1))
+
+_FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
+    (
+        "gpunodes_kubernetes_version",
+        'a minor or an exact version, such as "1.36" or "1.36.3"',
+        _text(r"1\.\d+(\.\d+)?"),
+    ),
+    (
+        "gpunodes_control_plane_endpoint",
+        "HOST:PORT, such as api.example:6443",
+        _text(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?"),
+    ),
+    ("gpunodes_*_subnet", "a network in CIDR notation, such as 10.244.0.0/16", lambda value: bool(_subnets(value))),
+    ("gpunodes_*_packages_url", "an http or https URL", _text(_URL)),
+    (
+        "gpunodes_*_packages_fingerprint",
+        "the 40 hexadecimal digits of a fingerprint",
+        _text(r"([0-9A-Fa-f] ?:?){40,64}"),
+    ),
+    (
+        "gpunodes_image_mirrors",
+        "URLs by registry, such as {registry.k8s.io: https://mirror.example}",
+        _entries(r"[^\s/]+", _URL),
+    ),
+    ("gpunodes_driver_branch", 'a branch of the driver, such as "580"', _text(r"\d{3}")),
+    ("gpunodes_cuda_versions", 'a list of versions in quotes, such as ["13.0"]', _each(r"\d+\.\d+")),
+    ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
+    ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
+    ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
+    ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
+    (
+        "gpunodes_node_taints",
+        "taints with key, value and effect (NoSchedule, PreferNoSchedule or NoExecute)",
+        lambda value: not isinstance(value, list) or all(map(_taint, value)),
+    ),
+    ("gpunodes_feature_gates", "true or false by feature gate", _entries(r"[A-Za-z0-9]+", "(?i:true|false)")),
+    (
+        "gpunodes_kubeadm_timeouts",
+        "durations, such as {kubernetesAPICall: 5m0s}",
+        _entries(r"\w+", r"(\d+(\.\d+)?(ms|s|m|h))+"),
+    ),
+    (
+        "gpunodes_repair_max_unavailable",
+        "a number of machines, or a percentage such as 10%",
+        _text(r"0*[1-9]\d{0,5}|0*([1-9]\d?|100)\s*%"),
+    ),
+    ("gpunodes_repair_unhealthy_percent", "a percentage, 0 to 100", _number(0, 100)),
+    ("gpunodes_repair_pool_label", "the name of a node label", _text(_LABEL)),
+    ("gpunodes_health_gpus", "a number of GPUs, 0 or more", _number(0)),
+    ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),
+    ("gpunodes_repair_evidence_*", "a number, 0 or more", _number(0)),
+    ("gpunodes_repair_*_pause", "a number of seconds, 0 or more", _number(0)),
+    ("gpunodes_repair_settle", "a number of seconds, 0 or more", _number(0)),
+    ("gpunodes_*_timeout", *_SECONDS),
+    ("gpunodes_*_timeout_hung", *_SECONDS),
+    ("gpunodes_kubeadm_limit", *_SECONDS),
+    ("gpunodes_join_token_ttl", *_SECONDS),
+)
+"""The form of settings whose type allows more than they can be: names, what is wanted, and whether a value is that."""
 
 
 @functools.cache

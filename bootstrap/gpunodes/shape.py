@@ -1,7 +1,7 @@
-"""The shape that a document from outside must have before anything reads it. Pure, standard library only.
+"""Validates the shape of documents from other machines before they are used. Pure, standard library only.
 
-A type stands for itself; numbers are finite and of bearable size, and `float` takes whole ones too. A mapping stands
-for one that has at least these names: a newer sender may tell more.
+A shape is a type, one of the classes below, or a mapping. Numbers must be finite and of limited size; `float` accepts
+integers too. A mapping requires at least its names: a newer sender may add more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of values of one shape, no longer than ``most``."""
+    """A list of values of one shape, with at most ``most`` items."""
 
     each: Any
     most: int
@@ -23,11 +23,11 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A mapping from names, of the form ``name`` where it matters, to values of one shape."""
+    """A mapping from names, which match the pattern ``name`` if it is set, to values of one shape."""
 
     each: Any
     most: int
-    name: Form | None = None
+    name: Pattern | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,57 +39,61 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """In a mapping: a name that need not be there."""
+    """In a mapping: the value of a name that may be missing."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A text that a regular expression matches as a whole; ``title`` is what to call it."""
+class Pattern:
+    """A text that fully matches a regular expression; ``title`` names it in messages."""
 
     title: str
     pattern: str
 
 
-def one_of(*words: str) -> Form:
-    """One of a few words."""
-    return Form(f"one of {', '.join(words)}", "|".join(map(re.escape, words)))
+def one_of(*values: str) -> Pattern:
+    """One of these values."""
+    return Pattern(f"one of {', '.join(values)}", "|".join(map(re.escape, values)))
 
 
 def wrong(value: object, shape: Any, where: str = "") -> str:  # noqa: PLR0911 - one for each kind of shape
-    """What is wrong with the shape of a value, "" when nothing is; ``where`` is its place. Never raises."""
+    """What is wrong with the shape of a value, "" if it is correct; ``where`` is its path. Never raises."""
     if isinstance(shape, Maybe | Optional):
         return "" if value is None and isinstance(shape, Maybe) else wrong(value, shape.value, where)
     if isinstance(shape, Many):
         if not isinstance(value, list) or len(value) > shape.most:
-            return f"its answer has no list of at most {shape.most} in {where or 'itself'}"
+            return _expected(f"a list of at most {shape.most} items", where)
         return next((found for item in value if (found := wrong(item, shape.each, where))), "")
     if isinstance(shape, Named):
         if not isinstance(value, dict) or len(value) > shape.most:
-            return f"its answer has no mapping of at most {shape.most} in {where or 'itself'}"
+            return _expected(f"a mapping of at most {shape.most} entries", where)
         parts = [*((name, shape.name or str) for name in value), *((item, shape.each) for item in value.values())]
         return next((found for part, each in parts if (found := wrong(part, each, where))), "")
-    if isinstance(shape, Form):
+    if isinstance(shape, Pattern):
         if isinstance(value, str) and re.fullmatch(shape.pattern, value):
             return ""
-        return f"its answer has no {shape.title} in {where or 'itself'}, but {_shown(value)}"
+        return f"{_expected(shape.title, where)}, found {_shown(value)}"
     if isinstance(shape, Mapping):
         return _in_mapping(value, shape, where)
-    return "" if _is(value, shape) else f"its answer has no {shape.__name__} in {where or 'itself'}"
+    return "" if _is(value, shape) else _expected(shape.__name__, where)
 
 
 def _in_mapping(value: object, shape: Mapping[str, Any], where: str) -> str:
     if not isinstance(value, dict):
-        return f"its answer has no mapping in {where or 'itself'}"
+        return _expected("a mapping", where)
     for name, inner in shape.items():
         inside = f"{where}.{name}" if where else name
         if name in value:
             if found := wrong(value[name], inner, inside):
                 return found
         elif not isinstance(inner, Optional):
-            return f"its answer has no {inside}"
+            return f"its answer is invalid: {inside} is missing"
     return ""
+
+
+def _expected(what: str, where: str) -> str:
+    return f"its answer is invalid: expected {what}{f' in {where}' if where else ''}"
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What the tests share; they see a machine as testinfra's ``host``, as root."""
+"""Fixtures of the tests; ``host`` is testinfra's connection to a machine, as root."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def bare(host: Host) -> list[str]:
-    """The machine's state as it was made: what state.sh printed then."""
+    """The machine's initial state: the output of state.sh at its creation."""
     name = host.ansible.get_variables()["inventory_hostname"]
     return (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / f"bare-{name}.txt").read_text().splitlines()
 
 
 @pytest.fixture
 def state(host: Host) -> list[str]:
-    """The machine's state now: what state.sh prints."""
+    """The machine's current state: the output of state.sh."""
     lines: list[str] = host.check_output((HERE / "files" / "state.sh").read_text()).splitlines()
     return lines
 
@@ -36,6 +36,6 @@ def defaults() -> dict[str, Any]:
 
 @pytest.fixture
 def settings(host: Host) -> dict[str, Any]:
-    """The machine's variables in the inventory that the lab wrote."""
+    """The machine's variables in the lab's inventory."""
     variables: dict[str, Any] = host.ansible.get_variables()
     return variables

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What a careful person types on a node to give pods its GPUs, and no more: with bare_join.sh the yardstick for a GPU
-# join. Runs as root on the machine, Debian 13 with containerd 1.7. $1: base URL of the mirror. It checks nothing.
+# The minimal commands to make a node's GPUs available to pods: with bare_join.sh the reference for a GPU join.
+# Runs as root on the machine, Debian 13 with containerd 1.7. $1: base URL of the mirror. It checks nothing.
 set -eu
 mirror=$1
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# What a careful person types on one machine to make it a node, and no more: the yardstick for `gpunodes join`.
-# Runs as root on the machine. $1: base URL of the mirror, $2: Kubernetes minor; the join command's words come on
-# standard input. It checks nothing, records nothing and cannot be run twice.
+# The minimal commands to join a machine to a cluster: the reference for `gpunodes join`.
+# Runs as root on the machine. $1: base URL of the mirror, $2: Kubernetes minor; standard input: API server endpoint,
+# token and CA hash of the join command. It checks nothing, records nothing and cannot be run twice.
 set -eu
 mirror=$1 minor=$2
 read -r endpoint token hash
@@ -40,5 +40,5 @@ discovery:
 timeouts: {kubernetesAPICall: 5m0s}
 END
 join() { kubeadm join --config /run/join.yml >/dev/null; }
-# kubeadm gives a container runtime that has only just started two seconds to answer.
+# kubeadm waits only two seconds for a container runtime that has just started.
 join || { sleep 5 && join; }

@@ -1,6 +1,6 @@
-"""What a verdict on a saved log costs, against grep on the same file: `python -m tests.bench.health_files`.
+"""Benchmark of a verdict on a saved log, relative to grep on the same file: `python -m tests.bench.health_files`.
 
-Needs no lab. The log is 100 MB of harmless lines with storms of Xids between them; grep looks for the same words.
+Needs no lab. The log is 100 MB of harmless lines with floods of Xids between them; grep searches for the same strings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZE = 100 << 20
 FLOOD = 190_000
 RUNS = 5
 FINDINGS = 3
-"""What `health` exits with where a machine is not well: every log here has Xids."""
+"""Exit code of `health` for an unhealthy machine: every log here has Xids."""
 GPUNODES = shlex.split(os.environ.get("GPUNODES", f"{sys.executable} -c 'from gpunodes.cli import main; main()'"))
 HARMLESS = (
     "usb 1-1: new high-speed USB device number %d using xhci_hcd",
@@ -46,7 +46,7 @@ XID = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a command took: seconds of the clock, MiB of memory at the most, and its output."""
+    """A command's elapsed time in seconds, peak memory in MiB, and output."""
 
     seconds: float
     memory: float
@@ -54,7 +54,7 @@ class Run:
 
 
 def lines(chance: random.Random) -> Iterator[str]:
-    """A kernel log without end."""
+    """An endless kernel log."""
     second = 0.0
     while True:
         second += chance.random() * 0.01
@@ -65,18 +65,18 @@ def lines(chance: random.Random) -> Iterator[str]:
 
 
 def write_log(path: Path) -> None:
-    """A log of `SIZE` bytes, the same one every time."""
+    """A log of `SIZE` bytes, the same in every run."""
     size = 0
     with path.open("w") as log:
-        for line in lines(random.Random(1)):  # noqa: S311 - the same log every time is what is wanted
+        for line in lines(random.Random(1)):  # noqa: S311 - the log must be the same in every run
             size += log.write(line)
             if size >= SIZE:
                 return
 
 
 def run(command: Sequence[str], code: int) -> Run:
-    """Run a command once; raises CalledProcessError when it does not exit with ``code``: it measured something else."""
-    begun = time.monotonic()
+    """Run and measure a command once. Raises CalledProcessError for an exit code other than ``code``."""
+    started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         output = process.stdout.read()
@@ -84,11 +84,11 @@ def run(command: Sequence[str], code: int) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != code:
         raise subprocess.CalledProcessError(process.returncode, command, output)
-    return Run(time.monotonic() - begun, usage.ru_maxrss / 1024, output)
+    return Run(time.monotonic() - started, usage.ru_maxrss / 1024, output)
 
 
 def best(command: Sequence[str], code: int) -> Run:
-    """The quickest of some runs: whatever else the machine does only makes them longer."""
+    """The fastest of `RUNS` runs: other load on the machine only makes them slower."""
     return min((run(command, code) for _ in range(RUNS)), key=lambda one: one.seconds)
 
 
@@ -98,35 +98,35 @@ def judge(path: Path) -> list[str]:
 
 def measure(folder: Path) -> list[Row]:
     """All rows of the table."""
-    log, packed, flood, small = (folder / name for name in ("log", "log.gz", "storm", "small"))
+    log, packed, flood, small = (folder / name for name in ("log", "log.gz", "flood", "small"))
     write_log(log)
-    # Nothing large is held here: a child's memory, as the kernel counts it, begins with its parent's.
+    # This process must stay small: the kernel's peak memory of a child starts with that of its parent.
     with log.open("rb") as plain, gzip.open(packed, "wb", 1) as target:
         shutil.copyfileobj(plain, target)
     with flood.open("w") as target_log:
         target_log.writelines(f"[{number / 1000:12.6f}] {XID % (number, number)}\n" for number in range(FLOOD))
     small.write_text(f"[1.0] {XID % (1, 1)}\n")
-    words = "|".join(anchor.word.decode().replace("(", r"\(") for anchor in scan.ANCHORS)
-    grep, verdict = best(["grep", "-acE", words, str(log)], 0), best(judge(log), FINDINGS)
-    unpacked, stormy = run(judge(packed), FINDINGS), run(judge(flood), FINDINGS)
+    pattern = "|".join(anchor.marker.decode().replace("(", r"\(") for anchor in scan.ANCHORS)
+    grep, verdict = best(["grep", "-acE", pattern, str(log)], 0), best(judge(log), FINDINGS)
+    unpacked, flooded = run(judge(packed), FINDINGS), run(judge(flood), FINDINGS)
     quick = best(judge(small), FINDINGS)
-    (machine,) = json.loads(stormy.output)["machines"]
+    (machine,) = json.loads(flooded.output)["machines"]
     counted = next(finding["count"] for finding in machine["findings"] if finding["rule"] == "xid")
     return [
         Row(
-            "health --from, 100 MB, against grep -E",
+            "`health --from`, 100 MB, relative to grep -E",
             f"{verdict.seconds / grep.seconds:.2f}",
             "3",
-            f"{verdict.seconds:.2f} s against {grep.seconds:.2f} s for the same words",
+            f"{verdict.seconds:.2f} s, grep {grep.seconds:.2f} s for the same strings",
         ),
-        Row("its memory", f"{verdict.memory:.0f} MiB", "200 MiB", f"gzip: {unpacked.memory:.0f} MiB"),
+        Row("its peak memory", f"{verdict.memory:.0f} MiB", "200 MiB", f"compressed log: {unpacked.memory:.0f} MiB"),
         Row(
-            f"a storm of {FLOOD} lines",
+            f"log flood of {FLOOD} lines",
             f"counted {counted}",
             f"counted {FLOOD}",
-            f"{stormy.seconds:.2f} s, one finding",
+            f"{flooded.seconds:.2f} s, one finding",
         ),
-        Row("health --from, a small log", f"{quick.seconds:.2f} s", "0.25 s", f"the best of {RUNS}"),
+        Row("`health --from`, a small log", f"{quick.seconds:.2f} s", "0.25 s", f"fastest of {RUNS}"),
     ]
 
 

@@ -1,9 +1,9 @@
-"""What asking 200 machines costs the machine that asks: `python -m tests.bench.probing`, or as a part of `make bench`.
+"""Benchmark of a scan of 200 machines: `python -m tests.bench.probing`, or as a part of `make bench`.
 
-The machines are SSH servers of our own on loopback addresses, so they share the processors with who asks: only
-processor time says something, elapsed time does not. It is that of the whole command with all its children, start-up,
-inventory and judgement included. Needs root and the package openssh-server; clush is compared with where it is
-installed (`pip install clustershell`), or named in $CLUSH.
+The machines are SSH servers on loopback addresses, which share the processors with the command: only the command's
+processor time is meaningful, elapsed time is not. It includes all child processes, start-up, inventory and verdicts.
+Needs root and the package openssh-server; clush is included if it is installed (`pip install clustershell`) or named in
+$CLUSH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.bench.table import Row, show
 
 MACHINES = 200
 DEAD = 10
-"""How many of them never answer in the second round: 5 %."""
+"""How many of them never respond in the second round: 5 %."""
 PARALLEL = 64
 DEADLINE_S = 180
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
@@ -36,7 +36,7 @@ CLUSH = os.environ.get("CLUSH", "clush")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a command took, in seconds, and what it printed."""
+    """A command's processor time and elapsed time, in seconds, exit code and output."""
 
     cpu_s: float
     wall_s: float
@@ -44,12 +44,12 @@ class Cost:
     output: str
 
 
-def cost(words: Sequence[str], folder: Path, **environment: str) -> Cost:
-    """Run a command to its end, all its children counted."""
-    print("$", *words, file=sys.stderr, flush=True)
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+def cost(argv: Sequence[str], folder: Path, **environment: str) -> Cost:
+    """Run a command to its end and measure it, child processes included."""
+    print("$", *argv, file=sys.stderr, flush=True)
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
-        words,
+        argv,
         cwd=folder,
         env={**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), **environment},
         stdin=subprocess.DEVNULL,
@@ -60,7 +60,7 @@ def cost(words: Sequence[str], folder: Path, **environment: str) -> Cost:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    found = Cost(cpu, time.monotonic() - began, done.returncode, done.stdout)
+    found = Cost(cpu, time.monotonic() - started, done.returncode, done.stdout)
     print(f"  {found.cpu_s:.2f} s of processor, {found.wall_s:.0f} s, exit {found.code}", file=sys.stderr, flush=True)
     return found
 
@@ -68,7 +68,7 @@ def cost(words: Sequence[str], folder: Path, **environment: str) -> Cost:
 def measure(folder: Path) -> list[Row]:
     """All rows; ``folder`` is private and empty."""
     if sshd.SSHD is None or os.geteuid() != 0:
-        return [Row("asking 200 machines", "-", "-", "needs root and the package openssh-server")]
+        return [Row(f"scan of {MACHINES} machines", "-", "-", "needs root and the package openssh-server")]
     port = sshd.free_ports(1, "127.0.1.1")[0]
     addresses = [f"127.0.1.{number}" for number in range(1, MACHINES + 1)]
     with sshd.serving(folder, [{(address, port): ""} for address in addresses]) as servers:
@@ -77,50 +77,53 @@ def measure(folder: Path) -> list[Row]:
         }
         inventory = _inventory(folder / "hosts.json", hosts, port, servers)
         health = [GPUNODES, "health", "-i", str(inventory), "--json", "--parallel", str(PARALLEL)]
-        # Once to learn the keys and warm the disk's cache, for each alike.
+        # A first scan, for all commands: it stores the host keys and fills the page cache.
         cost([*health, "gpu-00?"], folder)
-        asked = cost([*health, "--deadline", str(DEADLINE_S)], folder)
+        scan = cost([*health, "--deadline", str(DEADLINE_S)], folder)
         ansible = _ansible(folder, inventory)
         clush = _clush(folder, addresses, port, servers)
-        with _dead(DEAD) as places:
-            for number, (address, dead) in enumerate(places, 1):
+        with _dead(DEAD) as addresses_and_ports:
+            for number, (address, dead) in enumerate(addresses_and_ports, 1):
                 hosts[f"gpu-{number:03d}"] = {"ansible_host": address, "ansible_port": dead}
             _inventory(inventory, hosts, port, servers)
             partly = cost([*health, "--deadline", str(DEADLINE_S)], folder)
-    return [*_rows(asked, ansible, clush), _row_of_dead(partly)]
+    return [*_rows(scan, ansible, clush), _row_of_dead(partly)]
 
 
-def _rows(asked: Cost, ansible: Cost, clush: Cost | None) -> list[Row]:
-    each = 1000 * asked.cpu_s / MACHINES
-    answered = sum(machine["state"] != "unreachable" for machine in json.loads(asked.output)["machines"])
+def _rows(scan: Cost, ansible: Cost, clush: Cost | None) -> list[Row]:
+    each = 1000 * scan.cpu_s / MACHINES
+    responded = sum(machine["state"] != "unreachable" for machine in json.loads(scan.output)["machines"])
     rows = [
         Row(
-            f"processor time of `health` for each of {MACHINES} machines",
+            f"processor time of `health`, per machine, for {MACHINES} machines",
             f"{each:.1f} ms",
             "10 ms",
-            f"{answered} answered",
+            f"{responded} responded",
         ),
         Row(
-            "`ansible -m ping` against `health`, processor time",
-            f"{ansible.cpu_s / asked.cpu_s:.1f}",
+            "`ansible -m ping`, processor time relative to `health`",
+            f"{ansible.cpu_s / scan.cpu_s:.1f}",
             "15",
-            f"{1000 * ansible.cpu_s / MACHINES:.0f} ms against {each:.1f} ms a machine; exit {ansible.code}",
+            f"{1000 * ansible.cpu_s / MACHINES:.0f} ms per machine, `health` {each:.1f} ms; exit {ansible.code}",
         ),
     ]
     if clush is None:
-        return [*rows, Row("`clush true` against `health`, processor time", "-", "1", f"{CLUSH} is not installed")]
-    how = f"{1000 * clush.cpu_s / MACHINES:.1f} ms against {each:.1f} ms a machine; exit {clush.code}"
-    return [*rows, Row("`clush true` against `health`, processor time", f"{clush.cpu_s / asked.cpu_s:.1f}", "1", how)]
+        return [*rows, Row("`clush true`, processor time relative to `health`", "-", "1", f"{CLUSH} is not installed")]
+    how = f"{1000 * clush.cpu_s / MACHINES:.1f} ms per machine, `health` {each:.1f} ms; exit {clush.code}"
+    return [
+        *rows,
+        Row("`clush true`, processor time relative to `health`", f"{clush.cpu_s / scan.cpu_s:.1f}", "1", how),
+    ]
 
 
 def _row_of_dead(partly: Cost) -> Row:
     found = json.loads(partly.output)["machines"]
     unreachable = sum(machine["state"] == "unreachable" for machine in found)
     return Row(
-        f"`health` where {DEAD} of {MACHINES} never answer, against its deadline",
+        f"`health` with {DEAD} of {MACHINES} machines unresponsive, relative to its deadline",
         f"{partly.wall_s / DEADLINE_S:.2f}",
         "1",
-        f"{partly.wall_s:.0f} s of {DEADLINE_S} s; {len(found) - unreachable} answered",
+        f"{partly.wall_s:.0f} s of {DEADLINE_S} s; {len(found) - unreachable} responded",
     )
 
 
@@ -138,7 +141,7 @@ def _inventory(path: Path, hosts: Mapping[str, Mapping[str, object]], port: int,
 
 
 def _ansible(folder: Path, inventory: Path) -> Cost:
-    """Ansible as it comes. Its shared connections are not counted, which is to its favour: they outlive it, briefly."""
+    """Ansible with its defaults. Its shared connections outlive it and are not counted, which is in its favour."""
     command = Path(shutil.which(GPUNODES) or sys.executable).resolve().with_name("ansible")
     program = str(command) if command.exists() else str(Path(sys.executable).with_name("ansible"))
     return cost(
@@ -166,20 +169,20 @@ def _clush(folder: Path, addresses: Sequence[str], port: int, servers: sshd.Serv
 
 @contextlib.contextmanager
 def _dead(number: int) -> Iterator[list[tuple[str, int]]]:
-    """Places that never answer: half of them take the connection and never speak, half do not even take it."""
+    """Addresses and ports that never respond: half accept connections and send nothing, half do not accept any."""
     with contextlib.ExitStack() as stack:
-        places = []
+        unresponsive = []
         for position in range(number):
             listener = stack.enter_context(socket.socket())
             listener.bind((f"127.0.2.{position + 1}", 0))
             listener.listen(64 if position % 2 else 0)
-            place: tuple[str, int] = listener.getsockname()
-            places.append(place)
+            address: tuple[str, int] = listener.getsockname()
+            unresponsive.append(address)
             for _ in range(0 if position % 2 else 4):
                 filler = stack.enter_context(socket.socket())
                 filler.setblocking(False)
-                filler.connect_ex(place)
-        yield places
+                filler.connect_ex(address)
+        yield unresponsive
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a repair costs beside the machine's own boot: from a hang that the kernel has reported to proven well."""
+"""Benchmark of a repair, excluding boot time: from the kernel's report of a hang to a verified healthy machine."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 REPORT = "Workqueue: events os_execute_work_item [nvidia]"
 BOOT_S = 900.0
-"""Seconds in which a machine must serve its GPUs again after a reset."""
+"""Seconds until a machine must serve its GPUs again after a reset."""
 RESET = "systemd-run --on-active=1 sh -c 'echo b >/proc/sysrq-trigger'"
 
 
 def measure(bench: Bench) -> Row:
     """The row; gpu-1 is a node of the bench's cluster that serves its GPUs."""
-    # The bench of all parts names the one that names this.
+    # Imported here: that module imports this one by way of gpu.py.
     from tests.bench.__main__ import KUBECTL
 
     def until(action: Callable[[], str | bool]) -> str | bool:
-        """What ``action`` returns, as soon as that is something."""
+        """Repeat ``action`` until its result is true; returns that result."""
         deadline = time.monotonic() + BOOT_S
         while not (found := action()):
             if time.monotonic() > deadline:
-                raise RuntimeError("gpu-1 does not come back from a reset")
+                raise RuntimeError("gpu-1 is not healthy again after a reset")
             time.sleep(2)
         return found
 
     def boot_id(before: str = "") -> str:
-        """The boot that the machine is in; empty while that is ``before``, and while it does not answer."""
+        """The id of the machine's current boot; empty while it is ``before`` or the machine is unresponsive."""
         try:
             found = bench.on("gpu-1", "cat /proc/sys/kernel/random/boot_id").strip()
         except subprocess.CalledProcessError:
@@ -49,10 +49,10 @@ def measure(bench: Bench) -> Row:
         return True
 
     def boot() -> None:
-        """A reset of the machine while it is well: nobody does anything else about it.
+        """Reset the healthy machine without gpunodes, and wait until it serves its GPUs.
 
-        The node is watched, not asked again and again: what works for us on the control plane's processors would make
-        the boot longer, and the difference that counts shorter.
+        `kubectl wait` watches the node: polling would load the control plane's processors, and so make the boot longer
+        and the measured difference shorter.
         """
         before = boot_id()
         bench.on("gpu-1", RESET)
@@ -62,7 +62,7 @@ def measure(bench: Bench) -> Row:
         bench.on("control-1", f"{wait} {booted} && {wait} {gpus} && {wait} --for=condition=Ready")
         until(healthy)
 
-    # How long it may take, not how long it takes: an emulated machine is slow to come back.
+    # A longer limit only: an emulated machine boots slowly.
     variables = bench.folder / "inventory" / "host_vars" / "control-1.yml"
     variables.parent.mkdir()
     variables.write_text("gpunodes_repair_verify_timeout: 900\n")
@@ -73,8 +73,8 @@ def measure(bench: Bench) -> Row:
     bench.on("gpu-1", f"timeout 200 sh -c {shlex.quote(f'until dmesg | grep -qF {REPORT!r}; do sleep 1; done')}")
     repair_s = bench.seconds(lambda: bench.gpunodes("health", "gpu-1", "--reboot-hung", "--yes"))
     return Row(
-        "repair of a hang, without the machine's own boot",
+        "repair of a hang, excluding boot time",
         f"{repair_s - boot_s:.0f} s",
         "60 s",
-        f"{repair_s:.0f} s, its orderly reboot hangs; {boot_s:.0f} s from a reset to serving its GPUs",
+        f"{repair_s:.0f} s, with an orderly reboot that hangs; boot {boot_s:.0f} s, from reset to serving GPUs",
     )

@@ -1,4 +1,4 @@
-"""What a benchmark says: rows of a table in Markdown."""
+"""The result of a benchmark: rows of a table in Markdown."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 class Row:
     """A line of the table."""
 
-    what: str
-    figure: str
+    measurement: str
+    result: str
     goal: str
-    how: str
+    details: str
 
     def __str__(self) -> str:
-        return f"| {self.what} | {self.figure} | {self.goal} | {self.how} |"
+        return f"| {self.measurement} | {self.result} | {self.goal} | {self.details} |"
 
 
 def show(rows: Sequence[Row]) -> None:
     """Print the table."""
-    print("| what | figure | goal | how |\n|---|---|---|---|")
+    print("| measurement | result | goal | details |\n|---|---|---|---|")
     for row in rows:
         print(row)

@@ -1,6 +1,6 @@
-"""What a repair waits by its own defaults: a machine in memory hangs and boots as one does, and all else takes no time.
+"""Benchmark of a repair's waits with default settings: a simulated machine hangs and boots, all else takes no time.
 
-`python -m tests.bench.waits` measures this part alone, in about two minutes.
+`python -m tests.bench.waits` runs only this, in about two minutes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests import repair_fleet
 from tests.bench.table import Row, show
 
 BOOT_S = 60.0
-"""From the reset to sshd; the kubelet and the device plugin report at the same moment."""
+"""Seconds from the reset to sshd; the kubelet and the device plugin report at the same time."""
 SYSRQ_S = 3.0
-"""The pauses between s, u and b (escalate.py)."""
+"""Seconds of the pauses between s, u and b (escalate.py)."""
 NAME = "w1"
 
 
-class _Hands(repair_fleet.Hands):
-    """A machine whose orderly and forced reboots hang without an sshd, until its survivor uses sysrq."""
+class _HangingReboot(repair_fleet.StandInControl):
+    """Control of a machine whose reboots hang without an sshd, until the process left there uses sysrq."""
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
         if step.name != "reboot":
-            return StepResult(False, "it does not answer on SSH")
+            return StepResult(False, "SSH does not respond")
         self._machine.sshd = False
         after = next(seconds for seconds, name in later if name == "sysrq") + SYSRQ_S
         threading.Timer(after, self._down).start()
@@ -54,14 +54,14 @@ class _Hands(repair_fleet.Hands):
         self._machine.use("sysrq")
 
 
-class _World(repair_fleet.Fleet):
-    """With the settings' own defaults, and looks at a hung machine that last as long as nvidia-smi is waited for."""
+class _Fleet(repair_fleet.Fleet):
+    """A fleet with default settings, in which the first scan takes as long as the limit for a hung nvidia-smi."""
 
     def settings(self) -> dict[str, Any]:
         return settings.resolve({})
 
     def machine_control(self, machine: Machine, **_: Any) -> Any:
-        return _Hands(self.machines[machine.name])
+        return _HangingReboot(self.machines[machine.name])
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
         if not self.scans:
@@ -71,21 +71,21 @@ class _World(repair_fleet.Fleet):
 
 def measure(folder: Path) -> Iterator[Row]:
     """The row; ``folder`` is for the repair's records."""
-    made = repair_fleet.fleet(5, [NAME])
-    place = _World(made.api, made.machines)
+    prepared = repair_fleet.fleet(5, [NAME])
+    fleet = _Fleet(prepared.api, prepared.machines)
     request = repair.RepairRequest("health", policy.RepairLimits())
-    machines = [machine for machine in place.entries if machine.name == NAME]
+    machines = [machine for machine in fleet.entries if machine.name == NAME]
     with mock.patch.dict(os.environ, XDG_STATE_HOME=str(folder)):
-        began = time.monotonic()
-        result = repair.run(place, machines, request, lambda _, message: print(" ", message, file=sys.stderr))
-        took = time.monotonic() - began
+        started = time.monotonic()
+        result = repair.run(fleet, machines, request, lambda _, message: print(" ", message, file=sys.stderr))
+        duration = time.monotonic() - started
     if result.machines[0].outcome is not RepairOutcome.REPAIRED:
         raise RuntimeError(result.machines[0].why)
     yield Row(
-        "what a repair waits by its defaults, without the boot",
-        f"{took - BOOT_S:.0f} s",
+        "waits of a repair with default settings, excluding boot time",
+        f"{duration - BOOT_S:.0f} s",
         "60 s",
-        "a hung machine in memory: nvidia-smi, the pauses between looks, reboots that hang, settling",
+        "a simulated hung machine: nvidia-smi, pauses between scans, reboots that hang, settling time",
     )
 
 

@@ -1,12 +1,12 @@
-"""Machines for the end-to-end tests: a lab of virtual machines, and the command as it was installed from the wheel.
+"""Machines for the end-to-end tests: a lab of virtual machines, and the command installed from the wheel.
 
-The tests of a module share one lab and run in the order in which they stand: each goes on from the state that the one
-before it left, as an operator's day does. A failure therefore stops the module (``-x`` in the Makefile).
+The tests of a module share one lab and run in the order of the file: each test continues with the state that the
+previous one left. A failure therefore stops the module (``-x`` in the Makefile).
 
-A module's ``LAB`` is the lab that it needs. Where that includes a prepared cluster, all modules with the same ``LAB``
-get it from one snapshot, so that none depends on another, or on the order. With ``GPUNODES_KEEP_LAB`` set the lab stays
-after the tests, and the next run starts from its snapshot, whatever has changed in the product since: for those who
-work on a test.
+A module's ``LAB`` specifies the lab that it needs. If that includes a prepared cluster, all modules with the same
+``LAB`` start from one snapshot of it, so that they depend neither on each other nor on the order. With
+``GPUNODES_KEEP_LAB`` set the lab is kept after the tests, and the next run starts from its snapshot, even if gpunodes
+has changed since: for work on a test.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from typing import Any
 import pytest
 import yaml
 
-# What helpers assert is told in full, too.
+# Show the values of failed assertions in helpers as well.
 pytest.register_assert_rewrite(f"{__package__}.unhealthy")
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 CHECKOUT = Path(__file__).parents[2]
-# A lab of their own, beside one that somebody tries things on.
+# A separate lab: a developer's own lab may be up at the same time.
 NAME = "tests"
-# Emulated machines under load are slow; these bounds only end what hangs.
+# Emulated machines under load are slow; these limits only end commands that hang.
 LONG = 1500.0
 """Seconds that a run of the command may take."""
 SHORT = 240.0
 """Seconds that a single command on a machine may take."""
-UNREACHED = 255
-"""What ssh exits with when it does not reach a machine."""
+UNREACHABLE = 255
+"""Exit code of ssh for a machine that is unreachable."""
 TOKEN = r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"
-"""A bootstrap token of kubeadm's."""
+"""A bootstrap token of kubeadm."""
 
 
 @dataclass(slots=True)
 class Operator:
-    """Somebody at a shell in a folder: types `gpunodes ...`, and ssh to the lab's machines."""
+    """An administrator's shell in a folder: runs `gpunodes ...`, and ssh to the lab's machines."""
 
     folder: Path
     environment: dict[str, str]
-    message: list[str] = field(default_factory=list)
-    """Everything that the commands printed; the search for secrets reads it."""
+    output: list[str] = field(default_factory=list)
+    """The output of all commands; the search for secrets reads it."""
     bare: dict[str, list[str]] = field(default_factory=dict)
-    """``BARE`` of each machine before its cluster was prepared; empty where none is."""
+    """``BARE`` of each machine before the cluster was prepared; empty without a prepared cluster."""
 
-    def gpunodes(self, *words: str, code: int | None = 0, limit_s: float = LONG) -> subprocess.CompletedProcess[str]:
+    def gpunodes(self, *argv: str, code: int | None = 0, limit_s: float = LONG) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; asserts its exit code unless ``code`` is None."""
         done = subprocess.run(
-            [GPUNODES, *words],
+            [GPUNODES, *argv],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -70,21 +70,21 @@ class Operator:
             timeout=limit_s,
             check=False,
         )
-        self.message += [done.stdout, done.stderr]
-        print(f"$ gpunodes {' '.join(words)} -> {done.returncode}\n{done.stdout}{done.stderr}")
+        self.output += [done.stdout, done.stderr]
+        print(f"$ gpunodes {' '.join(argv)} -> {done.returncode}\n{done.stdout}{done.stderr}")
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
         return done
 
-    def document(self, *words: str, code: int | None = 0) -> dict[str, Any]:
-        """Run a command with --json; returns its document, which must be all of standard output."""
-        document: dict[str, Any] = json.loads(self.gpunodes(*words, "--json", code=code).stdout)
+    def document(self, *argv: str, code: int | None = 0) -> dict[str, Any]:
+        """Run a command with --json; returns its document, which must be the whole standard output."""
+        document: dict[str, Any] = json.loads(self.gpunodes(*argv, "--json", code=code).stdout)
         return document
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command; its progress comes on standard error."""
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        """Start a command in the background; it prints its progress to standard error."""
         return subprocess.Popen(
-            [GPUNODES, *words],
+            [GPUNODES, *argv],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -94,39 +94,39 @@ class Operator:
             start_new_session=True,
         )
 
-    def wait_for(self, process: subprocess.Popen[str], words: str, limit_s: float = LONG) -> None:
-        """Read a started command's progress until a line holds ``words``."""
+    def wait_for(self, process: subprocess.Popen[str], text: str, limit_s: float = LONG) -> None:
+        """Read a started command's progress until a line contains ``text``."""
         deadline = time.monotonic() + limit_s
         assert process.stderr
         for line in process.stderr:
-            self.message.append(line)
+            self.output.append(line)
             print(line, end="")
-            if words in line:
+            if text in line:
                 return
-            assert time.monotonic() < deadline, f"{words!r} did not come"
-        pytest.fail(f"the command ended before {words!r}")
+            assert time.monotonic() < deadline, f"no line with {text!r}"
+        pytest.fail(f"the command ended before {text!r}")
 
     def ssh(self, machine: str, command: str, code: int | None = 0) -> str:
-        """Run a shell command on a machine as root; returns what it printed. Any exit code will do where that is None.
+        """Run a shell command on a machine as root; returns its output. With ``code`` None any exit code is accepted.
 
-        A machine that is not reached has printed nothing either: that fails in any case.
+        An unreachable machine gives no output either, so it always fails the test.
         """
         done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}")
-        assert done.returncode != UNREACHED, done.stderr
+        assert done.returncode != UNREACHABLE, done.stderr
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     def each(self, machines: Sequence[str], command: str, code: int | None = 0) -> dict[str, list[str]]:
-        """Run a shell command on several machines side by side, as root; returns the lines that each printed."""
+        """Run a shell command on several machines in parallel, as root; returns the lines of each machine's output."""
         with ThreadPoolExecutor(len(machines)) as pool:
-            message = pool.map(lambda machine: self.ssh(machine, command, code), machines)
-            return {machine: lines(text) for machine, text in zip(machines, message, strict=True)}
+            outputs = pool.map(lambda machine: self.ssh(machine, command, code), machines)
+            return {machine: lines(text) for machine, text in zip(machines, outputs, strict=True)}
 
-    def lab(self, *words: str, limit_s: float = SHORT) -> subprocess.CompletedProcess[str]:
-        """Run a command of the lab; what it prints is not searched for secrets."""
+    def lab(self, *argv: str, limit_s: float = SHORT) -> subprocess.CompletedProcess[str]:
+        """Run a command of the lab; its output is not searched for secrets."""
         return subprocess.run(
-            [GPUNODES, "lab", "--name", NAME, *words],
+            [GPUNODES, "lab", "--name", NAME, *argv],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -137,7 +137,7 @@ class Operator:
         )
 
     def playbook(self, name: str, machine: str) -> None:
-        """Run a playbook of the checkout on a machine by plain Ansible."""
+        """Run a playbook of the checkout on a machine with plain Ansible."""
         program = shutil.which("ansible-playbook")
         assert program
         done = subprocess.run(
@@ -153,39 +153,39 @@ class Operator:
             timeout=LONG,
             check=False,
         )
-        self.message += [done.stdout, done.stderr]
+        self.output += [done.stdout, done.stderr]
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def kubectl(self, *words: str, code: int | None = 0) -> str:
-        """kubectl on the control plane."""
-        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(words)}", code)
+    def kubectl(self, *argv: str, code: int | None = 0) -> str:
+        """Run kubectl on the control plane."""
+        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(argv)}", code)
 
     def tokens(self) -> list[str]:
-        """The bootstrap tokens that the cluster holds now."""
+        """One "token" for each bootstrap token in the cluster."""
         return self.kubectl("-n", "kube-system", "get", "secrets", "-o", "name").count("bootstrap-token-") * ["token"]
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """kill -9 of the command itself, as the kernel's memory killer would; what it started is left to itself."""
+    """Send SIGKILL to the command only, as the OOM killer does; its child processes continue."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Which lab a module's tests want."""
+class LabSpec:
+    """The lab that a module's tests need."""
 
     system: str = "debian13"
     workers: int = 2
     kubernetes: str = "1.36"
     gpu_workers: int = 0
-    """Machines with stand-in GPUs, two each."""
-    more: tuple[str, ...] = ()
-    """More words for `lab up`."""
+    """Machines with two stand-in GPUs each."""
+    up_options: tuple[str, ...] = ()
+    """Further options of `lab up`."""
     cluster: tuple[str, ...] | None = None
-    """Options of the `gpunodes up` that prepares a cluster for the tests; None leaves the machines bare."""
+    """Options of the `gpunodes up` that prepares a cluster for the tests; None: the machines stay bare."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of control-1 in the inventory from then on."""
+    """Variables of control-1 in the inventory of the prepared cluster."""
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class Kind:
 
 
 class Labs:
-    """The tests' lab. One is up at a time, with all that belongs to it in the folder ``root``."""
+    """The tests' lab. One lab is up at a time; all its files are in the folder ``root``."""
 
     SNAPSHOT = "cluster"
 
@@ -204,40 +204,40 @@ class Labs:
         self._keep = keep
         self._folder, self._state, self._before = root / "folder", root / "state", root / "before"
         self._record = root / "lab.json"
-        """Of which kind the lab is; there as soon as it has its snapshot."""
+        """The specification of the lab; written when its snapshot exists."""
         self._connections = self._no_connections()
         if not (keep and self._record.exists()):
             self._down()
 
-    def operator(self, kind: Kind) -> Operator:
-        """An operator whose lab is as ``kind`` says: bare machines, or a cluster as it was when it was prepared."""
-        wanted = json.dumps(asdict(kind), indent=1)
-        if self._record.exists() and self._record.read_text() == wanted:
-            return self._restored(kind)
+    def operator(self, spec: LabSpec) -> Operator:
+        """An operator with the lab of ``spec``: bare machines, or the cluster as it was prepared."""
+        record = json.dumps(asdict(spec), indent=1)
+        if self._record.exists() and self._record.read_text() == record:
+            return self._restored(spec)
         self._down()
         operator = self._new()
-        up = ["up", "--workers", str(kind.workers), "--os", kind.system, "--kubernetes-version", kind.kubernetes]
-        if kind.gpu_workers:
-            up += ["--gpu-workers", str(kind.gpu_workers), "--gpus", "2"]
-        done = operator.lab(*up, *kind.more, limit_s=3600)
+        up = ["up", "--workers", str(spec.workers), "--os", spec.system, "--kubernetes-version", spec.kubernetes]
+        if spec.gpu_workers:
+            up += ["--gpu-workers", str(spec.gpu_workers), "--gpus", "2"]
+        done = operator.lab(*up, *spec.up_options, limit_s=3600)
         assert done.returncode == 0, done.stderr
-        if kind.cluster is not None:
-            self._prepare(operator, kind, kind.cluster)
-            self._record.write_text(wanted)
+        if spec.cluster is not None:
+            self._prepare(operator, spec, spec.cluster)
+            self._record.write_text(record)
         return operator
 
     def end(self) -> None:
-        """Take the lab away, unless it is kept."""
+        """Remove the lab, unless it is to be kept."""
         if not self._keep:
             self._down()
 
     @staticmethod
     def _no_connections() -> tempfile.TemporaryDirectory[str]:
-        """A folder for the connections that Ansible keeps; not in ours, since a socket's path has 107 bytes at most."""
+        """A folder for Ansible's SSH control sockets, with a short path: a socket's path is limited to 107 bytes."""
         return tempfile.TemporaryDirectory(prefix="gpunodes-ssh-", ignore_cleanup_errors=True)
 
     def _new(self) -> Operator:
-        """An operator in the lab's folder, whose Ansible has no connections yet: a restored machine knows none."""
+        """An operator in the lab's folder without open SSH connections: they do not survive a restore."""
         for folder in (self._folder, self._state):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._connections = self._no_connections()
@@ -248,12 +248,12 @@ class Labs:
         }
         return Operator(self._folder, {**os.environ, **environment})
 
-    def _prepare(self, operator: Operator, kind: Kind, options: Sequence[str]) -> None:
-        """Make a cluster, and keep it with all that the operator has of it."""
-        operator.bare = operator.each(kind.machines, BARE)
+    def _prepare(self, operator: Operator, spec: LabSpec, options: Sequence[str]) -> None:
+        """Make a cluster, and save it together with the operator's files."""
+        operator.bare = operator.each(spec.machines, BARE)
         variables = self._folder / "inventory" / "host_vars" / "control-1.yml"
         variables.parent.mkdir(exist_ok=True)
-        variables.write_text(yaml.safe_dump(dict(kind.settings)))
+        variables.write_text(yaml.safe_dump(dict(spec.settings)))
         operator.gpunodes("up", *options, limit_s=7200)
         done = operator.lab("snapshot", self.SNAPSHOT, limit_s=1200)
         assert done.returncode == 0, done.stderr
@@ -261,7 +261,7 @@ class Labs:
             shutil.copytree(folder, self._before / folder.name, symlinks=True)
         (self._before / "bare.json").write_text(json.dumps(operator.bare))
 
-    def _restored(self, kind: Kind) -> Operator:
+    def _restored(self, spec: LabSpec) -> Operator:
         for folder in (self._folder, self._state):
             shutil.rmtree(folder)
             shutil.copytree(self._before / folder.name, folder, symlinks=True)
@@ -269,7 +269,7 @@ class Labs:
         operator.bare = json.loads((self._before / "bare.json").read_text())
         done = operator.lab("restore", self.SNAPSHOT, limit_s=1200)
         assert done.returncode == 0, done.stderr
-        wait_for_nodes(operator, kind.machines)
+        wait_for_nodes(operator, spec.machines)
         return operator
 
     def _down(self) -> None:
@@ -280,29 +280,29 @@ class Labs:
 
 
 def wait_for_nodes(operator: Operator, machines: Sequence[str], limit_s: float = 600.0) -> None:
-    """Wait until the nodes are Ready and their kubelets have said so since now: a snapshot has them Ready, too."""
-    begun = operator.ssh("control-1", "date --utc +%FT%TZ").strip()
+    """Wait until the nodes are Ready and have renewed their leases: after a restore stale nodes are Ready as well."""
+    started = operator.ssh("control-1", "date --utc +%FT%TZ").strip()
     leases = r"""jsonpath={range .items[*]}{.metadata.name} {.spec.renewTime}{"\n"}{end}"""
     ready = r"""jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"""
     deadline = time.monotonic() + limit_s
     while True:
-        # The API server may be as late as the kubelets.
+        # The API server may be as slow as the kubelets.
         renewed = operator.kubectl("-n", "kube-node-lease", "get", "leases", "-o", leases, code=None)
         states = operator.kubectl("get", "nodes", "-o", ready, code=None)
-        alive = {name for name, _, when in map(_parted, lines(renewed)) if when > begun}
-        if set(machines) <= alive & {name for name, _, state in map(_parted, lines(states)) if state == "True"}:
+        alive = {name for name, _, when in map(_split, lines(renewed)) if when > started}
+        if set(machines) <= alive & {name for name, _, state in map(_split, lines(states)) if state == "True"}:
             return
         assert time.monotonic() < deadline, f"nodes after a restore: {states}, their kubelets: {renewed}"
         time.sleep(5)
 
 
-def _parted(line: str) -> tuple[str, str, str]:
+def _split(line: str) -> tuple[str, str, str]:
     return line.partition(" ")
 
 
 @pytest.fixture(scope="session")
 def labs() -> Iterator[Labs]:
-    """The tests' lab; gone at the end."""
+    """The tests' lab; removed at the end."""
     labs = Labs(CHECKOUT / "build" / "machines", keep=bool(os.environ.get("GPUNODES_KEEP_LAB")))
     try:
         yield labs
@@ -312,11 +312,11 @@ def labs() -> Iterator[Labs]:
 
 @pytest.fixture(scope="module")
 def operator(request: pytest.FixtureRequest, labs: Labs) -> Operator:
-    """An operator with a lab as the module's LAB says."""
-    return labs.operator(getattr(request.module, "LAB", Kind()))
+    """An operator with the lab of the module's LAB."""
+    return labs.operator(getattr(request.module, "LAB", LabSpec()))
 
 
-# What a second run must leave as it is: packages, holds, every file's time, size and mode, and when services started.
+# State that a second run must not change: packages, holds, time, size and mode of each file, start times of services.
 STATE = r"""
 dpkg-query -W -f '${Package} ${Version} ${Status}\n'; apt-mark showhold
 find /etc /opt /usr/local /var/lib/gpunodes /var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env \
@@ -324,8 +324,8 @@ find /etc /opt /usr/local /var/lib/gpunodes /var/lib/kubelet/config.yaml /var/li
 systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
 """
 
-# What a reset must bring back: the same without times, with interfaces, mounts, rules and settings. Files such as
-# group- and passwd- are copies that the system keeps of earlier states.
+# State that a reset must restore: the same without times, with interfaces, mounts, rules and settings. Files such as
+# group- and passwd- are the system's backups of earlier versions.
 BARE = r"""
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
 find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
@@ -341,14 +341,14 @@ sysctl -n net.ipv4.ip_forward; cat /proc/swaps; ls /run | grep -e gpunodes -e fl
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a state, for a readable difference."""
+    """The lines of a state, for a readable diff."""
     return [line for line in text.splitlines() if line.strip()]
 
 
 CANARY = "canary.0123456789abcdef"
-"""Has the form of a token. It lies where secrets are searched for: a search that misses it would miss them as well."""
+"""Has the form of a token. It is placed where secrets are searched for: the search must find it."""
 SECRETS = rf"{TOKEN}|PRIVATE KEY-[-]---|client-key-data[:] ."
-"""What secrets look like. The pattern does not match itself: sudo logs the command that searches."""
+"""Pattern of secrets. It does not match itself: sudo logs the search command."""
 _CANARY_FILE = "/var/log/gpunodes-canary"
 _SEARCH = f"""
 set -e
@@ -372,16 +372,16 @@ journalctl --list-boots --no-pager | grep -cE '^ *-?[0-9]+ '
 
 
 def search_for_secrets(operator: Operator, machines: Sequence[str], boots: Mapping[str, int] | None = None) -> None:
-    """Assert that no token, key or kubeconfig lies in what was said, in a log, or in a file that others may read.
+    """Assert that no token, key or kubeconfig is in an output, in a log, or in a file that other users may read.
 
-    The journals are searched from the first boot on, of which there must be so many as ``boots`` says, else one: a
-    machine may have joined in one that it has left. Files may have any size. The mounts of pods are left out: a service
-    account's token, which the kubelet puts there, is no secret of ours.
+    The journals of all boots are searched; there must be at least as many as ``boots`` says (default: one), since a
+    machine may have joined in an earlier boot. Files may have any size. The mounts of pods are skipped: the kubelet
+    puts service account tokens there, which are not secrets of gpunodes.
     """
     state = Path(operator.environment["XDG_STATE_HOME"])
-    message = "\n".join(operator.message)
+    output = "\n".join(operator.output)
     logs = "\n".join(path.read_text(errors="replace") for path in state.rglob("*") if path.is_file())
-    for text in (message, logs):
+    for text in (output, logs):
         assert text
         assert re.findall(TOKEN, text) == []
         assert "PRIVATE KEY" not in text
@@ -392,4 +392,4 @@ def search_for_secrets(operator: Operator, machines: Sequence[str], boots: Mappi
         journal, end = found.index("journal"), found.index("boots")
         assert found[1:journal] == [_CANARY_FILE], machine
         assert found[journal + 1 : end] == [CANARY], machine
-        assert int(found[-1]) >= (boots or {}).get(machine, 1), f"{machine} has lost the journal of a boot"
+        assert int(found[-1]) >= (boots or {}).get(machine, 1), f"the journal of a boot is missing on {machine}"

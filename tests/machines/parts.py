@@ -1,7 +1,7 @@
-"""Which part of these tests is run beside the quick ones: `make test` runs one in turn, a nightly workflow all.
+"""Parts of these tests: `make test` runs one part in turn after the quick tests, a nightly workflow runs all parts.
 
-`python -m tests.machines.parts [PART]` prints the files of a part, and on standard error which part that is and why.
-Standard library only: it runs before there is an environment.
+`python -m tests.machines.parts [PART]` prints the files of a part, and on standard error which part it is and why.
+Standard library only: it runs before the virtual environment exists.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Test files that run together; ``minutes`` is what they take on two processors without KVM, mostly estimated."""
+    """Test files that run together; ``minutes`` is their duration on two processors without KVM, mostly estimated."""
 
     minutes: int
     files: Sequence[str]
 
 
-# The order is that of the turns: what repairs, removes and resets stands between the rest. With the quick tests, which
-# take 10 minutes, each stays below 50.
+# In the order of the turns: repairs, removals and resets alternate with the other parts. With the quick tests, which
+# take 10 minutes, each part stays below 50.
 PARTS: Mapping[str, Part] = {
     "life": Part(25, ("test_life.py",)),
     "repair": Part(30, ("test_repair.py",)),
@@ -45,39 +45,39 @@ PARTS: Mapping[str, Part] = {
 
 
 def in_turn(number: int) -> str:
-    """The part whose turn it is: one step for each commit on the main line, so that landings go around."""
+    """The part in turn: the next one with each commit on the main line."""
     return list(PARTS)[number % len(PARTS)]
 
 
 def by_commit(checkout: Path) -> tuple[str, str]:
-    """The part that the checked out commit chooses, and why."""
+    """The part in turn at the checked out commit, and why."""
 
-    def git(*words: str) -> str:
-        command = ["git", "-c", f"safe.directory={checkout}", "-C", str(checkout), *words]
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", f"safe.directory={checkout}", "-C", str(checkout), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         if git("rev-parse", "--is-shallow-repository") == "true":
             commit = git("rev-parse", "HEAD")
-            return in_turn(int(commit, 16)), f"by the hash of commit {commit[:9]}: its history is not here"
+            return in_turn(int(commit, 16)), f"by the hash of commit {commit[:9]}: its history is missing"
         number = int(git("rev-list", "--count", "--first-parent", "HEAD"))
     except (OSError, subprocess.CalledProcessError, ValueError):
-        return in_turn(0), "the first: this is no git checkout"
+        return in_turn(0), "the first: this is not a git checkout"
     return in_turn(number), f"in turn: {number} commits are on the main line"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the files of a part, one a line; with --list all parts as a JSON list."""
+    """Print the files of a part, one per line; with --list all parts as a JSON list."""
     parser = argparse.ArgumentParser(prog="parts", description=__doc__.partition("\n")[0])
     parser.add_argument("part", nargs="?", choices=[*PARTS, NONE], metavar="PART", help=f"{', '.join(PARTS)} or {NONE}")
     parser.add_argument("--list", action="store_true", help="print the names of all parts as a JSON list")
-    asked = parser.parse_args(argv)
-    if asked.list:
+    options = parser.parse_args(argv)
+    if options.list:
         print(json.dumps(list(PARTS)))
         return 0
-    name, why = (asked.part, "as requested") if asked.part else by_commit(CHECKOUT)
+    name, why = (options.part, "as requested") if options.part else by_commit(CHECKOUT)
     if name == NONE:
-        print("tests/machines: no part of them", file=sys.stderr)
+        print("tests/machines: no part", file=sys.stderr)
         return 0
     part, number = PARTS[name], list(PARTS).index(name) + 1
     files = [str((HERE / file).relative_to(CHECKOUT)) for file in part.files]

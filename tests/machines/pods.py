@@ -1,4 +1,4 @@
-"""Pods for tests: started from a few words, waited for, and those that want GPUs without requesting one."""
+"""Pods for tests: start them, wait for their end, and pods that try to get GPUs without a request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from .conftest import Operator
 
-_LOOK = """for file in /dev/nvidia*; do test -e "$file" && echo "got $file"; done
+_SEARCH = """for file in /dev/nvidia*; do test -e "$file" && echo "got $file"; done
 nvidia-smi -L 2>/dev/null | grep UUID
-echo looked"""
+echo searched"""
 _ALL = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]
 _BY_NAME = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "nvidia.com/gpu=all"}]
 _ANNOTATED = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
@@ -20,7 +20,7 @@ _GREEDY: dict[str, tuple[list[dict[str, str]], dict[str, str], dict[str, str]]] 
     "greedy-annotation": ([], {}, _ANNOTATED),
     "greedy-annotation-runtime": ([], {"runtimeClassName": "nvidia"}, _ANNOTATED),
 }
-"""Ways to GPUs that nobody has given: variables, more of the pod, annotations."""
+"""Attempts to get GPUs without a request: variables, further fields of the pod, annotations."""
 
 
 def start(
@@ -49,20 +49,20 @@ def start(
 
 
 def ended(operator: Operator, name: str) -> tuple[str, str]:
-    """Wait for a pod's good end; its node and what it said. The pod is deleted."""
+    """Wait until a pod has succeeded, and delete it; returns its node and log."""
     operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
     node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
-    message = operator.kubectl("logs", name)
+    log = operator.kubectl("logs", name)
     operator.kubectl("delete", "pod", name, "--wait=true")
-    return node, message
+    return node, log
 
 
 def greedy(operator: Operator, node: str, image: str) -> dict[str, str]:
-    """Run pods on a GPU node that request no GPU and try to get one all the same; by way, what each has found."""
+    """Run pods on a GPU node that try to get a GPU without a request; returns the log of each."""
     for name, (variables, spec, notes) in _GREEDY.items():
-        start(operator, name, image, _LOOK, {"env": variables}, notes, nodeName=node, **spec)
+        start(operator, name, image, _SEARCH, {"env": variables}, notes, nodeName=node, **spec)
     return {name: ended(operator, name)[1].strip() for name in _GREEDY}
 
 
-NOTHING = dict.fromkeys(_GREEDY, "looked")
-"""What ``greedy`` finds where GPUs go only to pods that request them."""
+NOTHING = dict.fromkeys(_GREEDY, "searched")
+"""The result of ``greedy`` where only pods with a request get GPUs."""

@@ -1,4 +1,4 @@
-"""A registry that wants a password, for test_gpu.py: the lab's mirror behind HTTP basic authentication."""
+"""A registry with a password, for test_gpu.py: the lab's mirror behind HTTP basic authentication."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# As docs/scheduling.md says it.
+# The credentials in docs/scheduling.md.
 LOGIN = "Basic " + base64.b64encode(b"USER:TOKEN").decode()
 
 
@@ -22,7 +22,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         request = urllib.request.Request(f"http://mirror.lab{self.path}", method=self.command)
-        with urllib.request.urlopen(request) as answer:  # noqa: S310 - the lab's own
+        with urllib.request.urlopen(request) as answer:  # noqa: S310 - the lab's own server
             self.send_response(answer.status)
             for name in ("Content-Type", "Content-Length", "Docker-Content-Digest"):
                 if answer.headers[name]:
@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             shutil.copyfileobj(answer, self.wfile)
 
-    do_HEAD = do_GET  # noqa: N815 - as http.server calls it
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 
 
 ThreadingHTTPServer(("127.0.0.1", 5000), Handler).serve_forever()

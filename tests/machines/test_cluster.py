@@ -1,6 +1,6 @@
-"""From bare machines to a cluster on Debian 13 with the default Kubernetes, and all that can go wrong on that way.
+"""From bare machines to a cluster on Debian 13 with the default Kubernetes, with failures on the way.
 
-test_leave.py holds the way back.
+test_leave.py tests removal and reset.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import STATE, TOKEN, Kind, Operator, kill
+from .conftest import STATE, TOKEN, LabSpec, Operator, kill
 
-LAB = Kind("debian13", workers=2)
+LAB = LabSpec("debian13", workers=2)
 MACHINES = ("control-1", "worker-1", "worker-2")
 
 
@@ -23,27 +23,27 @@ def test_the_machines_are_bare(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("init-master", "10.0.0.999"), "matches no machine"),
         (("init-master", "worker-1"), "not in the group control_plane"),
         (("join", "wroker-1"), "worker-1"),
         (("join", "worker-1; reboot"), "not the name, address or pattern"),
-        (("join", "worker-1", "--kubernetes-version", "1.12"), "1.12 is not known"),
+        (("join", "worker-1", "--kubernetes-version", "1.12"), "cannot install Kubernetes 1.12"),
         (("join", "worker-1", "--key", "/nonexistent"), "cannot be read"),
         (("join", "worker-1", "--skip-phase", "cuddle"), "cuddle"),
         (("join", "worker-1", "-i", "nowhere.yml"), "nowhere.yml"),
         (("reset", "worker-1"), "--yes"),
     ],
 )
-def test_wrong_input_is_refused_in_a_sentence(operator: Operator, words: tuple[str, ...], message: str) -> None:
-    done = operator.gpunodes(*words, code=2)
+def test_wrong_input_is_refused_with_one_message(operator: Operator, arguments: tuple[str, ...], message: str) -> None:
+    done = operator.gpunodes(*arguments, code=2)
     assert message in done.stderr
     assert done.stdout == ""
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
 
 
-def test_preflight_passes_and_touches_nothing(operator: Operator) -> None:
+def test_preflight_passes_and_changes_nothing(operator: Operator) -> None:
     before = {machine: operator.ssh(machine, STATE) for machine in MACHINES}
     assert operator.document("preflight")["findings"] == []
     assert {machine: operator.ssh(machine, STATE) for machine in MACHINES} == before
@@ -67,7 +67,7 @@ def test_preflight_shows_all_failures_at_once(operator: Operator) -> None:
         operator.ssh("worker-2", "hostnamectl set-hostname worker-2")
 
 
-def test_a_join_without_a_control_plane_says_so(operator: Operator) -> None:
+def test_a_join_without_a_control_plane_is_refused(operator: Operator) -> None:
     done = operator.gpunodes("join", "worker-1", code=1)
     assert "init-master" in done.stdout + done.stderr
 
@@ -80,7 +80,7 @@ def test_a_dry_run_changes_nothing(operator: Operator) -> None:
     assert operator.ssh("control-1", STATE) == before
 
 
-def test_init_survives_a_kill_and_a_second_command_waits_its_turn(operator: Operator) -> None:
+def test_init_completes_after_a_kill_and_a_second_command_is_refused(operator: Operator) -> None:
     first = operator.start("init-master", "control-1")
     operator.wait_for(first, "control-1: Install containerd")
     refused = operator.gpunodes("init-master", "control-1", code=1)
@@ -101,7 +101,7 @@ def test_a_second_init_changes_nothing(operator: Operator) -> None:
 
 
 def test_a_secret_is_encrypted_in_etcd_and_not_in_the_audit_log(operator: Operator) -> None:
-    """A copy of etcd gives no Secret away; the audit log has who made it, and nothing of what is in it."""
+    """A copy of etcd reveals no Secret; the audit log has the requests, but not the Secret's content."""
     operator.kubectl("create", "secret", "generic", "audited", "--from-literal=password=correct-horse")
     operator.kubectl("get", "secret", "audited")
     etcd = "/var/lib/etcd/member/wal /var/lib/etcd/member/snap"
@@ -115,8 +115,8 @@ def test_a_secret_is_encrypted_in_etcd_and_not_in_the_audit_log(operator: Operat
     operator.kubectl("delete", "secret", "audited")
 
 
-def test_two_join_at_once_and_no_secret_shows(operator: Operator) -> None:
-    # The commands that are given a secret live for many seconds; a quicker look would itself be the load.
+def test_two_machines_join_at_once_and_no_secret_is_in_a_command_line(operator: Operator) -> None:
+    # Commands with a secret run for many seconds; a shorter interval would load the machine.
     sampler = "while :; do cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; echo; sleep 4; done >/run/cmdlines"
     for machine in MACHINES:
         operator.ssh(machine, f'systemd-run --unit=sampler --collect sh -c "{sampler}"')
@@ -139,7 +139,7 @@ def test_a_second_join_changes_nothing(operator: Operator) -> None:
     assert {machine: operator.ssh(machine, STATE) for machine in MACHINES} == before
 
 
-def test_a_workload_runs_on_the_workers_and_its_service_answers(operator: Operator) -> None:
+def test_a_workload_runs_on_the_workers_and_its_service_responds(operator: Operator) -> None:
     image = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
     manifest = (Path(__file__).parent / "workload.yml").read_text().replace("IMAGE", image)
     operator.ssh("control-1", f"cat >/run/workload.yml <<'END'\n{manifest}\nEND")
@@ -148,11 +148,11 @@ def test_a_workload_runs_on_the_workers_and_its_service_answers(operator: Operat
     nodes = operator.kubectl("get", "pods", "-l", "app=hello", "-o", "jsonpath={.items[*].spec.nodeName}")
     assert set(nodes.split()) == {"worker-1", "worker-2"}
     address = operator.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}").strip()
-    answers = operator.ssh("control-1", f"for n in 1 2 3 4 5 6 7 8; do curl -sf -m 10 http://{address}/; done")
-    assert set(answers.split()) <= set(
+    responses = operator.ssh("control-1", f"for n in 1 2 3 4 5 6 7 8; do curl -sf -m 10 http://{address}/; done")
+    assert set(responses.split()) <= set(
         operator.kubectl("get", "pods", "-l", "app=hello", "-o", "name").replace("pod/", "").split()
     )
-    assert answers.split()
+    assert responses.split()
 
 
 def test_the_kubeconfig_is_private_and_merges(operator: Operator) -> None:

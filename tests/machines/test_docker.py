@@ -1,19 +1,19 @@
-"""A GPU worker that runs its containers by Docker, in a cluster whose control plane has containerd, and back.
+"""A GPU worker with Docker as its runtime, in a cluster whose control plane has containerd, and its removal.
 
-The lab's machines see one mirror and no other registry, which Docker itself cannot use. The GPUs are stand-ins.
+The lab's machines reach one mirror only, which Docker itself cannot use. The GPUs are stand-ins.
 """
 
 from __future__ import annotations
 
-from .conftest import BARE, STATE, Kind, Operator, lines
+from .conftest import BARE, STATE, LabSpec, Operator, lines
 from .pods import NOTHING, greedy
 
-LAB = Kind("debian13", workers=0, gpu_workers=1)
+LAB = LabSpec("debian13", workers=0, gpu_workers=1)
 JOIN = ("join", "gpu-1", "--runtime", "docker", "--driver", "580")
 JOIN_LIMIT_S = 3000.0
-"""The machine builds a kernel module, and Docker unpacks its images."""
+"""The machine builds a kernel module, and Docker unpacks the images."""
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
-SCAN = '-c "test -e /dev/nvidia0 && echo there || echo none"'
+SCAN = '-c "test -e /dev/nvidia0 && echo present || echo none"'
 RUNTIME = "jsonpath={.status.nodeInfo.containerRuntimeVersion}"
 
 _bare: list[str] = []
@@ -32,26 +32,26 @@ def test_a_join_with_docker_serves_gpus(operator: Operator) -> None:
     assert "container of docker" in found["container"][1]
 
 
-def test_people_may_use_docker_on_the_node(operator: Operator) -> None:
-    given = "--device nvidia.com/gpu=all"
-    message = operator.ssh("gpu-1", f"docker run --rm {given} --entrypoint nvidia-smi {PLUGIN} -L")
-    assert message.count("UUID: GPU-") == 2
-    for option, found in ((given, "there"), ("", "none")):
+def test_users_can_run_docker_containers_with_gpus_on_the_node(operator: Operator) -> None:
+    device = "--device nvidia.com/gpu=all"
+    gpus = operator.ssh("gpu-1", f"docker run --rm {device} --entrypoint nvidia-smi {PLUGIN} -L")
+    assert gpus.count("UUID: GPU-") == 2
+    for option, found in ((device, "present"), ("", "none")):
         assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {PLUGIN} {SCAN}").split() == [found], (
             option
         )
 
 
 def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
-    """Neither a variable of an image or pod, nor NVIDIA's runtime, nor an annotation gives a GPU."""
+    """No GPU by a variable of an image or pod, by NVIDIA's runtime, or by an annotation."""
     assert greedy(operator, "gpu-1", PLUGIN) == NOTHING
 
 
-def test_an_image_cannot_take_gpus(operator: Operator) -> None:
-    """NVIDIA's own images request all GPUs by a variable; unless whoever runs them requests any they get none."""
-    made = f"docker create --name greedy --entrypoint sh {PLUGIN}"
+def test_an_image_gets_no_gpus_by_a_variable(operator: Operator) -> None:
+    """NVIDIA's own images request all GPUs by a variable; without an option of `docker run` they get none."""
+    create = f"docker create --name greedy --entrypoint sh {PLUGIN}"
     commit = "docker commit --change 'ENV NVIDIA_VISIBLE_DEVICES=all' greedy greedy"
-    operator.ssh("gpu-1", f"{made} && {commit} && docker rm greedy")
+    operator.ssh("gpu-1", f"{create} && {commit} && docker rm greedy")
     try:
         assert operator.ssh("gpu-1", f"docker run --rm --entrypoint sh greedy {SCAN}").split() == ["none"]
     finally:
@@ -60,8 +60,8 @@ def test_an_image_cannot_take_gpus(operator: Operator) -> None:
 
 def test_a_second_join_changes_nothing(operator: Operator) -> None:
     before = operator.ssh("gpu-1", STATE)
-    for words in (JOIN, ("join", "gpu-1")):
-        document = operator.document(*words)
+    for command in (JOIN, ("join", "gpu-1")):
+        document = operator.document(*command)
         assert [machine["outcome"] for machine in document["machines"]] == ["unchanged"]
     assert operator.ssh("gpu-1", STATE) == before
 

@@ -1,6 +1,6 @@
-"""GPU nodes from bare machines to pods that share what there is, and back. The GPUs are the lab's stand-ins.
+"""GPU nodes from bare machines to pods with GPUs, and back. The GPUs are the lab's stand-ins.
 
-What is proven here is the way of the software: packages, modules, runtimes, kubelet, pods. No GPU computes anything.
+This tests the software: packages, modules, runtimes, kubelet, pods. No GPU computes anything.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from .conftest import BARE, STATE, Kind, Operator, lines
+from .conftest import BARE, STATE, LabSpec, Operator, lines
 from .pods import NOTHING, ended, greedy, start
 
-LAB = Kind("debian13", workers=1, gpu_workers=2)
+LAB = LabSpec("debian13", workers=1, gpu_workers=2)
 GPU = ("gpu-1", "gpu-2")
 UP_LIMIT_S = 3000.0
 """Two emulated machines build a kernel module each while a control plane starts."""
@@ -34,8 +34,8 @@ REGISTRY = Path(__file__).parent / "private_registry.py"
 _bare: dict[str, list[str]] = {}
 
 
-def request(operator: Operator, machine: str, **more: Any) -> None:
-    """Give a machine settings of its own, in the inventory."""
+def write_settings(operator: Operator, machine: str, **more: Any) -> None:
+    """Write a machine's settings to the inventory."""
     path = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(yaml.safe_dump({**SETTINGS[machine], **more}))
@@ -49,13 +49,13 @@ def examples(heading: str) -> list[str]:
 
 
 def example(heading: str) -> dict[str, Any]:
-    """The last example below a heading, which is a part of a pod."""
+    """The last example below a heading: a part of a pod."""
     part: dict[str, Any] = yaml.safe_load(examples(heading)[-1])
     return part
 
 
 def tolerations() -> dict[str, Any]:
-    """What a pod tolerates that may run on gpu-2, whose pool has a taint of its own."""
+    """The tolerations of a pod for gpu-2, whose pool has an additional taint."""
     return {"tolerations": [*example("GPU nodes for GPU pods")["tolerations"], {**DEDICATED, "operator": "Equal"}]}
 
 
@@ -69,22 +69,22 @@ def test_the_machines_are_bare(operator: Operator) -> None:
         assert operator.ssh(machine, "ls /dev/nvidia* 2>/dev/null", code=None) == ""
 
 
-def test_verify_says_that_the_driver_is_missing(operator: Operator) -> None:
+def test_verify_reports_the_missing_driver(operator: Operator) -> None:
     document = operator.document("gpu", "verify", "gpu-1", code=3)
     assert document["machines"][0]["levels"][0]["level"] == "host"
     assert "nvidia is not loaded" in document["machines"][0]["levels"][0]["fact"]
 
 
-def test_a_gate_that_went_is_refused_before_anything_is_touched(operator: Operator) -> None:
-    request(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
-    request(operator, "gpu-2")
+def test_a_removed_feature_gate_is_refused_before_anything_is_changed(operator: Operator) -> None:
+    write_settings(operator, "gpu-1", gpunodes_feature_gates={"Accelerators": True})
+    write_settings(operator, "gpu-2")
     found = operator.document("up", "--driver", "580", code=1)["findings"]
     found = [one for one in found if one["severity"] == "error"]
     assert [(one["machine"], one["check"]) for one in found] == [("gpu-1", "gates")]
-    assert "gone since Kubernetes 1.11" in json.dumps(found)
-    assert "device plugins do its work" in json.dumps(found)
+    assert "was removed in Kubernetes 1.11" in json.dumps(found)
+    assert "device plugins replace it" in json.dumps(found)
     assert lines(operator.ssh("gpu-1", BARE)) == _bare["gpu-1"]
-    request(operator, "gpu-1")
+    write_settings(operator, "gpu-1")
 
 
 def test_up_makes_a_cluster_that_serves_gpus(operator: Operator) -> None:
@@ -96,7 +96,7 @@ def test_up_makes_a_cluster_that_serves_gpus(operator: Operator) -> None:
     assert found["worker-1"]["gpus"] == 0
 
 
-def test_the_refused_gate_would_stop_the_kubelet(operator: Operator) -> None:
+def test_the_refused_feature_gate_would_stop_the_kubelet(operator: Operator) -> None:
     gates = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -104,9 +104,9 @@ def test_the_refused_gate_would_stop_the_kubelet(operator: Operator) -> None:
     }
     operator.ssh("gpu-1", f"mkdir /run/gates; echo '{json.dumps(gates)}' >/run/gates/10-feature-gates.conf")
     kubelet = "timeout 120 kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/run/gates"
-    message = operator.ssh("gpu-1", f"{kubelet} 2>&1; echo ended with $?; rm -r /run/gates")
-    assert "unrecognized feature gate: Accelerators" in message
-    assert not message.endswith(("ended with 0\n", "ended with 124\n"))
+    output = operator.ssh("gpu-1", f"{kubelet} 2>&1; echo ended with $?; rm -r /run/gates")
+    assert "unrecognized feature gate: Accelerators" in output
+    assert not output.endswith(("ended with 0\n", "ended with 124\n"))
 
 
 def test_pools_are_labels_and_taints(operator: Operator) -> None:
@@ -125,26 +125,26 @@ def test_up_again_changes_nothing(operator: Operator) -> None:
     assert operator.kubectl("get", "node", "-l", "team=a", "-o", "name").strip() == "node/gpu-1"
 
 
-def test_a_cpu_node_has_nothing_of_it(operator: Operator) -> None:
+def test_a_node_without_gpus_has_no_gpu_software(operator: Operator) -> None:
     assert (
         operator.ssh("worker-1", "dpkg-query -W '*nvidia*' 2>/dev/null; ls /var/lib/gpunodes/gpu.json", code=None) == ""
     )
 
 
 def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
-    """Neither a variable of an image or pod, nor NVIDIA's runtime, nor an annotation gives a GPU."""
+    """No GPU by a variable of an image or pod, by NVIDIA's runtime, or by an annotation."""
     assert greedy(operator, "gpu-1", GPU_IMAGE) == NOTHING
 
 
 def test_the_examples_for_pools_run(operator: Operator) -> None:
-    start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Only there"))
-    node, message = ended(operator, "only")
-    assert (node, message.count("UUID: GPU-")) == ("gpu-1", 1)
+    start(operator, "only", GPU_IMAGE, "nvidia-smi -L", example("One GPU"), **example("Require a pool"))
+    node, log = ended(operator, "only")
+    assert (node, log.count("UUID: GPU-")) == ("gpu-1", 1)
     image = f"registry.k8s.io/{BUSYBOX}"
-    start(operator, "preferred", image, "true", {}, **example("There if possible"))
+    start(operator, "preferred", image, "true", {}, **example("Prefer a generation"))
     assert ended(operator, "preferred")[0] == "gpu-1"
     operator.kubectl("cordon", "gpu-1")
-    start(operator, "elsewhere", image, "true", {}, **example("There if possible"))
+    start(operator, "elsewhere", image, "true", {}, **example("Prefer a generation"))
     assert ended(operator, "elsewhere")[0] == "worker-1"
     operator.kubectl("uncordon", "gpu-1")
 
@@ -157,7 +157,7 @@ def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
     operator.ssh("gpu-1", "systemd-run --unit=registry --collect python3 /run/registry.py")
     login, part = examples("Images from a private registry")
     operator.ssh("control-1", f"export KUBECONFIG=/etc/kubernetes/admin.conf\n{login}")
-    here = example("Only there")
+    here = example("Require a pool")
     start(operator, "private", f"registry.example/{BUSYBOX}", "true", {}, **yaml.safe_load(part), **here)
     assert ended(operator, "private")[0] == "gpu-1"
     operator.ssh("gpu-1", f"systemctl stop registry; rm -r {folder}")
@@ -184,17 +184,17 @@ def test_a_daemon_reload_takes_no_gpu_away(operator: Operator) -> None:
 
 
 def test_an_upgrade_keeps_the_driver(operator: Operator) -> None:
-    """Two things keep it, each alone: the hold of its packages, and the pin of its branch. A newer branch is there."""
+    """Both the hold of its packages and the pin of its branch keep it. The repository has a newer branch."""
     unpinned = ("-oDir::Etc::Preferences=/dev/null", "-oDir::Etc::PreferencesParts=/dev/null")
     driver = {"nvidia-open", "nvidia-kernel-open-dkms"}
 
     def upgraded(*options: str) -> set[str]:
         """The packages that `apt-get upgrade` would upgrade."""
-        message = operator.ssh("gpu-1", f"apt-get --simulate {' '.join(options)} upgrade")
-        return set(re.findall(r"^Inst (\S+) \[", message, re.MULTILINE))
+        plan = operator.ssh("gpu-1", f"apt-get --simulate {' '.join(options)} upgrade")
+        return set(re.findall(r"^Inst (\S+) \[", plan, re.MULTILINE))
 
     operator.ssh("gpu-1", "apt-get -qq update")
-    assert driver <= upgraded(*unpinned, "--ignore-hold"), "nothing newer is there: this test could not fail"
+    assert driver <= upgraded(*unpinned, "--ignore-hold"), "the repository has no newer version: this test cannot fail"
     assert not driver & upgraded("--ignore-hold")
     assert not driver & upgraded(*unpinned)
     versions = f"dpkg-query -W -f '${{Package}} ${{Version}}\n' {' '.join(sorted(driver))}"
@@ -205,7 +205,7 @@ def test_an_upgrade_keeps_the_driver(operator: Operator) -> None:
     assert operator.ssh("gpu-1", versions) == before
 
 
-def test_the_driver_is_not_taken_away_under_a_pod(operator: Operator) -> None:
+def test_the_driver_is_not_removed_while_a_pod_uses_it(operator: Operator) -> None:
     node = operator.kubectl("get", "pod", "third", "-o", "jsonpath={.spec.nodeName}").strip()
     done = operator.gpunodes("gpu", "remove", "--yes", node, code=1)
     assert f"default/third uses GPUs of {node}" in done.stdout + done.stderr
@@ -228,7 +228,7 @@ def test_removal_leaves_a_node_without_gpus(operator: Operator) -> None:
     assert {node["name"]: node["ready"] for node in status["nodes"]}["gpu-2"]
 
 
-def test_cuda_comes_where_it_is_wished(operator: Operator) -> None:
+def test_requested_cuda_versions_are_installed(operator: Operator) -> None:
     operator.gpunodes("gpu", "install", "gpu-2", "--driver", "580", "--with-cuda", "13.0", "--with-cuda", "13.1")
     for version in ("13.0", "13.1"):
         assert f"release {version}" in operator.ssh("gpu-2", f"/usr/local/cuda-{version}/bin/nvcc --version")

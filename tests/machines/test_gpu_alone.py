@@ -1,15 +1,15 @@
-"""GPU software on a machine that is in no cluster, and off it again; with a reboot where only that loads the driver.
+"""GPU software on a machine outside of a cluster, and its removal; with a reboot where the driver needs one.
 
-The GPUs are the lab's stand-ins, and so is the driver of the kernel's own that does not let go of them.
+The GPUs are the lab's stand-ins; the kernel's own driver, which does not release them, is a stand-in as well.
 """
 
 from __future__ import annotations
 
-from .conftest import BARE, STATE, Kind, Operator, lines
+from .conftest import BARE, STATE, LabSpec, Operator, lines
 
-LAB = Kind("debian13", workers=0, gpu_workers=1, more=("--cpus", "2"))
+LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--cpus", "2"))
 INSTALL = ("gpu", "install", "gpu-1", "--driver", "580")
-# As the real one it would be loaded at every start, for any GPU; as one that draws a console it cannot be unloaded.
+# Like the real module it is loaded at every boot, for any GPU; like one with a console it cannot be unloaded.
 NOUVEAU = """
 #include <linux/module.h>
 static int __init nouveau_init(void) { __module_get(THIS_MODULE); return 0; }
@@ -35,7 +35,7 @@ BOOT = "cat /proc/sys/kernel/random/boot_id"
 _bare: list[str] = []
 
 
-def test_a_machine_that_was_never_prepared_gets_its_software(operator: Operator) -> None:
+def test_a_bare_machine_gets_its_gpu_software(operator: Operator) -> None:
     _bare.extend(lines(operator.ssh("gpu-1", BARE)))
     operator.gpunodes(*INSTALL)
     [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
@@ -56,8 +56,8 @@ def test_removal_leaves_nothing(operator: Operator) -> None:
     assert lines(operator.ssh("gpu-1", BARE)) == _bare
 
 
-def test_without_leave_to_reboot_it_says_what_is_left_to_do(operator: Operator) -> None:
-    """The kernel's own driver holds the GPUs: only a reboot loads NVIDIA's."""
+def test_no_reboot_reports_that_a_reboot_is_needed(operator: Operator) -> None:
+    """The kernel's own driver holds the GPUs: NVIDIA's is loaded after a reboot only."""
     tools = (
         "apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qqy install gcc make linux-headers-$(uname -r)"
     )
@@ -67,20 +67,20 @@ def test_without_leave_to_reboot_it_says_what_is_left_to_do(operator: Operator) 
     operator.ssh("gpu-1", BUILD)
     before = operator.ssh("gpu-1", BOOT)
     done = operator.gpunodes(*INSTALL, "--no-reboot", code=1, limit_s=3000)
-    assert "nouveau holds the GPU and does not let go" in done.stdout + done.stderr
-    assert "a reboot is left to do" in done.stdout + done.stderr
+    assert "nouveau uses the GPU and cannot be unloaded" in done.stdout + done.stderr
+    assert "a reboot is required" in done.stdout + done.stderr
     assert operator.ssh("gpu-1", BOOT) == before
     assert operator.ssh("gpu-1", LOADED).split() == ["nouveau"]
 
 
-def test_a_machine_is_rebooted_where_only_that_loads_the_driver(operator: Operator) -> None:
+def test_a_machine_is_rebooted_when_the_driver_needs_it(operator: Operator) -> None:
     before = operator.ssh("gpu-1", BOOT)
     operator.gpunodes(*INSTALL, limit_s=3000)
     assert operator.ssh("gpu-1", BOOT) != before
     assert operator.ssh("gpu-1", LOADED).split() == ["nvidia"]
     [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
     assert (machine["levels"][0]["level"], machine["levels"][0]["state"]) == ("host", "ok")
-    # A second run has nothing to reboot for.
+    # A second run needs no reboot.
     before = operator.ssh("gpu-1", BOOT)
     assert [machine["outcome"] for machine in operator.document(*INSTALL)["machines"]] == ["unchanged"]
     assert operator.ssh("gpu-1", BOOT) == before
@@ -92,7 +92,7 @@ def test_removal_gives_the_gpus_back_to_the_kernels_driver(operator: Operator) -
 
 
 def test_init_master_plans_a_control_plane_with_gpus(operator: Operator) -> None:
-    """Its GPUs are for `up`, or `gpu install` after it."""
+    """GPU software on a control plane needs `up`, or `gpu install` afterwards."""
     inventory = operator.folder / "inventory" / "hosts.yml"
     inventory.write_text(
         inventory.read_text().replace("control_plane:", "elsewhere:").replace("    workers:", "    control_plane:", 1)

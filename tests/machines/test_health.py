@@ -1,8 +1,8 @@
-"""Faults made in real kernels: each found by the sweep and by the role, told from what only looks like it.
+"""Faults in real kernels: each is found by `gpunodes health` and by the role, and distinguished from similar events.
 
-Two machines, in no cluster, get their faults in rounds, one beside the other. What the kernel has logged stays true
-until the next boot, so each machine goes from mild to worse: a live verdict is the worst of all its faults so far, and
-the kernel's log of one round, saved, has the verdict of that fault alone.
+Two machines outside of a cluster get faults in rounds, in parallel. Log lines stay valid until the next boot, so the
+faults of a machine get worse with each round: its live verdict is that of its worst fault so far, and the saved log of
+one round has the verdict of that fault only.
 
 ``GPUNODES_CAPTURE=tests/unit/fixtures/captured`` saves each fault's log and facts with their verdicts.
 """
@@ -25,18 +25,18 @@ from typing import Any
 import pytest
 from gpunodes.health.model import Action, State
 
-from .conftest import Kind, Operator
+from .conftest import LabSpec, Operator
 
-LAB = Kind("debian13", workers=0, gpu_workers=2)
+LAB = LabSpec("debian13", workers=0, gpu_workers=2)
 CHECKOUT = Path(__file__).parents[2]
 SEEN_S = 200
-"""Seconds in which the kernel must have said it."""
+"""Seconds until the kernel must have logged a fault."""
 LARGE = 64 << 10
-"""Bytes from which a saved log is packed."""
+"""Size in bytes from which a saved log is compressed."""
 
-# The kernel looks for hung tasks every 5 s and calls them so after 20, however often; it calls a processor locked up
-# after 10 s.
-# A console on an emulated serial line would take 3 ms for each line of a storm.
+# The kernel checks for hung tasks every 5 s, reports them after 20 s without a limit on their number, and reports a
+# soft lockup after 10 s.
+# A console on an emulated serial line would take 3 ms for each line of a log flood.
 READY = """
 set -e
 sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5 kernel.hung_task_warnings=-1
@@ -45,8 +45,8 @@ dmesg --console-level alert
 : >/run/ticks
 systemd-run --quiet --unit=ticker sh -c 'while sleep 1; do echo >>/run/ticks; done'
 """
-# Anybody who may write to /dev/kmsg can say what the driver says; so much of it that the ring buffer, of 4096 lines at
-# most, has nothing else, and what the driver did say is in the journal only.
+# Any program that can write to /dev/kmsg can forge the driver's messages: here so many that the ring buffer, of at most
+# 4096 lines, has nothing else, and the driver's own messages are in the journal only.
 FLOOD = """
 set -e
 lie='Xid (PCI:0001:10:00): 79, pid=1, name=x, GPU has fallen off the bus.'
@@ -61,22 +61,22 @@ echo '<3>the last of many lies' >/dev/kmsg
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done to a machine, and what its log and its verdict say of that alone."""
+    """A fault of a machine, and the expected log line and verdict for this fault only."""
 
     name: str
     machine: str
     message: str
-    """Words that the kernel's log has before anybody is asked."""
+    """Text that the kernel's log must contain before the scan."""
     faults: Sequence[str] = ()
-    """`gpunodes lab fault MACHINE ...`; all but the first when it was seen to work."""
+    """Arguments of `gpunodes lab fault MACHINE`; each one follows when the previous fault is in the log."""
     script: str = ""
-    """Or a shell script, as root."""
+    """Or a shell script that runs as root."""
     state: State = State.HEALTHY
     action: Action = Action.NONE
     xids: tuple[int, ...] = ()
     rules: frozenset[str] = frozenset()
     seen: int = 2
-    """How many GPUs are left to see."""
+    """How many GPUs are still visible."""
 
 
 HEALTHY = [Fault("well", name, "NVRM: loading") for name in ("gpu-1", "gpu-2")]
@@ -156,19 +156,19 @@ SMI_HANG = Fault(
 
 _so_far: dict[str, list[Fault]] = {"gpu-1": [], "gpu-2": []}
 _lines: dict[str, int] = dict.fromkeys(_so_far, 0)
-"""How long the kernel's log of each machine was at the end of the round before."""
+"""The number of lines in each machine's kernel log at the end of the previous round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is on a machine."""
+class MachineState:
+    """Processes and kernel log of a machine."""
 
     ticks: int
-    """How often its other work has come around."""
+    """How many times the ticker, a background process, has run."""
     processes: Sequence[str]
-    """What a probe is or starts."""
+    """Processes of a probe and its children."""
     log: Sequence[str]
-    """The kernel's log of this boot in the journal, others' lines in it included."""
+    """The kernel log of this boot in the journal, including lines that other programs wrote to it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -178,69 +178,69 @@ def machines(operator: Operator) -> None:
         operator.ssh(machine, READY)
 
 
-def test_machines_that_are_well(operator: Operator) -> None:
+def test_healthy_machines(operator: Operator) -> None:
     check(operator, HEALTHY)
 
 
 @pytest.mark.parametrize("faults", ROUNDS, ids=lambda faults: "-and-".join(fault.name for fault in faults))
 def test_faults(operator: Operator, faults: Sequence[Fault]) -> None:
-    side_by_side(lambda fault: make(operator, fault), faults)
+    in_parallel(lambda fault: inject(operator, fault), faults)
     check(operator, faults)
     if faults[0].name == "other-hang":
-        # Else the log of all that comes later would be full of it.
-        make(operator, Fault("clear", "gpu-1", "", ["clear"]))
+        # Otherwise this hang would be in the log of all later rounds.
+        inject(operator, Fault("clear", "gpu-1", "", ["clear"]))
 
 
 def test_an_nvidia_smi_that_cannot_be_killed(operator: Operator) -> None:
-    """The first sweep starts it, and tells; nobody starts a second one."""
-    make(operator, SMI_HANG)
-    found = sweep(operator)["gpu-2"]
+    """The first scan starts nvidia-smi and reports it as stuck; later scans do not start another."""
+    inject(operator, SMI_HANG)
+    found = health_verdicts(operator)["gpu-2"]
     assert (found["state"], found["action"], found["hung_in_driver"]) == ("hung", "reboot", True)
     assert "smi-stuck" in rules(found)
-    (stuck,) = look(operator, "gpu-2").processes
+    (stuck,) = machine_state(operator, "gpu-2").processes
     assert "nvidia-smi" in stuck
     check(operator, [SMI_HANG], [stuck])
 
 
-def side_by_side(do: Callable[[Fault], Any], faults: Sequence[Fault]) -> list[Any]:
-    """The same on all machines at once."""
+def in_parallel(do: Callable[[Fault], Any], faults: Sequence[Fault]) -> list[Any]:
+    """Run ``do`` for all faults at the same time."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(do, faults))
 
 
-def make(operator: Operator, fault: Fault) -> None:
-    """Do it, step by step, each when the one before is seen to work."""
+def inject(operator: Operator, fault: Fault) -> None:
+    """Inject a fault step by step; each step waits for the log line of the previous one."""
     if fault.script:
         operator.ssh(fault.machine, fault.script)
-    for step, words in enumerate(fault.faults):
+    for step, arguments in enumerate(fault.faults):
         if step:
-            wait_for(operator, fault)
-        done = operator.lab("fault", fault.machine, *words.split())
+            wait_for_log(operator, fault)
+        done = operator.lab("fault", fault.machine, *arguments.split())
         assert done.returncode == 0, done.stderr
 
 
-def wait_for(operator: Operator, fault: Fault) -> int:
-    """Wait until the kernel has said it; returns how often the machine's other work has come around."""
-    message = f"until dmesg | grep -qF {shlex.quote(fault.message)}; do sleep 1; done"
-    return int(operator.ssh(fault.machine, f"timeout {SEEN_S} sh -c {shlex.quote(message)} && wc -l </run/ticks"))
+def wait_for_log(operator: Operator, fault: Fault) -> int:
+    """Wait for the fault's log line; returns how many times the ticker has run."""
+    logged = f"until dmesg | grep -qF {shlex.quote(fault.message)}; do sleep 1; done"
+    return int(operator.ssh(fault.machine, f"timeout {SEEN_S} sh -c {shlex.quote(logged)} && wc -l </run/ticks"))
 
 
-def check(operator: Operator, faults: Sequence[Fault], stay: Sequence[str] = ()) -> None:
-    """The verdicts on machines that have these faults now; processes that ``stay`` are all that is left of a probe."""
-    ticks = side_by_side(lambda fault: wait_for(operator, fault), faults)
-    verdicts = sweep(operator)
-    message = role(operator)
-    found = side_by_side(lambda fault: look(operator, fault.machine), faults)
+def check(operator: Operator, faults: Sequence[Fault], remaining: Sequence[str] = ()) -> None:
+    """Check the verdicts on machines with these faults; after the scan only ``remaining`` processes are left."""
+    ticks = in_parallel(lambda fault: wait_for_log(operator, fault), faults)
+    verdicts = health_verdicts(operator)
+    output = run_role(operator)
+    found = in_parallel(lambda fault: machine_state(operator, fault.machine), faults)
     for fault, before, after in zip(faults, ticks, found, strict=True):
         print(f"{fault.name} of {fault.machine}")
         live = verdicts[fault.machine]
-        check_live(fault, live, message)
+        check_live(fault, live, output)
         if fault.name == "xid-119-storm":
             (flood,) = (each for each in live["findings"] if "): 119, " in "".join(each["evidence"]))
             assert flood["count"] > 100
         assert after.ticks > before
-        assert after.processes == list(stay)
-        # The log of this fault alone, as somebody saves it.
+        assert after.processes == list(remaining)
+        # The log of this fault only, as a user would save it.
         log = operator.folder / "kernel.log"
         log.write_text("".join(f"{line}\n" for line in after.log[_lines[fault.machine] :]))
         _lines[fault.machine] = len(after.log)
@@ -249,8 +249,8 @@ def check(operator: Operator, faults: Sequence[Fault], stay: Sequence[str] = ())
             capture(operator, Path(folder) / fault.name, fault.machine, log, live)
 
 
-def check_live(fault: Fault, live: dict[str, Any], message: str) -> None:
-    """The verdict by the sweep and by the role: what the kernel has said stays true, so the worst so far counts."""
+def check_live(fault: Fault, live: dict[str, Any], output: str) -> None:
+    """Check the verdict of the command and of the role: that of the worst fault so far, as log lines stay valid."""
     so_far = _so_far[fault.machine]
     so_far.append(fault)
     state = max((each.state for each in so_far), key=lambda each: each.rank)
@@ -260,8 +260,8 @@ def check_live(fault: Fault, live: dict[str, Any], message: str) -> None:
     assert live["xids"] == sorted({xid for each in so_far for xid in each.xids})
     assert live["gpus"] == {"expected": 2, "seen": fault.seen}
     assert fault.rules <= rules(live), live
-    asked = "" if action is Action.NONE else f", {action.value.replace('_', ' ')}"
-    assert re.search(rf'"msg": "{fault.machine}: {state.value}{asked}[;"]', message), message
+    suffix = "" if action is Action.NONE else f", {action.value.replace('_', ' ')}"
+    assert re.search(rf'"msg": "{fault.machine}: {state.value}{suffix}[;"]', output), output
 
 
 def check_saved(fault: Fault, saved: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ def check_saved(fault: Fault, saved: dict[str, Any]) -> None:
     assert saved["xids"] == list(fault.xids)
 
 
-def sweep(operator: Operator) -> dict[str, dict[str, Any]]:
+def health_verdicts(operator: Operator) -> dict[str, dict[str, Any]]:
     """The verdict on each GPU machine, by `gpunodes health`."""
     document = operator.document("health", "gpu-*", code=None)
     return {machine["name"]: machine for machine in document["machines"]}
@@ -280,18 +280,18 @@ def rules(machine: dict[str, Any]) -> set[str]:
     return {finding["rule"] for finding in machine["findings"]}
 
 
-def role(operator: Operator) -> str:
-    """What plain Ansible says of them."""
-    message = ansible(operator, "ansible-playbook", str(CHECKOUT / "playbooks" / "health.yml"), "-l", "gpu-*")
-    assert message.count("changed=0") == len(_so_far), message
-    return message
+def run_role(operator: Operator) -> str:
+    """The output of the role on all GPU machines, run by plain Ansible."""
+    output = ansible(operator, "ansible-playbook", str(CHECKOUT / "playbooks" / "health.yml"), "-l", "gpu-*")
+    assert output.count("changed=0") == len(_so_far), output
+    return output
 
 
-def ansible(operator: Operator, program: str, *words: str) -> str:
+def ansible(operator: Operator, program: str, *arguments: str) -> str:
     path = shutil.which(program)
     assert path
     done = subprocess.run(
-        [path, "-i", str(operator.folder / "inventory"), *words],
+        [path, "-i", str(operator.folder / "inventory"), *arguments],
         cwd=CHECKOUT,
         env={**os.environ, "ANSIBLE_HOST_KEY_CHECKING": "False"},
         stdin=subprocess.DEVNULL,
@@ -304,18 +304,18 @@ def ansible(operator: Operator, program: str, *words: str) -> str:
     return done.stdout
 
 
-def look(operator: Operator, machine: str) -> Look:
+def machine_state(operator: Operator, machine: str) -> MachineState:
     script = (
         "wc -l </run/ticks; ps -C python3,nvidia-smi,journalctl -o pid=,stat=,args=; echo --; "
         "journalctl --sync; journalctl -k -b -q --no-pager -o short-monotonic"
     )
     lines = operator.ssh(machine, script).splitlines()
     end = lines.index("--")
-    return Look(int(lines[0]), lines[1:end], lines[end + 1 :])
+    return MachineState(int(lines[0]), lines[1:end], lines[end + 1 :])
 
 
 def capture(operator: Operator, folder: Path, machine: str, log: Path, live: dict[str, Any]) -> None:
-    """Save what a machine said, and the verdicts on it; tests/unit/fixtures/captured/README.md says in which files."""
+    """Save a machine's log and facts with their verdicts, in the files of tests/unit/fixtures/captured/README.md."""
     facts: dict[str, Any] = json.loads(
         ansible(operator, "ansible", machine, "--become", "-m", "gpu_probe").partition(" => ")[2]
     )["gpu_probe"]
@@ -328,7 +328,7 @@ def capture(operator: Operator, folder: Path, machine: str, log: Path, live: dic
         (folder / "kernel.log.gz").write_bytes(gzip.compress(text, mtime=0))
     if xml := facts["smi"]["xml"]:
         (folder / "nvidia-smi.xml").write_text(xml)
-    files = [word for path in sorted(folder.iterdir()) for word in ("--from", str(path))]
+    files = [argument for path in sorted(folder.iterdir()) for argument in ("--from", str(path))]
     saved = operator.document("health", *files, code=None)["machines"][0]
     (folder / "probe.json.gz").write_bytes(gzip.compress(json.dumps(facts, indent=1).encode(), mtime=0))
     (folder / "verdict.json").write_text(json.dumps({"live": live, "files": saved}, indent=2) + "\n")

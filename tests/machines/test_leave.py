@@ -1,4 +1,4 @@
-"""Workers that leave a cluster, and machines that lose power, a command or its connection while they join again."""
+"""Workers leave a cluster; joins with power cuts, killed and interrupted commands; reset."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
-from .conftest import BARE, Kind, Operator, kill, lines, search_for_secrets
+from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
 
-LAB = Kind("debian13", workers=2, cluster=())
+LAB = LabSpec("debian13", workers=2, cluster=())
 MACHINES = LAB.machines
 
 
-def test_remove_empties_and_resets_a_node(operator: Operator) -> None:
+def test_remove_drains_and_resets_a_node(operator: Operator) -> None:
     operator.gpunodes("remove", "--yes", "worker-2")
     status = operator.document("status")
     assert {node["name"] for node in status["nodes"]} == {"control-1", "worker-1"}
@@ -20,14 +20,14 @@ def test_remove_empties_and_resets_a_node(operator: Operator) -> None:
     assert lines(operator.ssh("worker-2", BARE)) == operator.bare["worker-2"]
 
 
-def test_a_machine_that_reports_a_template_runs_nothing_here(operator: Operator) -> None:
-    """The name of a machine's system is data: as a template it would run ``canary`` on this machine."""
+def test_a_template_reported_by_a_machine_is_not_evaluated_on_the_controller(operator: Operator) -> None:
+    """The name of a machine's system is data: evaluated as a template it would run ``canary`` on the controller."""
     canary = operator.folder / "bin/canary"
     canary.parent.mkdir()
     canary.write_text(f"#!/bin/sh\ntouch {operator.folder}/ran\n", encoding="utf-8")
     canary.chmod(0o755)
     attack = "{{ lookup((dict(pipe=1)|first), (dict(canary=1)|first)) }}"
-    operator.ssh("worker-2", "cp /usr/lib/os-release /run/kept")
+    operator.ssh("worker-2", "cp /usr/lib/os-release /run/original")
     operator.ssh("worker-2", f"sed -i 's#^PRETTY_NAME=.*#PRETTY_NAME=\"{attack}\"#' /usr/lib/os-release")
     before, operator.environment["PATH"] = os.environ["PATH"], f"{canary.parent}:{os.environ['PATH']}"
     try:
@@ -38,10 +38,10 @@ def test_a_machine_that_reports_a_template_runs_nothing_here(operator: Operator)
         operator.environment["PATH"] = before
     assert attack in operator.ssh("worker-2", "cat /etc/os-release")
     assert not (operator.folder / "ran").exists()
-    operator.ssh("worker-2", "cat /run/kept >/usr/lib/os-release")
+    operator.ssh("worker-2", "cat /run/original >/usr/lib/os-release")
 
 
-def test_a_join_survives_a_power_cut(operator: Operator) -> None:
+def test_a_join_completes_after_a_power_cut(operator: Operator) -> None:
     running = operator.start("join", "worker-2")
     operator.wait_for(running, "worker-2: Install Kubernetes")
     time.sleep(10)
@@ -77,19 +77,19 @@ def test_a_join_by_plain_ansible_after_a_kill(operator: Operator) -> None:
     assert operator.tokens() == []
 
 
-def test_no_secret_lies_about(operator: Operator) -> None:
+def test_no_secret_leaks(operator: Operator) -> None:
     search_for_secrets(operator, MACHINES, boots={"worker-2": 2})
 
 
 def test_a_reset_refuses_while_a_volume_is_busy(operator: Operator) -> None:
     point = "/var/lib/kubelet/plugins/of-a-storage/data"
     operator.ssh(
-        "worker-1", f"mkdir -p {point} && mount -t tmpfs server:/export {point} && echo precious >{point}/theirs"
+        "worker-1", f"mkdir -p {point} && mount -t tmpfs server:/export {point} && echo precious >{point}/file"
     )
     operator.ssh("worker-1", f"systemd-run --unit=user --collect --property=WorkingDirectory={point} sleep infinity")
     done = operator.gpunodes("reset", "worker-1", "--yes", code=1)
     assert f"{point} (server:/export) is mounted and used by sleep" in " ".join(done.stdout.split())
-    assert operator.ssh("worker-1", f"cat {point}/theirs; ls /etc/kubernetes").split()[0] == "precious"
+    assert operator.ssh("worker-1", f"cat {point}/file; ls /etc/kubernetes").split()[0] == "precious"
     operator.ssh("worker-1", "systemctl stop user")
 
 

@@ -1,24 +1,24 @@
-"""A small cluster's whole life on Debian 13 with the default Kubernetes, from bare machines to bare machines.
+"""The lifecycle of a small cluster on Debian 13 with the default Kubernetes, from bare machines to bare machines.
 
-What is most used, and most feared, of all that the other files of this folder go through one by one. The GPUs are the
-lab's stand-ins: no GPU computes anything.
+A selection of what the other files of this folder test in detail: the most common operations, and the most critical
+failures. The GPUs are the lab's stand-ins: no GPU computes anything.
 """
 
 from __future__ import annotations
 
 from . import unhealthy
-from .conftest import BARE, STATE, Kind, Operator, kill, lines, search_for_secrets
+from .conftest import BARE, STATE, LabSpec, Operator, kill, lines, search_for_secrets
 
-LAB = Kind("debian13", workers=1, gpu_workers=1)
+LAB = LabSpec("debian13", workers=1, gpu_workers=1)
 MACHINES = ("control-1", "worker-1", "gpu-1")
 
 _bare: dict[str, list[str]] = {}
 
 
-def test_up_makes_a_cluster_of_bare_machines_although_it_was_killed(operator: Operator) -> None:
+def test_up_makes_a_cluster_of_bare_machines_after_a_kill(operator: Operator) -> None:
     _bare.update(operator.each(MACHINES, BARE))
-    # A single GPU machine is all of its pool.
-    unhealthy.write(operator, "control-1", unhealthy.ALONE)
+    # The pool has one GPU machine only.
+    unhealthy.write(operator, "control-1", unhealthy.SINGLE_MACHINE_SETTINGS)
     running = operator.start("up", "--driver", "580")
     operator.wait_for(running, "control-1: Start the control plane")
     refused = operator.gpunodes("up", code=1)
@@ -52,7 +52,7 @@ def test_a_hung_machine_is_found_and_repaired(operator: Operator) -> None:
     found = unhealthy.repaired(operator.document("health", "--reboot-hung", "--yes"))
     assert found["step"] == "sysrq"
     assert unhealthy.boot(operator, "gpu-1") != before
-    unhealthy.clean(operator, ["gpu-1"])
+    unhealthy.assert_clean(operator, ["gpu-1"])
 
 
 def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
@@ -64,7 +64,7 @@ def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
     assert operator.tokens() == []
 
 
-def test_no_secret_lies_about(operator: Operator) -> None:
+def test_no_secret_leaks(operator: Operator) -> None:
     # gpu-1 joined before it was reset.
     search_for_secrets(operator, MACHINES, boots={"gpu-1": 2})
 

@@ -1,4 +1,4 @@
-"""A repair beside other commands, beside pods that may not or cannot end, and killed in each of its steps."""
+"""Repairs with concurrent commands, with pods that may not or cannot be evicted, and killed in each stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from . import unhealthy
 from .conftest import Operator, kill
-from .unhealthy import clean, entry, fault, hang, history, repaired, wait_for
+from .unhealthy import assert_clean, entry, fault, hang, history, repaired, wait_for
 
 LAB = unhealthy.LAB
 PODS = """
@@ -45,26 +45,26 @@ spec:
 """
 STEPS = (
     "gpu-1: reboot: ",
-    "gpu-1: collecting the evidence",
+    "gpu-1: collecting evidence",
     "gpu-1: cordoned",
-    "gpu-1: emptying the node",
+    "gpu-1: draining the node",
     "gpu-1: graceful reboot",
-    "gpu-1: proving it well",
-    "gpu-1: well: ",
+    "gpu-1: verifying that it is healthy",
+    "gpu-1: verified: ",
     "gpu-1: uncordoned",
 )
-"""What the command says when it begins a step, from the first to the last."""
+"""The command's message at the start of each stage, in order."""
 REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
 
 
-def test_a_lost_gpu_comes_back_by_one_of_two_commands_and_a_cordon_of_somebody_else_stays(operator: Operator) -> None:
+def test_one_of_two_commands_repairs_a_lost_gpu_and_a_foreign_cordon_stays(operator: Operator) -> None:
     operator.kubectl("cordon", "gpu-1")
     before = unhealthy.boot(operator, "gpu-1")
     fault(operator, "gpu-1", "lost")
     assert 79 in wait_for(operator, "gpu-1", ["reboot"])["xids"]
     running = operator.start(*REPAIR)
-    operator.wait_for(running, "collecting the evidence")
-    # What must be gone at the end is there now.
+    operator.wait_for(running, "collecting evidence")
+    # assert_clean expects none of these at the end.
     assert unhealthy.leases(operator)
     assert unhealthy.sessions(operator) > 0
     second = entry(operator.document(*REPAIR, code=3))
@@ -72,7 +72,7 @@ def test_a_lost_gpu_comes_back_by_one_of_two_commands_and_a_cordon_of_somebody_e
     assert running.wait(timeout=1500) == 0
     assert unhealthy.boot(operator, "gpu-1") != before
     assert history(operator)[-1]["outcome"] == "repaired"
-    clean(operator, theirs=["gpu-1"])
+    assert_clean(operator, cordoned_by_others=["gpu-1"])
     operator.kubectl("uncordon", "gpu-1")
 
 
@@ -93,21 +93,21 @@ def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Oper
     assert found["outcome"] == "not-repaired"
     assert "default/steady-" in found["why"]
     assert "--force-drain" in found["why"]
-    assert "pods that do not end: default/stuck-" in done.stderr
+    assert "pods that do not terminate: default/stuck-" in done.stderr
     assert unhealthy.boot(operator, "gpu-1") == before
     assert not unhealthy.node(operator, "gpu-1")["spec"].get("unschedulable")
 
     done = operator.gpunodes(*REPAIR, "--force-drain", "--json")
     repaired(json.loads(done.stdout))
-    (forced,) = [line for line in done.stderr.splitlines() if "were deleted by force" in line]
+    (forced,) = [line for line in done.stderr.splitlines() if "deleted by force" in line]
     assert "default/steady-" in forced
     assert "default/stuck-" in forced
     assert unhealthy.boot(operator, "gpu-1") != before
     operator.kubectl("delete", "-f", "/run/unhealthy.yml")
-    clean(operator)
+    assert_clean(operator)
 
 
-def test_a_kill_in_every_step_and_then_the_same_command(operator: Operator) -> None:
+def test_a_repair_completes_after_a_kill_in_every_stage(operator: Operator) -> None:
     before = unhealthy.boot(operator, "gpu-1")
     hang(operator)
     for step in STEPS:
@@ -116,8 +116,8 @@ def test_a_kill_in_every_step_and_then_the_same_command(operator: Operator) -> N
         kill(running)
     operator.gpunodes(*REPAIR)
     assert unhealthy.boot(operator, "gpu-1") != before
-    # What a kill left of the first decision goes with the next one.
+    # A second run removes the remains of the killed ones.
     operator.gpunodes(*REPAIR)
     ends = [each["outcome"] for each in history(operator) if each["kind"] == "end"]
     assert set(ends) == {"repaired"}
-    clean(operator)
+    assert_clean(operator)

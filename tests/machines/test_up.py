@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from .conftest import STATE, Kind, Operator
+from .conftest import STATE, LabSpec, Operator
 
-LAB = Kind("debian12", workers=1, kubernetes="1.35")
+LAB = LabSpec("debian12", workers=1, kubernetes="1.35")
 MACHINES = ("control-1", "worker-1")
 
 
@@ -26,14 +26,14 @@ def test_up_makes_a_cluster(operator: Operator) -> None:
 
 
 def test_kubelets_serve_with_certificates_of_the_cluster(operator: Operator) -> None:
-    """The service on the control plane approves each node's own request, and the API server verifies the answer."""
+    """The service on the control plane approves each node's own request; the API server verifies the certificates."""
     requests = json.loads(operator.kubectl("get", "certificatesigningrequests", "-o", "json"))["items"]
     serving = [one for one in requests if one["spec"]["signerName"] == "kubernetes.io/kubelet-serving"]
     decided = {(one["spec"]["username"], one["status"]["conditions"][0]["type"]) for one in serving}
     assert decided == {(f"system:node:{machine}", "Approved") for machine in MACHINES}
     for machine in MACHINES:
         assert operator.ssh(machine, "ls /var/lib/kubelet/pki/kubelet-server-current.pem")
-    # Logs come from the kubelets, which the API server talks to by these certificates alone.
+    # The API server reads logs from the kubelets, and accepts only these certificates.
     pods = operator.kubectl("-n", "kube-system", "get", "pods", "-l", "k8s-app=kube-proxy", "-o", "name").split()
     assert len(pods) == len(MACHINES)
     for pod in pods:
@@ -48,7 +48,7 @@ def test_up_again_changes_nothing(operator: Operator) -> None:
 
 
 def test_a_join_upgrades_nothing(operator: Operator) -> None:
-    # The default version is newer than this cluster's: the cluster's own counts.
+    # The default version is newer than the cluster's, which applies here.
     document = operator.document("join", "worker-1")
     assert document["machines"][0]["outcome"] == "unchanged"
     assert operator.ssh("worker-1", "dpkg-query -W -f '${Version}' kubelet").startswith("1.35.")

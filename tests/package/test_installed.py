@@ -1,6 +1,6 @@
-"""The command as a user gets it: the built wheel, installed in a clean environment, away from the checkout.
+"""The installed command: the wheel, installed in a clean environment outside of the checkout.
 
-`make test-package` builds and installs it, and names the command in $GPUNODES.
+`make test-package` builds and installs it, and sets $GPUNODES to the command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not GPUNODES, reason="needs $GPUNODES; run `make
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, with an environment that knows nothing of the checkout's tools."""
+    """Run a command in a folder, with an environment without the checkout's tools."""
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(cwd), "LC_ALL": "C.UTF-8"}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
@@ -34,7 +34,7 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
     assert run(GPUNODES, "--version", cwd=tmp_path).stdout.split()[-1] == version.stdout.strip()
 
 
-def test_it_is_not_the_checkout(tmp_path: Path) -> None:
+def test_the_installed_package_is_used_instead_of_the_checkout(tmp_path: Path) -> None:
     python = str(Path(GPUNODES).with_name("python"))
     done = run(python, "-c", "import gpunodes; print(gpunodes.__file__)", cwd=tmp_path)
     assert "site-packages" in done.stdout
@@ -43,14 +43,14 @@ def test_it_is_not_the_checkout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["init-master", "join", "up", "status", "kubeconfig", "remove", "reset", "preflight"]
 )
-def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
+def test_every_command_has_help(tmp_path: Path, command: str) -> None:
     done = run(GPUNODES, command, "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: gpunodes")
 
 
-def test_without_an_inventory_it_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_inventory_is_reported_with_a_remedy(tmp_path: Path) -> None:
     done = run(GPUNODES, "join", "worker-*", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "inventory" in done.stderr
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr

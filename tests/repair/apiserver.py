@@ -1,7 +1,7 @@
-"""A real API server on loopback: etcd and kube-apiserver of the lab's mirror, without a machine.
+"""A real API server on loopback: etcd and kube-apiserver of the lab's mirror, without machines.
 
-Nothing else of a control plane runs: no scheduler, no controller. So nothing taints or evicts by itself, and what the
-tests see is done by them, by KWOK, or by us.
+No other part of a control plane runs: no scheduler, no controllers. So nothing taints or evicts by itself; all changes
+come from the tests, KWOK or gpunodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ApiServer:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """One request of the test's own; its answer's JSON."""
+        """Send a request of the test itself; the response's JSON."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         context.load_cert_chain(self.folder / "admin.crt", self.folder / "admin.key")
         opener = urllib.request.build_opener(
@@ -51,7 +51,7 @@ class ApiServer:
 
 
 def cache() -> Path:
-    """Where the lab keeps what it builds."""
+    """The lab's cache of built programs."""
     return cache_dir() / "mirror"
 
 
@@ -59,7 +59,7 @@ def programs() -> tuple[Path, Path]:
     """kube-apiserver and etcd, built by the lab's mirror unless its cache has them."""
     known = pins.load()
     minor = known.minors[MINOR]
-    # A lab that starts meanwhile builds the same, in the same cache.
+    # A lab that starts at the same time builds the same programs in the same cache.
     with store.locked(cache(), print):
         go = gobuild.toolchain(cache(), known, print)
         kubernetes = gobuild.programs(minor.kubernetes, go, cache(), print)
@@ -68,7 +68,7 @@ def programs() -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
-    """Start both in ``folder``; they are gone afterwards."""
+    """Start both programs in ``folder``; they are stopped afterwards."""
     apiserver, etcd = programs()
     _certificates(folder)
     client, peer, secure = (_free_port() for _ in range(3))
@@ -100,7 +100,7 @@ def running(folder: Path) -> Iterator[ApiServer]:
             "service-account-key-file": folder / "server.pub",
             "service-account-signing-key-file": folder / "server.key",
             "service-cluster-ip-range": "10.96.0.0/16",
-            # No controller is there that would make service accounts, or take the taint from a new node.
+            # No controller would create service accounts, or remove the taint of new nodes.
             "disable-admission-plugins": "ServiceAccount,TaintNodesByCondition",
         }
         _start(server, "apiserver", apiserver, flags)
@@ -124,7 +124,7 @@ def _wait(server: ApiServer) -> None:
         try:
             server.call("GET", "/readyz")
         except json.JSONDecodeError:
-            return  # it says "ok"
+            return  # the response is "ok"
         except OSError:
             output = (server.folder / "apiserver.log").read_text()[-2000:]
             assert not [process for process in server.processes if process.poll() is not None], output
@@ -141,11 +141,11 @@ def _free_port() -> int:
 
 def _certificates(folder: Path) -> None:
     key = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ours = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    signing = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
     for name, subject, more in (
         ("ca", "/CN=ca", []),
-        ("server", "/CN=server", [*ours, "-addext", "subjectAltName=IP:127.0.0.1"]),
-        ("admin", "/O=system:masters/CN=admin", [*ours, "-addext", "extendedKeyUsage=clientAuth"]),
+        ("server", "/CN=server", [*signing, "-addext", "subjectAltName=IP:127.0.0.1"]),
+        ("admin", "/O=system:masters/CN=admin", [*signing, "-addext", "extendedKeyUsage=clientAuth"]),
     ):
         files = ["-subj", subject, "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
         subprocess.run([*key, "-days", "2", *more, *files], check=True, capture_output=True)

@@ -1,8 +1,8 @@
-"""One operator's command, as a process of its own: `python command_process.py KUBECONFIG COMMAND MACHINE...`.
+"""One controller's command as a separate process: `python command_process.py KUBECONFIG COMMAND MACHINE...`.
 
-Takes what such a command holds (operations/claims.py), says "held" and works until its standard input ends; then says
-what it lost, if it did. A machine whose name begins with c is the control plane. All is real but SSH: the session with
-the API runs on this machine, and so would the lock by SSH, which is left out.
+Takes the locks of such a command (operations/claims.py), prints "held" and works until its standard input ends; then
+prints why it lost its locks, or "kept". A machine whose name begins with c is the control plane. Only SSH is not real:
+the session with the API runs locally, and the SSH lock is omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpunodes.operations import claims
 
 
 def main(kubeconfig: str, command: str, *names: str) -> None:
-    """Hold what the command holds."""
+    """Hold the locks of the command."""
     transport = cluster.here(sys.executable, Path(kubeconfig))
     cluster.over_ssh = lambda *_: transport
     unlocked = SimpleNamespace(lost=lambda: None)

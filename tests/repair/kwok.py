@@ -1,4 +1,4 @@
-"""KWOK: kubelets without machines. It keeps nodes Ready, lets pods run, and ends those that are evicted."""
+"""KWOK: simulated kubelets. It keeps nodes Ready, runs pods, and terminates evicted pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunodes.lab.mirror import gobuild, pins, store
 from .apiserver import ApiServer, cache
 
 VERSION = "0.8.0"
-"""The newest that Go's module proxies serve."""
+"""The newest version that Go's module proxies serve."""
 
 
 _STAGES = (
@@ -26,7 +26,7 @@ _STAGES = (
 
 
 class _Kwok(pins.Component):
-    """Built as the lab's programs are; its go.mod stands here, since no lab needs it."""
+    """Built as the lab's programs are; its go.mod is in tests/repair/kwok-go, since no lab needs it."""
 
     @property
     def modules(self) -> tuple[Path, Path]:
@@ -42,7 +42,7 @@ def running(server: ApiServer) -> Iterator[None]:
     with store.locked(cache(), print):
         go = gobuild.toolchain(cache(), known, print)
         program = gobuild.programs(component, go, cache(), print) / "kwok"
-    # How nodes and pods live: KWOK's own "fast" stages.
+    # The lifecycle of nodes and pods: KWOK's own "fast" stages.
     source = gobuild.source(component, go) / "kustomize" / "stage"
     stages = [source / name for name in _STAGES]
     config = server.folder / "stages.yaml"
@@ -85,7 +85,7 @@ def node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def pod(name: str, on: str, owner: str) -> dict[str, Any]:
-    """A pod that a controller of this kind would have made."""
+    """A pod as a controller of this kind would create it."""
     reference = {"apiVersion": "apps/v1", "kind": owner, "name": "owner", "uid": "1", "controller": True}
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""One operator's repair command, as a process of its own: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
+"""One controller's repair command as a separate process: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
 
-All of gpunodes is real (policy, steps, session program, locks, drain) but the machines: each is a file in the folder
-MACHINES, which says whether it is sick, which boot it is in, and what was done to it. Prints the result as JSON.
+All of gpunodes is real (policy, stages, session program, locks, drain); each machine is a file in the folder
+MACHINES with its health, its boot, and the steps done to it. Prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpunodes.repair.escalation import EscalationStep
 from gpunodes.views import repair as views
 
 BOOT_S = 0.5
-"""Seconds that a machine here takes to boot."""
+"""Seconds that a simulated machine takes to boot."""
 
 
 class FileMachine:
-    """A machine, as far as repair meets it: `sick`, `boot`, `deaf` (rungs that do not bring it down), `done`."""
+    """A simulated machine: `sick`, `boot`, `deaf` (steps that do not bring it down), `done`."""
 
     def __init__(self, path: Path, api: cluster.Session) -> None:
         self._path = path
@@ -67,20 +67,20 @@ class FileMachine:
             file.truncate()
         # The kubelet of the new boot.
         status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
-        self._api.ask("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
+        self._api.request("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
 
-    # repair_one.Hands
+    # repair_one.ControlsMachine
 
     def boot(self) -> Boot:
         state = self.read()
         if time.time() < state["back"]:
-            return Boot(Reached.SILENT)
+            return Boot(Reached.NO_RESPONSE)
         return Boot(Reached.ENDED, self.boot_id(state), 1.0)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         return []
 
-    def ask(
+    def run_step(
         self,
         step: EscalationStep,
         boot_id: str,
@@ -88,7 +88,7 @@ class FileMachine:
         gpus: Sequence[str],
     ) -> StepResult:
         if boot_id != self.boot_id(self.read()):
-            return StepResult(False, "another boot runs already")
+            return StepResult(False, "the machine has already rebooted")
         self.use(step.name)
         return StepResult(True)
 
@@ -103,7 +103,7 @@ class FileMachine:
 
 
 class Fleet(repair.Fleet):
-    """repair.World with machines of files, and an API server on this machine."""
+    """repair.Fleet with machines in files, and a local API server."""
 
     def __init__(self, kubeconfig: Path, machines: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -145,15 +145,15 @@ class Fleet(repair.Fleet):
 
 
 def main(kubeconfig: str, machines: str, budget: str) -> None:
-    """Repair all that is sick."""
-    # The rungs' own time limits are for machines that take minutes.
+    """Repair all unhealthy machines."""
+    # The real time limits are for machines that take minutes to boot.
     EscalationStep.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
     given = repair_one.TimeLimits
     repair_one.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
     fleet = Fleet(Path(kubeconfig), Path(machines))
     request = repair.RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
     began = time.monotonic()
-    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).say)
+    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).report)
     fleet.close()
     document = views.document(result)
     acted = [each for each in document["machines"] if each["decision"] != "nothing"]

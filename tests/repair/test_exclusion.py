@@ -1,4 +1,4 @@
-"""What excludes what (docs/repair.md), each pair on a real API server, each operator a process of its own."""
+"""Mutual exclusion (docs/repair.md): each pair on a real API server, each controller a separate process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ("c0", *(f"n{index}" for index in range(10)))
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server with nodes that are ready; no kubelet is there."""
+    """An API server with ready nodes and no kubelets."""
     with apiserver.running(tmp_path_factory.mktemp("cluster")) as made:
         for name in NAMES:
             made.call("POST", "/api/v1/nodes", kwok.node(name, {"test/pool": "p"}))
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def machines(tmp_path: Path, server: ApiServer) -> Path:
-    """The machines' files: n1 is sick, and needs a few seconds to be repaired."""
+    """The machines' files: n1 is unhealthy, and its repair takes a few seconds."""
     folder = tmp_path / "machines"
     folder.mkdir()
     for name in NAMES[1:]:
@@ -61,7 +61,7 @@ def machines(tmp_path: Path, server: ApiServer) -> Path:
 
 @contextlib.contextmanager
 def command(server: ApiServer, words: str, *names: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A command that works on machines while inside, and the first that it said."""
+    """A command that works on machines while inside, and its first line."""
     with subprocess.Popen(
         [sys.executable, str(COMMAND), str(server.kubeconfig), words, *names],
         stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -
 
 
 def outcome(process: subprocess.Popen[str], tmp_path: Path) -> dict[str, Any]:
-    """What became of n1."""
+    """The result for n1."""
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
     found: dict[str, Any] = next(each for each in json.loads(out)["machines"] if each["name"] == "n1")
@@ -110,13 +110,13 @@ def test_two_commands_on_one_machine(server: ApiServer) -> None:
         assert first.startswith("held")
         assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"]
         with command(server, "remove", "n0", "n2", "n3") as (_, second):
-            assert second.startswith("n2 is being worked on: `gpunodes gpu install` of ")
+            assert second.startswith("n2 is locked by `gpunodes gpu install` of ")
             assert ", since 2" in second
         assert held(server) == ["gpunodes-machine-n1", "gpunodes-machine-n2"], "all or none"
     assert held(server) == []
 
 
-def test_two_commands_on_different_machines_run_side_by_side(server: ApiServer) -> None:
+def test_two_commands_on_different_machines_run_in_parallel(server: ApiServer) -> None:
     with command(server, "join", "n1") as (_, first), command(server, "reset", "n2") as (_, second):
         assert first.startswith("held")
         assert second.startswith("held")
@@ -126,11 +126,11 @@ def test_a_command_on_the_control_plane_and_one_on_a_worker(server: ApiServer) -
     with command(server, "join", "n1") as (_, first):
         assert first.startswith("held")
         with command(server, "reset", "c0") as (_, second):
-            assert second.startswith("n1 is being worked on: `gpunodes join` of ")
+            assert second.startswith("n1 is locked by `gpunodes join` of ")
     with command(server, "init-master", "c0") as (_, first):
         assert first.startswith("held")
         with command(server, "join", "n1") as (_, second):
-            assert second.startswith("c0 is being worked on: `gpunodes init-master` of ")
+            assert second.startswith("c0 is locked by `gpunodes init-master` of ")
     assert held(server) == []
 
 
@@ -145,9 +145,7 @@ def test_a_command_that_was_killed_is_followed_at_once_on_the_same_host(server: 
     assert held(server) == []
 
 
-def test_a_repair_leaves_a_machine_alone_that_a_command_works_on(
-    server: ApiServer, machines: Path, tmp_path: Path
-) -> None:
+def test_a_machine_locked_by_a_command_is_not_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
     with command(server, "gpu install", "n1"):
         found = outcome(repair(server, machines, tmp_path), tmp_path)
         assert found["decision"] == "refuse"
@@ -158,9 +156,7 @@ def test_a_repair_leaves_a_machine_alone_that_a_command_works_on(
     assert held(server) == []
 
 
-def test_a_command_leaves_a_machine_alone_that_is_being_repaired(
-    server: ApiServer, machines: Path, tmp_path: Path
-) -> None:
+def test_a_command_refuses_a_machine_that_is_being_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
     slow = json.loads((machines / "n1.json").read_text()) | {"deaf": ["reboot", "force", "sysrq"]}
     (machines / "n1.json").write_text(json.dumps(slow))
     process = repair(server, machines, tmp_path)
@@ -169,9 +165,9 @@ def test_a_command_leaves_a_machine_alone_that_is_being_repaired(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with command(server, "remove", "n1") as (_, message):
-        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+        assert message.startswith("n1 is locked by `gpunodes health` of ")
     with command(server, "reset", "c0") as (_, message):
-        assert message.startswith("n1 is being worked on: `gpunodes health` of ")
+        assert message.startswith("n1 is locked by `gpunodes health` of ")
     with command(server, "gpu install", "n5") as (_, message):
         assert message.startswith("held"), "another machine"
         assert outcome(process, tmp_path)["outcome"] == "repaired"
@@ -186,7 +182,7 @@ def test_two_repairs_of_one_machine(server: ApiServer, machines: Path, tmp_path:
     assert held(server) == []
 
 
-def test_a_repair_leaves_a_machine_in_maintenance_alone(server: ApiServer, machines: Path, tmp_path: Path) -> None:
+def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
     fleet = Fleet(server.kubeconfig, machines)
     entry = next(each for each in fleet.entries if each.name == "n1")
     try:
@@ -197,7 +193,7 @@ def test_a_repair_leaves_a_machine_in_maintenance_alone(server: ApiServer, machi
         assert "it is in maintenance: replace GPU 5, by " in found["why"]
         assert used(machines) == []
         with command(server, "gpu install", "n1") as (_, message):
-            assert message.startswith("held"), "it is what maintenance is for"
+            assert message.startswith("held"), "commands are allowed in maintenance"
             with pytest.raises(Held):
                 maintenance.end(fleet, [entry])
         assert [each.node for each in maintenance.listed(fleet)] == ["n1"]
@@ -209,14 +205,14 @@ def test_a_repair_leaves_a_machine_in_maintenance_alone(server: ApiServer, machi
     assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
 
 
-def test_two_choices_of_who_is_repaired(server: ApiServer) -> None:
-    """The lock lives as long as it is held, with nothing taken under it."""
+def test_two_repair_decisions(server: ApiServer) -> None:
+    """The decision lock is renewed as long as it is held."""
     sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
     first, second = (Leases(Cluster(session), "health", duration_s=3.0) for session in sessions)
     try:
         with first.deciding():
             time.sleep(4.5)
-            with pytest.raises(Held, match="the choice of who is repaired"), second.deciding(patience_s=0):
+            with pytest.raises(Held, match="the choice of machines to repair"), second.deciding(patience_s=0):
                 pass
         with second.deciding(patience_s=0):
             pass
@@ -229,7 +225,7 @@ def test_two_choices_of_who_is_repaired(server: ApiServer) -> None:
 
 
 def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiServer) -> None:
-    """By the API's own versions: a renewal that comes too late does not overwrite who took it."""
+    """By resource versions: a late renewal does not overwrite the new holder."""
     sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
     first, second = (Leases(Cluster(session), "repair", duration_s=3.0) for session in sessions)
     try:
@@ -245,7 +241,7 @@ def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiSe
         second.release("n1")
         calls = sessions[1].calls
         second.take_all(["n2", "n3"])
-        second.put_back()
+        second.release_all()
         print(f"\nAPI calls to lock two machines and let them go: {sessions[1].calls - calls}")
         assert sessions[1].calls - calls <= 8
     finally:

@@ -1,4 +1,4 @@
-"""Removing a node on a real API server: which pods may go, and what is said of them."""
+"""Removing a node on a real API server: which pods are deleted, and how they are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> str:
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
     server.call("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
-    # No controller runs that would count.
+    # No controller runs that would set these counts.
     counts = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
     server.call("PATCH", f"{budgets}/web/status", {"status": {**counts, "observedGeneration": 1}}, PATCH)
     return "n1"
@@ -62,44 +62,42 @@ def report(server: ApiServer, node: str, *, ready: bool) -> None:
     server.call("PATCH", f"/api/v1/nodes/{node}/status", {"status": {"conditions": [condition]}}, PATCH)
 
 
-def there(server: ApiServer, path: str) -> list[str]:
+def names(server: ApiServer, path: str) -> list[str]:
     found: list[dict[str, Any]] = server.call("GET", path)["items"]
     return sorted(thing["metadata"]["name"] for thing in found)
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_node_that_is_not_ready_keeps_its_pods_until_somebody_says_so(
-    server: ApiServer, node: str, check: bool
-) -> None:
-    """Without force nothing of a dead node is touched, not even its cordon, and the pods are named."""
+def test_a_node_that_is_not_ready_keeps_its_pods_without_force(server: ApiServer, node: str, check: bool) -> None:
+    """Without force a node that is not ready is not changed, not even cordoned, and the pods are named."""
     report(server, node, ready=False)
     with pytest.raises(MachineProblem, match=r"these pods have ended: default/web;.*--force-drain"):
         cluster.remove(node, 5, force=False, check=check)
-    assert there(server, PODS) == ["agent", "ended", "web"]
+    assert names(server, PODS) == ["agent", "ended", "web"]
     assert "unschedulable" not in server.call("GET", f"/api/v1/nodes/{node}")["spec"]
 
     _, notes = cluster.remove(node, 5, force=True, check=check)
     assert notes == ["pods of n1 deleted by force: default/web"]
-    assert there(server, PODS) == (["agent", "ended", "web"] if check else ["agent", "ended"])
-    assert there(server, "/api/v1/nodes") == ([node] if check else [])
+    assert names(server, PODS) == (["agent", "ended", "web"] if check else ["agent", "ended"])
+    assert names(server, "/api/v1/nodes") == ([node] if check else [])
 
 
 def test_a_node_that_is_ready_is_drained_within_the_budgets(server: ApiServer, node: str) -> None:
-    """A budget holds a working node back; with force the pod goes, and is named."""
+    """A disruption budget blocks the drain of a working node; with force the pod is deleted and named."""
     report(server, node, ready=True)
     with pytest.raises(MachineProblem, match=r"n1 cannot be drained within 3 s.*--force-drain"):
         cluster.remove(node, 3, force=False, check=False)
-    assert "web" in there(server, PODS)
+    assert "web" in names(server, PODS)
     _, notes = cluster.remove(node, 3, force=True, check=False)
     assert notes == ["pods of n1 deleted by force: default/web"]
-    assert there(server, "/api/v1/nodes") == []
+    assert names(server, "/api/v1/nodes") == []
 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_machine_that_was_reset_joins_again_whatever_its_old_node_lists(
     server: ApiServer, node: str, ready: bool
 ) -> None:
-    """Its stale node goes at once, ready for the API or not: `join` ended at its pods, naming an option it lacks."""
+    """Its stale node is deleted at once; `join` failed at its pods and named an option that it does not have."""
     report(server, node, ready=ready)
     tasks = yaml.safe_load((Path(__file__).parents[2] / "roles/worker/tasks/main.yml").read_text())
     [order] = [task["node_removed"] for block in tasks for task in block.get("block", ()) if "node_removed" in task]
@@ -107,13 +105,13 @@ def test_a_machine_that_was_reset_joins_again_whatever_its_old_node_lists(
     _, notes = cluster.remove(node, order["timeout"], order.get("force", False), check=False)
     assert time.monotonic() - began < 15
     assert notes == ["pods of n1 deleted by force: default/web"]
-    assert there(server, "/api/v1/nodes") == []
-    assert "web" not in there(server, PODS)
+    assert names(server, "/api/v1/nodes") == []
+    assert "web" not in names(server, PODS)
 
 
-def test_a_node_without_pods_goes_without_a_word(server: ApiServer, node: str) -> None:
-    """An empty node that is not ready needs no force."""
+def test_a_node_without_pods_is_removed_without_notes(server: ApiServer, node: str) -> None:
+    """A node without pods that is not ready needs no force."""
     server.call("DELETE", f"{PODS}/web", {"gracePeriodSeconds": 0})
     report(server, node, ready=False)
     assert cluster.remove(node, 5, force=False, check=False) == (["drain n1", "delete node n1"], [])
-    assert there(server, "/api/v1/nodes") == []
+    assert names(server, "/api/v1/nodes") == []

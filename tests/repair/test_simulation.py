@@ -1,7 +1,7 @@
-"""A thousand nodes on a real API server, and a scripted sickness: budget and locks hold, cost grows with the sick.
+"""A thousand nodes on a real API server, some unhealthy: budget and locks hold, cost grows with the unhealthy nodes.
 
-Real: etcd, kube-apiserver, and all of gpunodes' side. The kubelets are KWOK's. A fake: the machines themselves, a file
-each (operator_process.py).
+Real: etcd, kube-apiserver and gpunodes. The kubelets are KWOK's. The machines are simulated by files
+(operator_process.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Monitor:
 
 
 def prepare(folder: Path, server: ApiServer, sick: Sequence[str], names: Sequence[str]) -> Path:
-    """The machines' files, and what runs on the sick ones."""
+    """The machines' files, and pods on the unhealthy machines."""
     machines = folder / "machines"
     machines.mkdir()
     for number, name in enumerate(names):
@@ -84,7 +84,7 @@ def prepare(folder: Path, server: ApiServer, sick: Sequence[str], names: Sequenc
 
 
 def start(folder: Path, number: int, server: ApiServer, machines: Path, budget: str) -> subprocess.Popen[str]:
-    """An operator with a state folder of their own."""
+    """A controller with its own state folder."""
     state = folder / f"operator-{number}"
     state.mkdir(exist_ok=True)
     return subprocess.Popen(
@@ -110,7 +110,7 @@ def done(machines: Path) -> dict[str, list[str]]:
 
 
 def clean(server: ApiServer) -> None:
-    """Nothing of ours is left in the cluster."""
+    """Nothing of gpunodes is left in the cluster."""
     path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
     assert server.call("GET", f"{path}?labelSelector=app.kubernetes.io/managed-by=gpunodes")["items"] == []
     nodes = server.call("GET", "/api/v1/nodes")["items"]
@@ -131,7 +131,7 @@ def test_two_operators_repair_twenty_of_a_thousand(server: ApiServer, tmp_path: 
     used = done(machines)
     assert set(used) == set(sick)
     expected = [["reboot"], ["reboot", "force"], ["reboot", "force", "sysrq"], ["reboot", "force", "sysrq", "bmc"]]
-    assert all(used[name] == expected[names.index(name) % 4] for name in sick), "each once, by the rung that it takes"
+    assert all(used[name] == expected[names.index(name) % 4] for name in sick), "each once, by the step that works"
     repaired = [each["name"] for result in results for each in result["machines"] if each["outcome"] == "repaired"]
     assert sorted(repaired) == sick, "no machine by both"
     assert set(monitor.most.values()) == {2}, monitor.most
@@ -142,19 +142,19 @@ def test_two_operators_repair_twenty_of_a_thousand(server: ApiServer, tmp_path: 
     clean(server)
     print(
         f"\n{len(sick)} of {NODES} in {took:.0f} s by two operators; {[len(r['machines']) for r in results]} acted on, "
-        f"{[result['calls'] for result in results]} API calls, {monitor.scans} looks, most unavailable {monitor.most}"
+        f"{[result['calls'] for result in results]} API calls, {monitor.scans} scans, most unavailable {monitor.most}"
     )
 
 
-def test_cost_grows_with_the_sick_and_not_with_the_healthy(server: ApiServer, tmp_path: Path) -> None:
+def test_cost_grows_with_unhealthy_nodes_and_not_with_healthy_ones(server: ApiServer, tmp_path: Path) -> None:
     calls = {}
-    for title, total, ill in (("few", 100, 4), ("many", NODES, 4), ("more sick", NODES, 8)):
+    for title, total, unhealthy in (("few", 100, 4), ("many", NODES, 4), ("more unhealthy", NODES, 8)):
         folder = tmp_path / title.replace(" ", "-")
         folder.mkdir()
         names = [f"n{index:04}" for index in range(total)]
-        # The same rung for each: the machines that nothing but their number tells apart.
-        sick = [names[index * 4] for index in range(5, 5 + ill)]
-        # Machines that are not in the inventory do not count; the nodes are all there in each run.
+        # The same step for each machine.
+        sick = [names[index * 4] for index in range(5, 5 + unhealthy)]
+        # Machines that are not in the inventory do not count; all nodes exist in each run.
         machines = prepare(folder, server, sick, names)
         calls[title] = finish(start(folder, 1, server, machines, "8"), folder)["calls"]
         clean(server)
@@ -164,7 +164,7 @@ def test_cost_grows_with_the_sick_and_not_with_the_healthy(server: ApiServer, tm
             server.call("PATCH", f"/api/v1/nodes/{name}", body, "application/merge-patch+json")
     print(f"\nAPI calls: {calls}")
     assert calls["many"] <= calls["few"] * 1.2 + 5
-    assert calls["more sick"] <= calls["many"] * 2 * 1.2
+    assert calls["more unhealthy"] <= calls["many"] * 2 * 1.2
 
 
 @pytest.mark.parametrize("after_s", [1.0, 3.0, 6.0])
@@ -173,17 +173,17 @@ def test_kill_and_again(server: ApiServer, tmp_path: Path, after_s: float) -> No
     sick = [f"n{index:04}" for index in (203, 207, 301)]
     machines = prepare(tmp_path, server, sick, names)
     killed = start(tmp_path, 1, server, machines, "2")
-    # From the first lock on: before it there is nothing to go on with.
+    # After the first lock: before it there is nothing to resume.
     deadline = time.monotonic() + 60
     log = tmp_path / "operator-1.log"
-    while "starts with" not in log.read_text():
+    while "first step: " not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     time.sleep(after_s)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    # Another operator, who knows nothing of the first but what the cluster says. On the same machine, so that the
-    # first one's process can be seen to be dead: elsewhere its lock would have to expire.
+    # Another controller, which knows the first one only from the cluster. It runs on the same host, so that it sees
+    # that the first process is dead; on another host the lock would have to expire.
     finish(start(tmp_path, 2, server, machines, "2"), tmp_path)
     used = done(machines)
     assert set(used) == set(sick)

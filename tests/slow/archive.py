@@ -1,4 +1,4 @@
-"""A piece of Debian's archive as its publishers signed it: the indices of a suite, and the packages that are wanted."""
+"""A part of Debian's archive with its signatures: the indices of a suite, and the requested packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDICES = ("binary-amd64/Packages.xz", "i18n/Translation-en.xz")
 
 
 def make(folder: Path, scratch: Path, suite: str, packages: Sequence[str]) -> None:
-    """Fill ``folder``/debian with what a machine of ``suite`` needs to install ``packages``, dependencies included."""
+    """Fill ``folder``/debian with the files that ``suite`` needs to install ``packages``, dependencies included."""
     archive = debian_archive().rstrip("/")
     home = folder / "debian"
     apt = _apt(scratch, f"deb [signed-by={KEYRING}] {archive} {suite} {' '.join(COMPONENTS)}\n")
@@ -26,20 +26,20 @@ def make(folder: Path, scratch: Path, suite: str, packages: Sequence[str]) -> No
         _fetch(uri, home / "pool" / unquote(urlsplit(uri).path).partition("/pool/")[2])
     release = home / "dists" / suite / "InRelease"
     _fetch(f"{archive}/dists/{suite}/InRelease", release)
-    # apt takes nothing of a component whose descriptions are promised and missing.
+    # apt refuses a component whose Release file lists translations that are missing.
     for name in (f"{component}/{index}" for component in COMPONENTS for index in INDICES):
         file = release.parent / name
         _fetch(f"{archive}/dists/{suite}/{name}", file)
         found = re.search(rf"^ ([0-9a-f]{{64}}) +\d+ {re.escape(name)}$", release.read_text(), re.MULTILINE)
         assert found, f"{suite} has no {name}"
-        # Where apt asks first.
+        # apt tries this path first.
         link = file.parent / "by-hash" / "SHA256" / found[1]
         link.parent.mkdir(parents=True)
         link.symlink_to(f"../../{file.name}")
 
 
 def _apt(scratch: Path, source: str) -> list[str]:
-    """apt-get in a root of its own with nothing installed; proxies and certificates stay this machine's."""
+    """apt-get with an empty root; proxies and certificates are this machine's."""
     for name in ("lists/partial", "archives/partial"):
         (scratch / name).mkdir(parents=True)
     (scratch / "status").touch()
@@ -65,5 +65,5 @@ def _fetch(uri: str, target: Path) -> None:
     _run("/usr/lib/apt/apt-helper", "-oAPT::Sandbox::User=", "download-file", uri, str(target))
 
 
-def _run(*words: str) -> str:
-    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=1800).stdout
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=1800).stdout

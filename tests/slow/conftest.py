@@ -1,4 +1,4 @@
-"""The end-to-end tests' operator, for tests that take hours."""
+"""The fixtures of the end-to-end tests, for tests that take hours."""
 
 from tests.machines.conftest import labs, operator
 

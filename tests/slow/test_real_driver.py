@@ -1,7 +1,7 @@
-"""NVIDIA's own driver, from Debian's non-free archive, by the same role: built, held and taken away again.
+"""NVIDIA's own driver from Debian's non-free archive, with the same role: built, held and removed.
 
-The machine's boards are stand-ins, which the real module refuses to drive: that is as far as a machine without a GPU
-gets. Building it takes over twenty minutes where there is no KVM.
+The machine's boards are stand-ins, which the real module refuses: a machine without a GPU gets no further. The build
+takes more than twenty minutes without KVM.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.machines.conftest import BARE, NAME, Kind, Operator, lines
+from tests.machines.conftest import BARE, NAME, LabSpec, Operator, lines
 from tests.slow import archive
 
-LAB = Kind("debian13", workers=0, gpu_workers=1, more=("--cpus", "2"))
+LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--cpus", "2"))
 SUITE = "trixie"
 LIMIT_S = 3 * 3600.0
-# What the packages build with; their own dependencies leave the choice of a kernel's headers open.
+# Build tools of the packages, whose own dependencies do not choose a kernel's headers.
 TOOLS = ("dkms", "gcc", "libc6-dev", "make")
 
 _bare: list[str] = []
@@ -27,11 +27,11 @@ _bare: list[str] = []
 
 @pytest.fixture(scope="module")
 def debian(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Debian's archive, as far as it is needed, served inside the lab; its address."""
+    """The needed part of Debian's archive, served inside the lab; its address."""
     plan = operator.document("gpu", "plan", "gpu-1", "--driver-source", "distribution")["machines"][0]["plan"]
-    wanted = [one["name"] for one in plan["packages"] if one["source"] == "distribution" and one["group"] == "driver"]
+    packages = [one["name"] for one in plan["packages"] if one["source"] == "distribution" and one["group"] == "driver"]
     folder = tmp_path_factory.mktemp("archive")
-    archive.make(folder, tmp_path_factory.mktemp("apt"), SUITE, [*wanted, *TOOLS])
+    archive.make(folder, tmp_path_factory.mktemp("apt"), SUITE, [*packages, *TOOLS])
     listen = operator.ssh("gpu-1", "ip route show default").split()[2] + ":8081"
     server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", "--root", str(folder), "--listen", listen]
     with subprocess.Popen(["ip", "netns", "exec", f"gpunodes-{NAME}", *server]) as process:

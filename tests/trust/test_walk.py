@@ -1,7 +1,7 @@
-"""Every playbook and command, with machines and a cluster each of whose strings is an attack: none of them runs.
+"""Every playbook and command with machines and a cluster whose every string is an attack: no attack runs.
 
-Ansible is the real one; the machines stand in for real ones (tests/hostile.py), since no real machine answers so
-much of it at once. tests/machines has one that does.
+Ansible is real; the machines are stand-ins (tests/hostile.py), since no real machine reports all attacks at once.
+tests/machines has one that does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
 GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"]}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
-CONCERNS = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
-"""Of all of them the machines say that something is left to do."""
+PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
+"""The parts that the machines report as pending."""
 ACTING = (
     "docker_images",
     "gpu_idle",
@@ -47,7 +47,7 @@ LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one",
 
 
 def report(name: str, shown: str = SHOWN) -> dict[str, Any]:
-    """A machine's report of the right shape: only its free text is hostile. worker-1 is in no cluster."""
+    """A machine's valid report: only its free text is hostile. worker-1 is in no cluster."""
     made = machine_report(name, NUMBERS[name], swap=list(ATTACKS))
     made |= {"product_uuid": name + ATTACKS[0], "machine_id": name + ATTACKS[1]}
     made["os"]["name"] = shown
@@ -69,9 +69,9 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
 
 
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
-    """What a machine answers to each module, with more in each answer than was asked for.
+    """A machine's result of each module, with additional keys in each result.
 
-    ``shown`` is the attack that stands where only one can.
+    ``shown`` is the attack where only one fits.
     """
     more = {
         "ansible_facts": {
@@ -90,7 +90,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host_facts": {"host_facts": report(name, shown)},
         "cluster_info": {"cluster": cluster(shown)},
         "host_diff": {
-            "pending": CONCERNS + list(ATTACKS),
+            "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
         },
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
@@ -136,7 +136,7 @@ def odd(made: Machines) -> Machines:
 
 
 def check(made: Machines, output: str) -> None:
-    """No attack ran, none steers a terminal or writes a line of its own, and none made a machine or a file."""
+    """No attack ran, steered a terminal, wrote its own line, or created a machine or a file."""
     assert not made.ran
     assert unprintable(output) == []
     assert CANARY not in output.splitlines()
@@ -144,12 +144,12 @@ def check(made: Machines, output: str) -> None:
     assert not Path("/nowhere").exists()
 
 
-def test_no_stand_in_is_asked_without_the_callback_that_keeps_its_words_harmless(
+def test_no_stand_in_is_queried_without_the_callback_that_makes_text_printable(
     fleet: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ansible goes on without a callback that it does not find; we do not."""
+    """Ansible continues without a missing callback; gpunodes does not."""
     monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(fleet.folder))
-    assert "its callback gpunodes_printable among them" in playbook(fleet, "facts.yml")
+    assert "including its callback gpunodes_printable" in playbook(fleet, "facts.yml")
     assert fleet.asked == []
 
 
@@ -168,31 +168,31 @@ def playbook(made: Machines, name: str, *words: str) -> str:
 
 
 def modules(made: Machines) -> set[str]:
-    """Which modules were sent, to whomever."""
+    """The modules that were sent to any machine."""
     return {line.partition("/")[2] for line in made.asked}
 
 
-_LOOK = "host_facts cluster_info "
+_FACTS = "host_facts cluster_info "
 _PREPARE = "host_diff host kube_objects "
-_PROVE = "gpu_verify gpu_served node_pools "
-# Of each playbook how it ends with these machines, and all that it asks them.
+_VERIFY = "gpu_verify gpu_served node_pools "
+# Each playbook's exit code with these machines, and its modules.
 WALKS = {
     "controller.yml": (0, ""),
-    "facts.yml": (0, _LOOK),
-    # 2: GPUs of a node fail their proof, or a node is not ready.
-    "gpu_install.yml": (2, _LOOK + _PREPARE + _PROVE),
-    "gpu_remove.yml": (0, _LOOK + "gpu_idle host_undo node_pools"),
-    "gpu_verify.yml": (2, _LOOK + "gpu_verify gpu_served"),
+    "facts.yml": (0, _FACTS),
+    # 2: the verification of a node's GPUs fails, or a node is not ready.
+    "gpu_install.yml": (2, _FACTS + _PREPARE + _VERIFY),
+    "gpu_remove.yml": (0, _FACTS + "gpu_idle host_undo node_pools"),
+    "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
     "health.yml": (0, "gpu_probe"),
-    "init_master.yml": (2, _LOOK + _PREPARE + "kubeadm_init node_ready"),
-    "join.yml": (0, _LOOK + _PREPARE + _PROVE + "join_token kubeadm_join node_ready"),
-    # 2: what the control plane has for a kubeconfig is none.
+    "init_master.yml": (2, _FACTS + _PREPARE + "kubeadm_init node_ready"),
+    "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
+    # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
-    "remove.yml": (0, _LOOK + "host_undo kubeadm_reset node_removed"),
-    "reset.yml": (0, _LOOK + "host_undo kubeadm_reset"),
+    "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
+    "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
     "status.yml": (0, "cluster_info"),
-    "up.yml": (2, _LOOK + _PREPARE + _PROVE + "kubeadm_init join_token kubeadm_join node_ready"),
+    "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
 
@@ -202,7 +202,7 @@ def test_every_playbook_is_walked() -> None:
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(WALKS)))
 def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, number: int, name: str) -> None:
-    """Plain ansible-playbook goes its whole way, and takes nothing that a machine reports for a template."""
+    """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
     speak(fleet, ATTACKS[number % len(ATTACKS)])
     done = played(fleet, name)
@@ -219,7 +219,7 @@ HOST_TASKS = 6
 def test_all_that_is_installed_on_a_stand_in_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, more: int
 ) -> None:
-    """Each role that changes a machine is walked, with its settings made of what machine and cluster report."""
+    """Each role that changes a machine runs with the reports of machine and cluster."""
     mirrors = {"docker.io": "https://mirror"}
     fleet = make(tmp_path, monkeypatch, gpunodes_runtime=runtime, gpunodes_image_mirrors=mirrors)
     done = played(fleet, "join.yml", "--limit", "worker-1")
@@ -232,12 +232,12 @@ def test_all_that_is_installed_on_a_stand_in_machine(
 def test_a_stand_in_machine_that_asks_for_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
 ) -> None:
-    """Ansible reboots no machine that it reaches by its connection `local`: the way ends there."""
+    """Ansible does not reboot a machine of the connection `local`: the play ends there."""
     fleet = make(tmp_path, monkeypatch, gpunodes_gpu_reboot=allowed)
     fleet.answer("worker-1", "host", {**answers("worker-1")["host"], "reboot": "".join(ATTACKS)})
     output = playbook(fleet, "join.yml", "--limit", "worker-1")
     check(fleet, output)
-    assert ("would reboot the control node" if allowed else "a reboot is left to do") in output
+    assert ("would reboot the control node" if allowed else "a reboot is required") in output
 
 
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
@@ -255,7 +255,7 @@ def admin(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("folder", ["", "kube"])
 def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp_path: Path, folder: str) -> None:
-    """The file is private; a folder that is there keeps its mode, a new one is private too."""
+    """The file is private; an existing folder keeps its mode, a new one is private too."""
     target = tmp_path / "shared" / folder / "admin.conf"
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -273,23 +273,23 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp
 
 
 def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(fleet: Machines, tmp_path: Path) -> None:
-    """Who has a control-plane machine would else have what kubectl runs on the administrator's."""
+    """Otherwise an attacker on the control plane could run programs through the administrator's kubectl."""
     secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
     wanted = admin(**{"client-key-data": secret, "exec": {"command": "gpunodes_canary"}})
     fleet.answer("control-1", "slurp", {"content": encoded(wanted), "encoding": "base64"})
     output = playbook(fleet, "kubeconfig.yml")
     assert not (tmp_path / "admin.conf").exists()
-    assert "gives its user 'exec'" in output.replace("\n", " ")
+    assert "in its user: 'exec'" in output.replace("\n", " ")
     assert secret not in output
 
 
 def test_a_playbook_quotes_no_line_of_a_kubeconfig_of_a_stand_in_that_is_no_yaml(fleet: Machines) -> None:
-    """Ansible prints what led to an error, too; a YAML parser's error has the line, and the line may be a key."""
+    """Ansible also prints the cause of an error; a YAML parser's error quotes the line, which may contain a key."""
     secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()
     text = f"users: [{{user: {{client-key-data: {secret} {{{secret}"
     fleet.answer("control-1", "slurp", {"content": base64.b64encode(text.encode()).decode(), "encoding": "base64"})
     output = playbook(fleet, "kubeconfig.yml")
-    assert "of control-1 is no YAML" in output
+    assert "of control-1 is not valid YAML" in output
     assert secret not in output
 
 
@@ -298,8 +298,8 @@ def encoded(document: Any) -> str:
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(fleet: Machines, unfinished: bool) -> None:
-    """Also where it is a node of the cluster already."""
+def test_a_stand_in_machine_finishes_its_interrupted_join(fleet: Machines, unfinished: bool) -> None:
+    """Also if it is already a node of the cluster."""
     facts = report("worker-2")
     facts["kubernetes"]["unfinished"] = unfinished
     fleet.answer("worker-2", "host_facts", {"host_facts": facts})
@@ -315,8 +315,8 @@ def test_a_stand_in_machine_whose_join_was_interrupted_is_asked_to_finish_it(fle
 RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")
 
 
-def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(fleet: Machines) -> None:
-    """Ansible reads more of a module's answer than the module's own result, and expects these to have their type."""
+def test_a_stand_in_machine_with_ansible_s_reserved_keys_ends_no_run(fleet: Machines) -> None:
+    """Ansible also reads reserved keys of a module's result, and expects them to have their types."""
     fleet.answer("worker-1", "host_facts", {"host_facts": report("worker-1"), "ansible_stats": 5})
     fleet.answer("worker-2", "host_facts", {"host_facts": report("worker-2"), **dict.fromkeys(RESERVED, 5)})
     output = playbook(fleet, "facts.yml")
@@ -327,20 +327,20 @@ def test_a_stand_in_machine_whose_answer_has_ansible_s_own_words_ends_no_run(fle
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
-def test_a_cluster_of_another_shape_is_refused_whatever_else_the_stand_in_answers(fleet: Machines) -> None:
-    """Ansible takes a module's word for whether its task was skipped."""
+def test_an_invalid_cluster_report_is_refused_whatever_else_the_stand_in_reports(fleet: Machines) -> None:
+    """Ansible lets a module report its own task as skipped."""
     for word in ({}, {"skipped": True}):
         made = cluster() | {"endpoint": "10.0.0.1:6443\nevil: true"}
         fleet.answer("control-1", "cluster_info", {"cluster": made, **word})
         output = playbook(fleet, "join.yml")
         check(fleet, output)
-        assert "of its cluster, its answer has no host:port in endpoint" in output
+        assert "of its cluster, its answer is invalid: expected host:port in endpoint" in output
         assert "worker-1/kubeadm_join" not in fleet.asked
 
 
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
-def test_a_run_that_knows_its_stand_in_machines_already(fleet: Machines, tmp_path: Path, name: str) -> None:
-    """The way of the commands: what the first look found enters the play that follows."""
+def test_a_run_with_known_facts_of_its_stand_in_machines(fleet: Machines, tmp_path: Path, name: str) -> None:
+    """As the commands do it: the facts of preflight enter the following play."""
     facts = {machine: report(machine) for machine in NUMBERS}
     known = {} if name == "init_master.yml" else cluster()
     seen: list[Event] = []
@@ -353,7 +353,7 @@ def test_a_run_that_knows_its_stand_in_machines_already(fleet: Machines, tmp_pat
 
 
 def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(fleet: Machines, tmp_path: Path) -> None:
-    """ansible-runner empties an answer of more than 700 kB: the nodes, and what they said, were gone."""
+    """ansible-runner empties a result of more than 700 kB: the nodes were lost."""
     made = cluster()
     made["nodes"] = [{**made["nodes"][0], "name": f"node-{number}"} for number in range(3000)]
     assert len(json.dumps(made)) > 1_000_000
@@ -387,23 +387,27 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, command: str) -> None:
-    """What machines report is shown as it is, without control characters, and no command runs it."""
+    """Text of machines is shown without control characters, and no command runs it."""
     done = gpunodes(fleet, *command.split())
     check(fleet, done.stdout + done.stderr)
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
     assert COMMANDS[command] in done.stdout + done.stderr
 
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
-    "kubeconfig": "tests/unit/test_kubeconfig.py: what a control plane sends is taken apart there",
-    "gates": "it asks no machine",
-    "lab": "it makes its own machines",
+    "kubeconfig": "tests/unit/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
+    "completion": "it contacts no machine",
+    "gates": "it contacts no machine",
+    "help": "it contacts no machine",
+    "init-control-plane": "it is init-master",
+    "lab": "it creates its own machines",
+    "version": "it contacts no machine",
 }
 
 
 def test_every_command_is_walked() -> None:
-    """Here, among the looks, or with a reason why not."""
+    """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
@@ -413,7 +417,7 @@ def test_every_command_is_walked() -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
 def test_each_attack_is_shown_as_one_line(fleet: Machines, attack: str) -> None:
-    """In a machine's system and in why its node is not ready, where only one of them can stand."""
+    """In the name of a machine's system and in the reason why its node is not ready."""
     speak(fleet, attack)
     words = printable(attack).strip()
     for command in ("preflight", "status"):
@@ -424,9 +428,9 @@ def test_each_attack_is_shown_as_one_line(fleet: Machines, attack: str) -> None:
 
 @pytest.mark.parametrize("command", ["status", "gpu verify", "join worker-1 --dry-run"])
 def test_a_command_with_stand_in_machines_whose_every_string_is_hostile(fleet: Machines, command: str) -> None:
-    """An answer of another shape is its machine's failure, in a sentence."""
+    """An invalid report is its machine's failure, with a sentence."""
     done = gpunodes(odd(fleet), *command.split())
     check(fleet, done.stdout + done.stderr)
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
     assert done.returncode in {1, 3}
-    assert "its answer has no" in done.stdout + done.stderr
+    assert "its answer is invalid" in done.stdout + done.stderr

@@ -1,8 +1,9 @@
-"""What must never be: the floors of the package, and who alone may talk to which neighbour.
+"""The architecture: layers of the package, and the only file that may import each external library.
 
-The floors, from below: model, errors, shape, settings, inventory, kubeconfig and the code shared with the machines (1);
-planner and health, pure (2); engine, the outside world, and Ansible's plugins (3); operations (4); views and cli (5).
-The lab stands beside them: only its own command imports it. docs/architecture.md tells why.
+The layers, from below: model, errors, shape, settings, inventory, kubeconfig and the code shared with the machines (1);
+planner, health and repair, pure (2); engine, for all access to external systems, and Ansible's plugins (3); operations
+(4); views and cli (5). The lab is outside of the layers: only its own command imports it. docs/architecture.md has the
+reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "bootstrap" / "gpunodes"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FLOORS = {
+LAYERS = {
     "__init__": 0,
     "model": 1,
     "errors": 1,
@@ -49,7 +50,7 @@ def name_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at any depth of its code, by its absolute dotted name.
+    """All modules that a file imports, anywhere in its code, by absolute dotted name.
 
     ``from package import name`` yields both ``package`` and ``package.name``: the name may be a module.
     """
@@ -67,7 +68,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part(name: str) -> str | None:
-    """The part of the package that a dotted name belongs to (``engine``), None for a foreign one."""
+    """The part of the package that a dotted name belongs to (``engine``), None for an external module."""
     pieces = name.split(".")
     if pieces[0] != "gpunodes":
         return None
@@ -75,12 +76,12 @@ def part(name: str) -> str | None:
 
 
 def own_parts(path: Path) -> set[str]:
-    """The parts of the package that a file imports; a name out of gpunodes/__init__.py counts as that file."""
+    """The parts of the package that a file imports; a name from gpunodes/__init__.py counts as that file."""
     found = set()
     for name in imports(path):
         piece = part(name)
         if piece is not None:
-            found.add(piece if piece in {*FLOORS, "lab"} else "__init__")
+            found.add(piece if piece in {*LAYERS, "lab"} else "__init__")
     return found
 
 
@@ -89,39 +90,39 @@ def relative(path: Path) -> str:
 
 
 def part_of(path: Path) -> str:
-    """The part that a file belongs to; plugins, unlike the rest of ansible/, run where the playbook does."""
+    """The part that a file belongs to; plugins, unlike the rest of ansible/, run on the controller."""
     parts = path.relative_to(PACKAGE).parts
     return parts[1] if parts[0] == "ansible" and parts[1].endswith("_plugins") else parts[0].removesuffix(".py")
 
 
-def test_every_part_has_a_floor() -> None:
-    unknown = {part_of(path) for path in MODULES} - set(FLOORS) - {"lab"}
-    assert not unknown, f"give {unknown} a floor here and in docs/architecture.md"
+def test_every_part_has_a_layer() -> None:
+    unknown = {part_of(path) for path in MODULES} - set(LAYERS) - {"lab"}
+    assert not unknown, f"add {unknown} to a layer here and in docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) != "lab"], ids=relative)
-def test_imports_go_down_only(path: Path) -> None:
-    floor = FLOORS[part_of(path)]
-    next_step = sorted(piece for piece in own_parts(path) - {"lab"} if FLOORS[piece] > floor)
-    assert not next_step, f"{relative(path)} is on floor {floor} and imports {next_step} from above it"
+def test_only_lower_layers_are_imported(path: Path) -> None:
+    layer = LAYERS[part_of(path)]
+    higher = sorted(piece for piece in own_parts(path) - {"lab"} if LAYERS[piece] > layer)
+    assert not higher, f"{relative(path)} is in layer {layer} and imports {higher} from higher layers"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) == "views"], ids=relative)
-def test_views_know_results_and_events_only(path: Path) -> None:
+def test_views_import_neither_engine_nor_operations(path: Path) -> None:
     assert not own_parts(path) & {"engine", "operations", "cli"}
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) in PURE], ids=relative)
-def test_planner_and_health_are_pure(path: Path) -> None:
+def test_planner_health_and_repair_are_pure(path: Path) -> None:
     itself = part_of(path)
-    # A repair is decided by verdicts.
+    # Decisions on repairs depend on verdicts.
     allowed = {"__init__", "model", "errors", "shape", itself} | ({"health"} if itself == "repair" else set())
     foreign = sorted(
         name
         for name in imports(path)
         if (part(name) or "") not in allowed
         and name.split(".")[0] not in sys.stdlib_module_names
-        # The one matcher of machines and nodes is pure as well.
+        # The matcher of machines and nodes is pure as well.
         and not name.startswith("gpunodes.ansible.module_utils.gpunodes.identity")
     )
     assert not foreign, f"{relative(path)} imports {foreign}; only model, errors, shape and the standard library may be"
@@ -132,27 +133,27 @@ def test_only_its_command_imports_the_lab() -> None:
     assert set(users) <= {"cli/lab.py"}
 
 
-def test_the_lab_stands_on_the_floors_below_the_engine() -> None:
-    """The lab makes machines; it must not reach up into what is run on them."""
-    next_step = {
+def test_the_lab_does_not_import_higher_layers() -> None:
+    """The lab creates machines; it must not import the code that manages them."""
+    higher = {
         relative(path): sorted(own_parts(path) & {"operations", "views", "cli"})
         for path in MODULES
         if part_of(path) == "lab"
     }
-    assert not {path: found for path, found in next_step.items() if found}
+    assert not {path: found for path, found in higher.items() if found}
 
 
 @pytest.mark.parametrize("library", ["ansible_runner", "paramiko", "sushy", "kubernetes"])
-def test_one_file_for_each_neighbour(library: str) -> None:
+def test_one_file_imports_each_external_library(library: str) -> None:
     users = [relative(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))]
-    assert len(users) <= 1, f"{library} is imported by {users}: one file is its only door"
+    assert len(users) <= 1, f"{library} is imported by {users}: only one file may import it"
 
 
 @pytest.mark.parametrize(
     "path", [path for path in MODULES if path.is_relative_to(PACKAGE / "ansible" / "module_utils")], ids=relative
 )
 def test_code_for_the_machines_is_standard_library_only(path: Path) -> None:
-    """It travels to machines that have Python and nothing else."""
+    """It is copied to machines that have Python without further packages."""
     foreign = sorted(
         name
         for name in imports(path)
@@ -161,22 +162,22 @@ def test_code_for_the_machines_is_standard_library_only(path: Path) -> None:
     assert not foreign
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["version"], ["help"]])
 def test_help_loads_no_ansible(arguments: list[str]) -> None:
-    """``gpunodes --help`` answers at once: what is heavy is imported by the command that needs it."""
+    """``gpunodes --help`` is fast: only the commands that need slow imports load them."""
     code = (
         "import sys\n"
         "from gpunodes.cli import main\n"
         f"sys.argv[1:] = {arguments!r}\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = {'ansible', 'ansible_runner', 'paramiko', 'yaml', 'jinja2', 'libvirt'} & set(sys.modules)\n"
+        "heavy = {'ansible', 'ansible_runner', 'rich', 'paramiko', 'yaml', 'jinja2', 'libvirt'} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
-def test_every_exemption_says_why() -> None:
+def test_every_exemption_has_a_reason() -> None:
     root = PACKAGE.parents[1]
     files = [path for folder in ("bootstrap", "docs", "molecule", "tests") for path in (root / folder).rglob("*.py")]
     bare = [

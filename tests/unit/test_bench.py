@@ -1,4 +1,4 @@
-"""What the bench measures is what it names: a command that fails is no measurement."""
+"""The benchmark measures only commands with the expected exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.bench import health_files
 
 
-def test_a_command_that_ends_as_it_should_is_measured() -> None:
+def test_a_command_with_the_expected_exit_code_is_measured() -> None:
     done = health_files.run([sys.executable, "-c", "print(1); raise SystemExit(3)"], 3)
     assert done.output == b"1\n"
     assert done.seconds > 0
@@ -18,6 +18,6 @@ def test_a_command_that_ends_as_it_should_is_measured() -> None:
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(2)", "import os; os.kill(os.getpid(), 9)", ""])
-def test_a_command_that_fails_is_no_measurement(program: str) -> None:
+def test_a_command_with_another_exit_code_is_an_error(program: str) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         health_files.run([sys.executable, "-c", program], 3)

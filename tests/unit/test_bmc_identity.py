@@ -1,4 +1,4 @@
-"""A BMC that belongs to another machine gets no order that would hurt it."""
+"""No power action is sent to a BMC that belongs to another machine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MAC = "3c:ec:ef:00:00:01"
 FACTS = {"machine_id": "id-1", "product_uuid": UUID, "product_serial": "ABC123", "macs": [MAC]}
 Serve = Callable[..., Fleet]
 live: dict[str, Any] = {}
-"""What the machines report of themselves now; nothing: they do not answer."""
+"""What the machines report now; empty when they do not respond."""
 
 
 def scans(fleet: Fleet, names: list[str]) -> dict[str, MachineScan]:
-    """A look at machines, which records who they are."""
+    """A scan of machines, which records their identities."""
     identities.remember(fleet.cluster_name, {name: live for name in names if live})
     state = State.HEALTHY if live else State.UNREACHABLE
     return {
@@ -44,7 +44,7 @@ def scans(fleet: Fleet, names: list[str]) -> dict[str, MachineScan]:
 
 @pytest.fixture
 def orders() -> list[str]:
-    """The orders that the BMC got."""
+    """The power actions that the BMC received."""
     return []
 
 
@@ -81,7 +81,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) ->
         ({"SerialNumber": "abc123"}, FACTS),
     ],
 )
-def test_its_own_bmc_switches_a_machine_off(
+def test_a_machine_is_switched_off_by_its_own_bmc(
     serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     """By UUID in either byte order, by MAC address, or by serial number; without being named as well."""
@@ -94,7 +94,7 @@ FOREIGN = {"UUID": OTHER, "SerialNumber": "XYZ", "macs": ["3c:ec:ef:00:00:09"]}
 
 
 def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) -> None:
-    """On, off, cycle and both rungs of a repair; both sides are named. It may be looked at."""
+    """On, off, cycle and both escalation steps; the message names both identities. Its status may be read."""
     fleet = serve(FOREIGN, FACTS)
     machine = fleet.inventory.machines()[0]
     ours = fleet.machine_control(machine, named=True)
@@ -107,7 +107,7 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
     ):
         with pytest.raises(PowerProblem, match="belongs to another machine") as message:
             harm()
-        assert message.value.trouble is Trouble.FOREIGN
+        assert message.value.trouble is Trouble.WRONG_MACHINE
         assert UUID in str(message.value)
         assert OTHER in str(message.value)
     assert orders == []
@@ -119,10 +119,8 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
     assert power.power(fleet, machine, power.PowerAction.OFF).state == "off"
 
 
-def test_a_machine_that_answers_is_asked_who_it_is(
-    serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a controller that never met it, another machine's power was taken away; one that is off cannot be asked."""
+def test_a_responsive_machine_is_identified(serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a controller without its record, another machine was switched off; a machine that is off cannot report."""
     monkeypatch.setattr(sys.modules[__name__], "live", FACTS)
     fleet = serve(FOREIGN)
     machine = fleet.inventory.machines()[0]
@@ -136,7 +134,7 @@ def test_a_machine_that_answers_is_asked_who_it_is(
 def test_a_machine_that_contradicts_its_node_keeps_its_power(
     serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clone that calls itself gpu-1 is not taken for it by its power, either."""
+    """Also for power actions, a clone named gpu-1 does not count as gpu-1."""
     monkeypatch.setattr(sys.modules[__name__], "live", {**FACTS, "boot_id": "here"})
     nodes = [Node("gpu-1", boot_id="there", system_uuid=OTHER)]
     monkeypatch.setattr(power, "Cluster", lambda *_, **__: mock.Mock(nodes=lambda: nodes))
@@ -144,7 +142,7 @@ def test_a_machine_that_contradicts_its_node_keeps_its_power(
     monkeypatch.setattr(fleet, "session", mock.Mock())
     machine = fleet.inventory.machines()[0]
     for action in (power.PowerAction.OFF, power.PowerAction.CYCLE):
-        with pytest.raises(GpunodesError, match="its UUID is another"):
+        with pytest.raises(GpunodesError, match="its UUID differs"):
             power.power(fleet, machine, action, named=True)
     assert orders == []
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is True
@@ -153,23 +151,23 @@ def test_a_machine_that_contradicts_its_node_keeps_its_power(
 
 
 @pytest.mark.parametrize(("hardware", "facts"), [({}, FACTS), ({"UUID": UUID}, None), ({"UUID": [1]}, FACTS)])
-def test_where_nothing_tells_whose_bmc_it_is_the_machine_must_be_named(
+def test_a_bmc_without_identity_is_used_only_if_the_machine_is_named(
     serve: Serve, orders: list[str], hardware: dict[str, Any], facts: dict[str, Any] | None
 ) -> None:
-    """A timer's repair does not use it; a person who names the machine does, and is told."""
+    """A repair by a timer does not use it; a user who names the machine does, and gets a message."""
     fleet = serve(hardware, facts)
     machine = fleet.inventory.machines()[0]
-    with pytest.raises(PowerProblem, match="cannot be told to be the machine's own"):
+    with pytest.raises(PowerProblem, match="cannot be verified as the BMC of this machine"):
         fleet.machine_control(machine).reset()
     assert orders == []
     message: list[str] = []
-    fleet.machine_control(machine, named=True, say=message.append).reset()
+    fleet.machine_control(machine, named=True, report=message.append).reset()
     assert orders == ["ForceRestart"]
-    assert "nothing tells whether Redfish at" in message[0]
+    assert "cannot be verified as the BMC of this machine" in message[0]
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is None
 
 
-def test_a_command_of_the_user_s_own_goes_by_the_machine_s_name(serve: Serve, tmp_path: Path) -> None:
+def test_a_command_of_the_user_gets_the_name_of_the_machine(serve: Serve, tmp_path: Path) -> None:
     program = tmp_path / "pdu"
     program.write_text(f"#!/bin/sh\n[ $1 = status ] && cat {tmp_path}/state || echo $1 $2 >>{tmp_path}/log\n")
     program.chmod(0o755)
@@ -226,7 +224,7 @@ def test_a_guid_by_ipmi(
 
 
 def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
-    """Physical interfaces only: a bridge has no device, a virtual function has its physical one's word."""
+    """Physical interfaces only: a bridge has no device, a virtual function has a physfn link."""
     for name, text in {
         "proc/sys/kernel/hostname": "gpu-1\n",
         "etc/machine-id": "0a1b\n",
@@ -246,6 +244,6 @@ def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
     assert (found.serial, found.macs) == ("ABC123", (MAC,))
 
 
-def test_hands_without_a_bmc_say_so() -> None:
+def test_a_missing_bmc_is_reported() -> None:
     with pytest.raises(PowerProblem, match="no BMC is configured"):
         machine_control.MachineControl("gpu-1", "10.0.0.1", {}, 0.0).reset()

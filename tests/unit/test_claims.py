@@ -1,4 +1,4 @@
-"""What commands hold while they work on machines, and what they do when they may hold it no more."""
+"""The locks that commands hold while they work on machines, and what happens when they may be lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Place:
-    """A cluster, what is between it and us, and the locks by SSH that are taken."""
+    """A cluster, the connection to it, and the locks over SSH that are taken."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.api = Api()
@@ -71,10 +71,10 @@ class Place:
         yield SimpleNamespace(lost=lambda: None)
         self.api.by_ssh = None
 
-    def ask(self, method: str, path: str, *more: Any, **named: Any) -> Response:
+    def request(self, method: str, path: str, *more: Any, **named: Any) -> Response:
         if self.status is not None:
             return Response(self.status, None, "nobody answers", 0.0)
-        return self.api.ask(method, path, *more, **named)
+        return self.api.request(method, path, *more, **named)
 
     def close(self) -> None:
         pass
@@ -99,7 +99,7 @@ def test_a_command_holds_the_leases_of_its_machines_and_no_other_lock(place: Pla
         with place.claimed(WORKERS[2:], "gpu-install"):
             assert place.locked == ["w0", "w1", "w2"]
         with (
-            pytest.raises(Held, match=r"w1 is being worked on: `gpunodes join` of .*, since 20"),
+            pytest.raises(Held, match=r"w1 is locked by `gpunodes join` of .*, since 20"),
             place.claimed(WORKERS[1:]),
         ):
             pass
@@ -108,7 +108,7 @@ def test_a_command_holds_the_leases_of_its_machines_and_no_other_lock(place: Pla
     assert place.by_ssh == []
 
 
-def test_a_command_on_the_control_plane_works_alone_and_keeps_the_lock_by_ssh(place: Place) -> None:
+def test_a_command_on_the_control_plane_excludes_others_and_holds_the_lock_over_ssh(place: Place) -> None:
     with place.claimed([CONTROL], "reset"):
         assert place.by_ssh == ["reset"]
         with pytest.raises(Held, match="c0"), place.claimed(WORKERS):
@@ -122,7 +122,7 @@ def test_a_command_on_the_control_plane_works_alone_and_keeps_the_lock_by_ssh(pl
         pass
 
 
-def test_where_there_is_no_cluster_yet_the_lock_by_ssh_keeps_others_away_also_when_there_is_one(place: Place) -> None:
+def test_the_lock_over_ssh_of_a_command_without_api_excludes_others_also_when_the_api_is_up(place: Place) -> None:
     place.status = -1
     with place.claimed([CONTROL, *WORKERS], "up") as claim:
         assert (place.by_ssh, place.locked, list(claim.findings)) == (["up"], [], [])
@@ -133,26 +133,26 @@ def test_where_there_is_no_cluster_yet_the_lock_by_ssh_keeps_others_away_also_wh
         assert place.locked == []
 
 
-def test_an_api_that_is_down_is_said_and_waited_for(place: Place) -> None:
+def test_an_api_that_is_down_is_reported_and_waited_for(place: Place) -> None:
     place.status = 0
     began = time.monotonic()
     with place.claimed(WORKERS, "reset") as claim:
         assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
-        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "0 s at most are waited for it")]
+        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "gpunodes waits at most 0 s for it")]
         assert place.by_ssh == ["reset"]
         (finding,) = claim.findings
         assert "no Leases can be taken" in finding.fact
         assert finding.severity == "warning"
 
 
-def test_a_control_plane_that_lets_nobody_in_gives_no_lock(place: Place) -> None:
+def test_without_a_login_on_the_control_plane_there_is_no_lock(place: Place) -> None:
     place.status = -2
     with pytest.raises(NoSession), place.claimed(WORKERS):
         pass
 
 
-def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
-    """Two operators may call one machine by two names: the node has one."""
+def test_a_node_with_another_name_is_locked_by_the_name_of_the_node(place: Place) -> None:
+    """Two users may have different names for a machine: its node has one name."""
     node = place.api.nodes.pop("w0")
     node["metadata"]["name"] = "w0.example.com"
     node["status"]["nodeInfo"]["bootID"] = "11111111-2222-4333-8444-555555555555"
@@ -162,8 +162,8 @@ def test_a_node_of_another_name_is_locked_by_its_own(place: Place) -> None:
         assert "w0.example.com" in place.locked
 
 
-def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: Place) -> None:
-    """Its inventory name is not its node's: what it reported once tells, to repairs and to commands."""
+def test_a_dead_machine_is_locked_by_the_name_of_its_node(place: Place) -> None:
+    """Its name in the inventory differs from that of its node: repairs and commands use its recorded identity."""
     boot = "11111111-2222-4333-8444-555555555555"
     place.api.add_node("rack7-u3")
     place.api.nodes["rack7-u3"]["status"]["nodeInfo"]["bootID"] = boot
@@ -173,8 +173,8 @@ def test_a_dead_machine_is_locked_by_the_name_that_a_repair_locks_it_by(place: P
         assert place.locked == ["rack7-u3", "w0"]
 
 
-def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
-    """A removal deletes the node first, and then resets the machine: a join began beside that."""
+def test_a_machine_whose_node_is_deleted_stays_locked(place: Place) -> None:
+    """A removal deletes the node first, and then resets the machine: a join started in between."""
     boot = "11111111-2222-4333-8444-555555555555"
     node = place.api.nodes.pop("w0")
     node["metadata"]["name"] = "w0.example.com"
@@ -183,31 +183,33 @@ def test_a_machine_whose_node_goes_meanwhile_stays_locked(place: Place) -> None:
     identities.remember("test", {"w0": {"hostname": "w0", "boot_id": boot}})
     with place.claimed(WORKERS[:1], "remove"):
         del place.api.nodes["w0.example.com"]
-        with pytest.raises(Held, match="w0 is being worked on: `gpunodes remove`"), place.claimed(WORKERS[:1], "join"):
+        with pytest.raises(Held, match="w0 is locked by `gpunodes remove`"), place.claimed(WORKERS[:1], "join"):
             pass
 
 
-def test_leases_of_a_take_that_broke_off_do_not_count(place: Place) -> None:
-    """The lock by SSH is held then: they must not end the run."""
+def test_leases_of_a_failed_take_are_ignored(place: Place) -> None:
+    """The command holds the lock over SSH instead: they must not end the run."""
     posts = []
-    ask = place.api.ask
+    request = place.api.request
 
     def asked(method: str, path: str, *more: Any, **named: Any) -> Response:
         if method == "POST":
             posts.append(path)
             place.status = 0 if len(posts) == 3 else place.status
         return (
-            Response(0, None, "nobody answers", 0.0) if place.status is not None else ask(method, path, *more, **named)
+            Response(0, None, "nobody answers", 0.0)
+            if place.status is not None
+            else request(method, path, *more, **named)
         )
 
-    place.api.ask = asked  # type: ignore[method-assign]  # a stand-in
+    place.api.request = asked  # type: ignore[method-assign]  # a stand-in
     with place.claimed(WORKERS, "reset") as claim:
         assert place.by_ssh == ["reset"]
         time.sleep(1.2)
         assert claim.lost() is None
 
 
-def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(place: Place) -> None:
+def test_a_joining_machine_is_also_locked_by_the_name_of_its_future_node(place: Place) -> None:
     del place.api.nodes["w0"]
     with place.claimed(WORKERS[:1]) as claim:
         assert place.locked == ["w0"]
@@ -218,7 +220,7 @@ def test_a_machine_that_joins_is_locked_by_the_name_that_its_node_will_have_too(
 def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_control_plane(
     place: Place,
 ) -> None:
-    """Whose API it may take away; it says so. Over the workers it does not go on: another may have taken them."""
+    """The command may stop the API, and reports that. Work on workers stops: another command may hold them."""
     with place.claimed(WORKERS) as claim:
         place.status = -2
         time.sleep(1.0)
@@ -230,11 +232,11 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         place.status = -2
         time.sleep(1.2)
         assert claim.lost(at_work=True) is None
-        assert "going on without its locks" in str(claim.unasked)
+        assert "continuing without its locks" in str(claim.unrenewed)
         assert claim.lost() is None, "it has just been at work there"
         time.sleep(0.6)
         assert "could not be renewed" in str(claim.lost())
-        assert claim.unasked is None
+        assert claim.unrenewed is None
         place.status = None
         for lease in place.api.leases.values():
             lease["spec"]["holderIdentity"] = ANN
@@ -243,7 +245,7 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         assert "was taken by `gpunodes repair` of ann@desk" in str(claim.lost())
 
 
-def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lost: list[GpunodesError] = []
     taken: list[Any] = []
 
@@ -251,7 +253,7 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
     def claimed(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(
             lost=lambda **_: lost[0] if lost else None,
-            unasked=None,
+            unrenewed=None,
             findings=(),
             holder="me",
             take_more=taken.append,
@@ -270,7 +272,7 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
     scan = SimpleNamespace(facts=reported, cluster=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
     monkeypatch.setattr(preflight, "requested_version", lambda *_: "1.36.3")
-    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "findings", "ended"), lambda *_: None))
+    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(control_plane=lambda: CONTROL, variables=lambda _: {}, path=tmp_path)
     result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.RunOptions())
     assert not result.interrupted
@@ -281,18 +283,18 @@ def test_a_run_that_loses_its_locks_is_stopped_and_says_why(monkeypatch: pytest.
     assert (found.outcome, found.cause) == (Outcome.FAILED, "the lock on w0 was taken by `gpunodes repair` of ann@desk")
 
 
-def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None:
-    """Before the next second is over, and so before the next phase."""
+def test_a_lost_lock_ends_ansible_like_ctrl_c(tmp_path: Path) -> None:
+    """Within a second, and so before the next phase."""
     pid = tmp_path / "pid"
     with subprocess.Popen(["sleep", "60"]) as ansible:
         pid.write_text(str(ansible.pid))
         ended = False
         stop = runner._Stop(pid, lambda: ended)
         assert not stop.overdue()
-        assert not stop.asked
+        assert not stop.requested
         ended = True
         assert not stop.overdue(), "it gets its time"
-        assert stop.asked
+        assert stop.requested
         assert ansible.wait(timeout=5) == -signal.SIGTERM
 
 
@@ -300,10 +302,10 @@ def test_what_ends_a_run_ends_its_ansible_as_ctrl_c_does(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The program that holds the lock, without SSH before it; the lock's file."""
+def lock_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The program that holds the lock, without SSH; the path of the lock file."""
     path = tmp_path / "lock"
-    begins = f"print();print({shell._ANSWER!r}, flush=True)"
+    begins = f"print();print({shell._OUTPUT_MARK!r}, flush=True)"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", begins + locks._HOLDER])
     monkeypatch.setattr(locks, "_remote", lambda _, who: f"{who}\0{locks.PATIENCE}\0{path}")
     start = subprocess.Popen
@@ -311,17 +313,17 @@ def far_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Path) -> None:
-    assert session.lock_holder(str(far_side)) is None
+def test_one_command_holds_the_lock_over_ssh_and_others_get_its_name(lock_file: Path) -> None:
+    assert session.lock_holder(str(lock_file)) is None
     with locks.hold("here", {}, "up", "me") as lock:
         assert lock.lost() is None
-        assert session.lock_holder(str(far_side))["command"] == "up"
+        assert session.lock_holder(str(lock_file))["command"] == "up"
         with (
             pytest.raises(Taken, match="another command works on this cluster: up of "),
             locks.hold("here", {}, "join"),
         ):
             pass
-    assert session.lock_holder(str(far_side)) is None
+    assert session.lock_holder(str(lock_file)) is None
     with locks.hold("here", {}, "join"):
         pass
 
@@ -329,15 +331,15 @@ def test_one_command_holds_the_lock_by_ssh_and_whoever_asks_is_told(far_side: Pa
 @pytest.mark.parametrize(
     "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
 )
-def test_what_is_no_answer_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    message = f"print('\\n{shell._ANSWER}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
+def test_an_invalid_response_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    message = f"print('\\n{shell._OUTPUT_MARK}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
-    with pytest.raises(NoLock, match=r"answers .* for who holds the cluster's lock"), locks.hold("here", {}, "up"):
+    with pytest.raises(NoLock, match=r"reports .* as holder of the cluster's lock"), locks.hold("here", {}, "up"):
         pass
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_whose_connection_dies_is_seen_to_be_lost() -> None:
+@pytest.mark.usefixtures("lock_file")
+def test_a_lock_over_ssh_is_lost_when_its_connection_ends() -> None:
     with locks.hold("here", {}, "up") as lock:
         os.kill(lock._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
@@ -347,8 +349,8 @@ def test_a_lock_by_ssh_whose_connection_dies_is_seen_to_be_lost() -> None:
         assert "that holds the cluster's lock is lost" in str(lock.lost())
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is_let_go(
+@pytest.mark.usefixtures("lock_file")
+def test_a_lock_over_ssh_without_echoes_counts_as_lost_before_it_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks, "BEAT", 0.1)
@@ -361,13 +363,13 @@ def test_a_lock_by_ssh_whose_signs_of_life_do_not_come_back_is_lost_before_it_is
             os.kill(lock._process.pid, signal.SIGSTOP)
             time.sleep(0.8)
             assert isinstance(lost := lock.lost(), locks.Unresponsive)
-            assert "has not answered" in str(lost)
+            assert "no response for" in str(lost)
             os.kill(lock._process.pid, signal.SIGCONT)
 
 
-@pytest.mark.usefixtures("far_side")
-def test_a_lock_by_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong: the thread that keeps it must not end in silence."""
+@pytest.mark.usefixtures("lock_file")
+def test_a_lock_over_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any error: the thread that keeps the lock must report it."""
     monkeypatch.setattr(locks, "_AGAIN", 0.1)
     with locks.hold("here", {}, "up", restarts=True) as lock:
 
@@ -380,8 +382,8 @@ def test_a_lock_by_ssh_that_cannot_be_taken_again_is_lost(monkeypatch: pytest.Mo
         assert "Resource temporarily unavailable" in str(lock.lost())
 
 
-@pytest.mark.usefixtures("far_side")
-def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_to_be_anothers(
+@pytest.mark.usefixtures("lock_file")
+def test_the_lock_on_a_restarted_machine_is_taken_again_or_reported_as_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locks, "_AGAIN", 0.1)
@@ -406,8 +408,8 @@ def test_the_lock_on_a_machine_that_the_command_restarts_is_taken_again_or_seen_
 # Tokens
 
 
-def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
-    ours = {"description": remote_cluster._OURS}
+def test_the_tokens_of_a_running_join_stay_when_another_join_ends() -> None:
+    ours = {"description": remote_cluster._DESCRIPTION}
     tokens: list[dict[str, Any]] = [
         {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": ours},
         {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": ours},
@@ -421,6 +423,6 @@ def test_the_tokens_of_a_join_that_goes_on_stay_when_another_one_ends() -> None:
         {"spec": {"holderIdentity": "dead", "renewTime": "2027-01-15T07:50:00.000000Z", "leaseDurationSeconds": 60}},
         {"spec": {}},
     ]
-    assert remote_cluster.abandoned(tokens, held, "me", now) == ["mine", "killed", "old"]
-    assert remote_cluster.abandoned(tokens, held, "", now) == ["mine", "killed", "old"]
+    assert remote_cluster.unused_tokens(tokens, held, "me", now) == ["mine", "killed", "old"]
+    assert remote_cluster.unused_tokens(tokens, held, "", now) == ["mine", "killed", "old"]
     assert json.dumps(leases.identity("join"))

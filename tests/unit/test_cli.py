@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 from gpunodes import cli
 from gpunodes import inventory as inventories
+from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
-from gpunodes.views import document, text
+from gpunodes.planner import gates
+from gpunodes.views import document, gpu, health_map, text
 
 
 def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -32,13 +36,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(cli.root, "main", fail)
 
 
-def test_an_error_is_one_line_whatever_words_of_others_are_in_it(
+def test_an_error_and_its_hint_are_one_line_each_whatever_others_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, GpunodesError("the API says: no\ngpu-1: cleared\r\x1b[2J", "a\nb", "c"))
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert capsys.readouterr().err == "gpunodes: the API says: no gpu-1: cleared  [2J; wanted: a b; c\n"
+    assert capsys.readouterr().err == "error: the API says: no gpu-1: cleared  [2J; wanted: a b\nhint: c\n"
 
 
 def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
@@ -49,17 +53,74 @@ def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     path = tmp_path / "gpunodes" / "traceback.txt"
-    message = f"gpunodes: unexpected KeyError: 'uid'; this is a fault of gpunodes; please report it with {path}\n"
+    message = f"error: unexpected KeyError: 'uid'\nhint: this is a bug in gpunodes; please report it with {path}\n"
     assert capsys.readouterr().err == message
     assert "in fail" in path.read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "lab"])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in {"lab", "init-master"}])
 def test_each_command_has_the_help_that_the_list_shows(name: str) -> None:
     command = cli.root.get_command(click.Context(cli.root), name)
     assert command is not None
     assert command.get_short_help_str(200) == cli.COMMANDS[name]
     assert all(isinstance(option, click.Argument) or getattr(option, "help", None) for option in command.params)
+
+
+def test_both_names_of_init_control_plane_are_one_command() -> None:
+    context = click.Context(cli.root)
+    assert cli.root.get_command(context, "init-control-plane") is cli.root.get_command(context, "init-master")
+    assert "init-control-plane" in cli.COMMANDS["init-master"]
+
+
+@pytest.mark.parametrize("argv", [(), ("gpu",), ("maintenance",), ("lab",), ("help", "gpu")])
+def test_a_group_without_a_command_shows_its_help(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    done = gpunodes(tmp_path, *argv)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: gpunodes ")
+    assert "Commands:" in done.stdout
+
+
+def test_help_shows_the_help_of_any_command(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "help", "health", "explain").stdout.startswith("Usage: gpunodes health explain ")
+    assert gpunodes(tmp_path, "help", "join").stdout == gpunodes(tmp_path, "join", "--help").stdout
+    done = gpunodes(tmp_path, "help", "join", "now")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_versions(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "version").stdout.startswith("gpunodes ")
+    found = json.loads(gpunodes(tmp_path, "version", "--json").stdout)
+    assert list(found["versions"]) == ["gpunodes", "ansible-core", "ansible-runner", "python"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "guess"),
+    [(("helth",), "`gpunodes health`"), (("gpu", "plna"), "`gpunodes gpu plan`"), (("lab", "dwon"), "lab down`")],
+)
+def test_a_mistyped_command_leads_to_the_nearest(tmp_path: Path, argv: tuple[str, ...], guess: str) -> None:
+    done = gpunodes(tmp_path, *argv)
+    assert done.returncode == 2
+    assert f"hint: did you mean {guess}" in done.stderr.replace("`gpunodes lab", "lab")
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, False)],
+)
+def test_an_error_has_colours_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal.error(GpunodesError("a", "b", "c"))
+    assert ("\x1b[31m" in stream.getvalue() or "\x1b[1m" in stream.getvalue()) == coloured
+    plain = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", plain)
+    terminal.error(GpunodesError("a", "b", "c"))
+    assert plain.getvalue() == "error: a; wanted: b\nhint: c\n"
 
 
 def test_the_help_of_a_run_lists_its_phases(tmp_path: Path) -> None:
@@ -88,8 +149,8 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
     done = gpunodes(tmp_path, *words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("gpunodes: ")
-    assert done.stderr.count("\n") == 1
+    lines = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    assert lines in (["error"], ["error", "hint"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,13 +215,14 @@ def test_plain_lines() -> None:
     stream = io.StringIO()
     view = text.progress(stream)
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
-    view.phase("a", phases.NODE)
+    view.phase("a", phases.NODE, 1, 9)
+    view.task("a", "Disable swap")
     view.findings(RESULT.findings)
     view.ended(RESULT.machines[1])
     view.close()
     assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
         "join: a",
-        "a: Prepare the machine",
+        "a: Prepare the machine (1 of 9)",
         "b: swap (warning): on; wanted: off. nothing to do.",
         "b: FAILED: no [2J",
     ]
@@ -177,7 +239,116 @@ def test_live_lines_are_drawn_in_place() -> None:
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)])
     view.phase("a", phases.NODE)
     view.ended(MachineResult("a", Outcome.UNCHANGED))
+    view.phase("b", phases.CONTAINERD, 2, 9)
+    view.task("b", "Start containerd")
+    view.findings([])
     before = stream.getvalue()
     view.close()
-    assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  waiting  0 s\n")
+    assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  Install containerd (2 of 9): Start containerd  0 s\n")
     assert stream.getvalue() == before + "\x1b[2A\x1b[J"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(text.progress(Terminal()), text.RunLines)
+    assert isinstance(health_map.progress(Terminal()), health_map.HealthLines)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(text.progress(Terminal()), text.Live)
+    assert isinstance(health_map.progress(Terminal()), health_map.Map)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_tables_fit_a_narrow_terminal(columns: int) -> None:
+    shown = gpu.gates("1.36", gates.gates("1.36"), columns)
+    assert max(map(len, shown.splitlines()[3:])) < max(columns, 73)
+    rows = [("NAME", "WHY"), ("a", "x " * 100), ("b", "short")]
+    assert max(map(len, text.table(rows, columns).splitlines())) < columns
+    assert len(text.table(rows).splitlines()) == 3
+
+
+def test_progress_that_nobody_can_read_stops_nothing() -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    view = text.progress(Closed())
+    view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
+    view.ended(RESULT.machines[1])
+    view.close()
+
+
+def completed(folder: Path, line: str) -> list[str]:
+    """What bash gets for the last word of a command line."""
+    words = line.split(" ")
+    environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_GPUNODES_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from gpunodes.cli import main; main()"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return [found.partition(",")[2] if found.startswith("plain,") else found for found in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("gpunodes gpu pl", ["plan"]),
+        ("gpunodes join g", ["gpu-1", "gpu-2", "gpus"]),
+        ("gpunodes join gpu-1 gpu-", ["gpu-2"]),
+        ("gpunodes repair -i other.ini w", ["w1", "workers"]),
+        ("gpunodes repair -i none.yml w", []),
+        ("gpunodes health gpu-", ["gpu-1", "gpu-2"]),
+        ("gpunodes health exp", ["explain"]),
+        ("gpunodes health explain x", ["xid"]),
+        ("gpunodes health --from unkn", ["file,unkn"]),
+        ("gpunodes health --from a.log unkn", ["file,unkn"]),
+        ("gpunodes completion z", ["zsh"]),
+        ("gpunodes nothing x", []),
+    ],
+)
+def test_completion(tmp_path: Path, line: str, expected: list[str]) -> None:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / "hosts.yml").write_text(
+        "control_plane: {hosts: {c1: {}}}\nworkers: {children: {gpus: {hosts: {gpu-1: {}, gpu-2: null}}}}\n"
+    )
+    (tmp_path / "other.ini").write_text("[workers]\nw1 ansible_host=10.0.0.1\n[workers:vars]\nwild=1\n")
+    assert sorted(found for found in completed(tmp_path, line) if found) == expected
+
+
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete -o nosort"), ("zsh", "#compdef"), ("fish", "complete ")]
+)
+def test_the_script_of_a_shell(tmp_path: Path, shell: str, word: str) -> None:
+    done = gpunodes(tmp_path, "completion", shell)
+    assert (done.returncode, word in done.stdout) == (0, True)
+    assert "_GPUNODES_COMPLETE" in done.stdout
+
+
+def test_verbose_shows_ansible_s_own_output(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for flags, shown in ([], False), (["-v"], True):
+        argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", "status", "-i", "hosts.yml", *flags]
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert ("TASK [status : Read the cluster]" in done.stderr) == shown
+
+
+def test_a_document_as_yaml_is_the_same(tmp_path: Path) -> None:
+    found = gpunodes(tmp_path, "gates", "1.36", "--json").stdout
+    assert yaml.safe_load(gpunodes(tmp_path, "gates", "1.36", "-o", "yaml").stdout) == json.loads(found)
+    assert gpunodes(tmp_path, "gates", "1.36", "-o", "json").stdout == found
+    assert gpunodes(tmp_path, "gates", "1.36", "-o", "wide").stdout == gpunodes(tmp_path, "gates", "1.36").stdout
+    assert gpunodes(tmp_path, "gates", "1.36", "--json", "-o", "wide").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["status", "gpu plan", "history none", "gates 1"])
+@pytest.mark.parametrize("flag", ["-o yaml", "-oyaml", "--output=yaml", "--output yaml"])
+def test_an_error_is_a_document_of_the_same_format(tmp_path: Path, command: str, flag: str) -> None:
+    done = gpunodes(tmp_path, *command.split(), *flag.split())
+    found = yaml.safe_load(done.stdout)
+    assert found["schema"] == ("gpunodes.history/1" if command.startswith("history") else "gpunodes.error/1")

@@ -1,4 +1,4 @@
-"""ansible-runner's events made typed, and causes made plain."""
+"""ansible-runner's events as typed events, and explained causes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def test_an_end_is_typed(kind: str, data: dict[str, Any], outcome: Outcome) -> N
 
 
 @pytest.mark.parametrize("kind", ["playbook_on_stats", "verbose", "warning", "playbook_on_task_start", ""])
-def test_the_rest_is_left(kind: str) -> None:
+def test_other_events_are_ignored(kind: str) -> None:
     assert events.parse(raw(kind)) is None
 
 
 @pytest.mark.parametrize(
     ("outcome", "result", "message"),
     [
-        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not answer"),
-        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "nothing listens"),
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection timed out", "does not respond"),
+        (Outcome.UNREACHABLE, "ssh: connect to host 10.0.0.9 port 22: Connection refused", "no process listens"),
         (
             Outcome.UNREACHABLE,
             "admin@10.0.0.9: Permission denied (publickey,password).",
@@ -53,19 +53,19 @@ def test_the_rest_is_left(kind: str) -> None:
         (
             Outcome.UNREACHABLE,
             "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            "not the one learned before",
+            "host key has changed",
         ),
         (Outcome.UNREACHABLE, "ssh: Could not resolve hostname x: Name or service not known", "does not resolve"),
         (Outcome.FAILED, "Missing sudo password", "sudo asks"),
-        (Outcome.FAILED, "/bin/sh: 1: /usr/bin/python3: not found", "no Python"),
+        (Outcome.FAILED, "/bin/sh: 1: /usr/bin/python3: not found", "Python is not installed"),
         (Outcome.FAILED, "kubeadm: first line\nsecond line", "kubeadm: first line"),
-        (Outcome.FAILED, "", "without saying why"),
+        (Outcome.FAILED, "", "without a message"),
     ],
 )
-def test_causes_are_plain(outcome: Outcome, result: str, message: str) -> None:
+def test_causes_are_explained(outcome: Outcome, result: str, message: str) -> None:
     assert message in events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, {"msg": result}))
 
 
-def test_a_censored_failure_says_so() -> None:
+def test_a_censored_failure_is_reported_as_such() -> None:
     event = TaskEnded("m", "worker", "Join", Outcome.FAILED, 0.0, {"censored": "the output has been hidden"})
     assert "secret" in events.cause(event)

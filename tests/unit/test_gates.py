@@ -1,4 +1,4 @@
-"""The kubelet's feature gates, minor by minor, and the wishes that are refused."""
+"""The kubelet's feature gates by Kubernetes version, and the requested gates that are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gate(name: str, version: str) -> Gate:
     return next(gate for gate in gates.gates(version) if gate.name == name)
 
 
-# From kubernetes' own sources and its documentation of feature gates, apart from the table: gate, version, status,
+# From Kubernetes' sources and its documentation of feature gates, independent of the table: gate, version, status,
 # default, locked.
 KNOWN = [
     ("Accelerators", "1.6", "alpha", False, False),
@@ -57,7 +57,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("name", "version", "status", "default", "locked"), KNOWN)
-def test_a_gate_is_what_the_sources_say(
+def test_gates_match_kubernetes_sources(
     name: str, version: str, status: str, default: bool | None, locked: bool
 ) -> None:
     found = gate(name, version)
@@ -68,22 +68,24 @@ def test_a_gate_is_what_the_sources_say(
 def test_every_minor_lists_every_gate(minor: str) -> None:
     found = gates.gates(minor)
     assert len({gate.name for gate in found}) == len(tables.read("gates")["gate"])
-    for one in found:
-        assert one.why
-        assert one.source
-        assert (one.default is None) == (one.status is GateStatus.ABSENT)
-        assert not one.locked or one.status is GateStatus.GA
-        assert one.we_set is None or (one.status is not GateStatus.ABSENT and one.we_set != one.default)
+    for each in found:
+        assert each.why
+        assert each.source
+        assert (each.default is None) == (each.status is GateStatus.ABSENT)
+        assert not each.locked or each.status is GateStatus.GA
+        assert each.set_by_gpunodes is None or (
+            each.status is not GateStatus.ABSENT and each.set_by_gpunodes != each.default
+        )
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_what_we_set_is_what_the_kubelet_takes(minor: str) -> None:
+def test_the_kubelet_accepts_the_gates_that_gpunodes_sets(minor: str) -> None:
     assert check(minor, needed(minor)) == []
 
 
-def test_what_we_set() -> None:
-    ours = {minor: needed(minor) for minor in MINORS if needed(minor)}
-    assert ours == {
+def test_gates_that_gpunodes_sets() -> None:
+    own = {minor: needed(minor) for minor in MINORS if needed(minor)}
+    assert own == {
         "1.6": {"Accelerators": True},
         "1.7": {"Accelerators": True},
         "1.8": {"DevicePlugins": True},
@@ -91,73 +93,73 @@ def test_what_we_set() -> None:
     }
 
 
-def test_a_gate_that_went_is_refused_with_its_version_and_successor() -> None:
+def test_a_removed_gate_is_refused_with_its_version_and_replacement() -> None:
     (conflict,) = check("1.36", {"Accelerators": True})
     assert "1.11" in conflict.fact
     assert "DevicePlugins" in conflict.remedy
 
 
-def test_a_gate_that_is_not_there_yet_is_refused() -> None:
+def test_a_gate_of_a_later_version_is_refused() -> None:
     (conflict,) = check("1.25", {"DynamicResourceAllocation": True})
     assert "1.26" in conflict.fact
 
 
-def test_a_locked_gate_takes_its_value_only() -> None:
+def test_a_locked_gate_accepts_only_its_default() -> None:
     assert check("1.36", {"KubeletPodResourcesGet": True}) == []
     (conflict,) = check("1.36", {"KubeletPodResourcesGet": False})
     assert "locked from Kubernetes 1.36" in conflict.limit
 
 
-def test_an_unknown_gate_and_a_word_are_refused_together() -> None:
-    unknown, word = check("1.36", {"ResourceHealthStatsu": True, "ResourceHealthStatus": "on"})
+def test_an_unknown_gate_and_a_string_are_refused_together() -> None:
+    unknown, string = check("1.36", {"ResourceHealthStatsu": True, "ResourceHealthStatus": "on"})
     assert "ResourceHealthStatus" in unknown.remedy
-    assert "'on'" in word.fact
+    assert "'on'" in string.fact
 
 
-def test_gates_that_are_not_about_gpus_are_known_where_we_install() -> None:
+def test_gates_that_are_not_about_gpus_are_known_for_installable_versions() -> None:
     assert check("1.36", {"MemoryQoS": True, "AllAlpha": False, "WatchListClient": False}) == []
-    assert "gone since Kubernetes 1.36" in check("1.37", {"HonorPVReclaimPolicy": True})[0].fact
+    assert "was removed in Kubernetes 1.36" in check("1.37", {"HonorPVReclaimPolicy": True})[0].fact
     assert "locked" in check("1.36", {"KubeletPSI": False})[0].limit
-    assert "MemoryQoS meant" in check("1.36", {"MemoryQos": True})[0].remedy
-    assert "not known in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].fact
-    assert "nothing to do with GPUs" in check("1.20", {"MemoryQoS": True})[0].fact
+    assert "did you mean MemoryQoS?" in check("1.36", {"MemoryQos": True})[0].remedy
+    assert "does not exist in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].fact
+    assert "not about GPUs" in check("1.20", {"MemoryQoS": True})[0].fact
 
 
 @pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
-def test_both_tables_say_the_same(minor: str) -> None:
+def test_both_tables_agree(minor: str) -> None:
     every = tables.read("kubelet_gates")["gates"]
     for gate in gates.gates(minor):
         stages = [stage for stage in every.get(gate.name, ()) if float(stage.split()[0]) <= float(minor)]
         default = "on" if gate.default else "off"
-        message = f"{gate.status} {default}{' locked' if gate.locked else ''}"
+        stage = f"{gate.status} {default}{' locked' if gate.locked else ''}"
         assert (stages[-1].split(" ", 1)[1] if stages else "absent") == (
-            message if gate.default is not None else "absent"
+            stage if gate.default is not None else "absent"
         )
 
 
 @pytest.mark.parametrize("version", ["1.5", "1.38", "2.0", "one", "1", ""])
-def test_a_version_that_the_table_does_not_reach_is_wrong_input(version: str) -> None:
+def test_a_version_outside_the_table_is_wrong_input(version: str) -> None:
     with pytest.raises(WrongInput):
         gates.gates(version)
 
 
 @pytest.mark.parametrize("listing", sorted(LISTINGS.glob("*.txt")), ids=lambda path: path.stem)
-def test_the_tables_say_what_kubelets_say(listing: Path) -> None:
+def test_the_tables_match_the_kubelets_help(listing: Path) -> None:
     """``kubelet --help`` lists the gates that are alpha or beta; the fixtures' make.sh built the kubelets."""
     release = listing.stem
-    message = {
+    reported = {
         name: (status.lower(), default == "true")
         for name, status, default in re.findall(r"(\w+)=true\|false \((\w+) - default=(\w+)\)", listing.read_text())
     }
     known = {gate.name: (gate.status.value, gate.default) for gate in gates.gates(release)}
     listed = {name: gate for name, gate in known.items() if gate[0] in ("alpha", "beta")}
-    assert listed == {name: gate for name, gate in message.items() if name in known}
+    assert listed == {name: gate for name, gate in reported.items() if name in known}
     installed = tables.read("kubelet_gates")["first"]
     if int(release.split(".")[1]) >= int(installed.split(".")[1]):
         assert [
-            conflict for name, (_, default) in message.items() for conflict in check(release, {name: not default})
+            conflict for name, (_, default) in reported.items() for conflict in check(release, {name: not default})
         ] == []
 
 
-def test_kubelets_of_six_minors_were_asked() -> None:
+def test_the_fixtures_have_kubelets_of_six_versions() -> None:
     assert len({path.stem.rpartition(".")[0] for path in LISTINGS.glob("*.txt")}) >= 6

@@ -1,4 +1,4 @@
-"""The commands `gpu plan` and `gates`, as a user calls them, without any machine."""
+"""The commands `gpu plan` and `gates` as a user runs them, without machines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FACTS = {
 }
 
 
-def gpunodes(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
+def gpunodes(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -33,14 +33,14 @@ def facts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_says_what_why_and_whose_word_it_is(facts: Path) -> None:
+def test_a_plan_shows_packages_reasons_and_sources(facts: Path) -> None:
     done = gpunodes("gpu", "plan", "--from", str(facts))
     assert done.returncode == 0
     for message in ("1 x Tesla T4", "nvidia-open-580", "docs.nvidia.com", "joins as a CPU node"):
         assert message in done.stdout
 
 
-def test_a_plan_is_a_document_that_plans_again(facts: Path, tmp_path: Path) -> None:
+def test_a_plan_document_can_be_planned_again(facts: Path, tmp_path: Path) -> None:
     done = gpunodes("gpu", "plan", "gpu-*", "--from", str(facts), "--with-cuda", "13.0", "--json")
     document = json.loads(done.stdout)
     assert document["schema"] == "gpunodes.gpu-plan/1"
@@ -52,30 +52,37 @@ def test_a_plan_is_a_document_that_plans_again(facts: Path, tmp_path: Path) -> N
     assert json.loads(again.stdout) == document
 
 
-def test_some_that_cannot_be_are_3_and_all_are_1(facts: Path) -> None:
+def test_the_exit_code_is_3_for_some_conflicts_and_1_for_all(facts: Path) -> None:
     some = gpunodes("gpu", "plan", "--from", str(facts), "--driver", "470")
     assert some.returncode == 3
     assert "remedy: " in some.stdout
     assert gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--driver", "470").returncode == 1
 
 
+def test_a_driver_and_a_cuda_that_no_source_has_both_are_requests_in_conflict(facts: Path) -> None:
+    done = gpunodes("gpu", "plan", "gpu-1", "--from", str(facts), "--with-cuda", "12.4", "--driver", "595")
+    assert done.returncode == 1
+    assert "driver 595 and CUDA 12.4 are requested, and no source has both for Debian 13" in done.stdout
+    assert "drop one of the two requests" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--driver", "111"), "the driver branch '111' is wished; wanted: one of"),
-        (("--with-cuda", "13.0", "--with-cuda", "99"), "CUDA 99 is wished; wanted: one that is known here"),
-        (("--with-cudnn", "99"), "cuDNN 99 is wished; wanted: one that is known here"),
+        (("--driver", "111"), "the driver branch '111' is unknown; wanted: one of"),
+        (("--with-cuda", "13.0", "--with-cuda", "99"), "CUDA 99 is unknown; wanted: one of"),
+        (("--with-cudnn", "99"), "cuDNN 99 is unknown; wanted: one of"),
     ],
 )
 @pytest.mark.parametrize("command", [("join", "worker-*"), ("up",), ("gpu", "plan"), ("gpu", "install", "worker-*")])
 def test_a_version_that_no_machine_can_have_is_wrong_input(
     command: tuple[str, ...], options: tuple[str, ...], message: str
 ) -> None:
-    # Said before an inventory is read, let alone a machine.
+    # Reported before the inventory is read, and before any machine is contacted.
     done = gpunodes(*command, *options)
     assert done.returncode == 2
     assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"gpu-1": {}}', '{"machines": [{"name": "a"}]}', None])
@@ -85,17 +92,17 @@ def test_a_file_without_facts_is_wrong_input(tmp_path: Path, content: str | None
         path.write_text(content)
     done = gpunodes("gpu", "plan", "--from", str(path))
     assert done.returncode == 2
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
     assert done.stdout == ""
 
 
-def test_a_pattern_that_matches_none_is_wrong_input(facts: Path) -> None:
+def test_a_pattern_without_match_is_wrong_input(facts: Path) -> None:
     done = gpunodes("gpu", "plan", "x-*", "--from", str(facts))
     assert (done.returncode, done.stdout) == (2, "")
     assert "gpu-1" in done.stderr
 
 
-def test_gates_are_a_document() -> None:
+def test_gates_as_a_document() -> None:
     done = gpunodes("gates", "v1.36.2", "--json")
     document = json.loads(done.stdout)
     assert (document["schema"], document["version"]) == ("gpunodes.gates/1", "1.36")
@@ -107,11 +114,11 @@ def test_gates_are_a_document() -> None:
         "default": True,
         "locked": True,
         "removed_in": None,
-        "we_set": None,
+        "set_by_gpunodes": None,
     }
 
 
-def test_gates_are_a_table() -> None:
+def test_gates_as_a_table() -> None:
     done = gpunodes("gates", "1.9")
     assert done.returncode == 0
     assert "DevicePlugins" in done.stdout
@@ -121,20 +128,20 @@ def test_gates_are_a_table() -> None:
 def test_gates_of_an_unknown_version_are_wrong_input(version: str) -> None:
     done = gpunodes("gates", version)
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
 
 
-def test_plain_ansible_judges_wishes_too() -> None:
-    whole = {**preflight_facts(), **FACTS}
-    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()})
+def test_plain_ansible_judges_requested_software_too() -> None:
+    facts = {**preflight_facts(), **FACTS}
+    found = preflight({"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()})
     assert found == []
     requested = {**defaults(), "gpunodes_feature_gates": {"Accelerators": True}, "gpunodes_cuda_versions": ["9.9"]}
-    found = preflight({"gpu-1": whole}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
+    found = preflight({"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
     assert [line.split(": ")[1] for line in found] == ["gates", "gpu"]
 
 
 def preflight_facts() -> dict[str, object]:
-    """What preflight needs of a good machine beside its GPUs."""
+    """The facts of a good machine for preflight, without its GPUs."""
     return {
         "python": "3.13.5",
         "cpus": 2,

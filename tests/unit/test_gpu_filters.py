@@ -15,7 +15,7 @@ from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_verification
 from test_preflight import facts as preflight_facts
 
-WISHES: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "gpunodes_driver_branch": "",
     "gpunodes_driver_source": "",
     "gpunodes_cuda_versions": [],
@@ -34,18 +34,18 @@ def machine(*functions: dict[str, Any]) -> dict[str, Any]:
 
 
 def installed(found: dict[str, Any], **requested: Any) -> dict[str, Any]:
-    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**WISHES, **requested}, "1.36.3"))
+    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**REQUESTED, **requested}, "1.36.3"))
 
 
 def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:
     none = {"nvidia": NONE, "nvidia_toolkit": NONE}
-    asked = filters.gpu_asked(none, {}, "nvcr.io/nvidia/k8s-device-plugin:v0.19.0")
+    asked = filters.checked_gpu_sources(none, {}, "nvcr.io/nvidia/k8s-device-plugin:v0.19.0")
     assert all(source["gpus"] for source in asked)
     assert {source["name"] for source in asked} == {"images of nvcr.io", "nvidia", "nvidia-container-toolkit"}
     debian = next(source for source in asked if "debian 13" in source.get("systems", ()))
     assert debian["key"].endswith("{cuda_arch}/8793F200.pub")
     mine = {"nvidia": {"url": "http://m/", "key": "KEY", "fingerprint": ""}, "nvidia_toolkit": NONE}
-    mirrored = filters.gpu_asked(mine, {"nvcr.io": "http://m"}, "nvcr.io/x:1")
+    mirrored = filters.checked_gpu_sources(mine, {"nvcr.io": "http://m"}, "nvcr.io/x:1")
     assert (mirrored[0]["url"], mirrored[1]["url"], mirrored[1]["key"]) == ("http://m/v2/", "http://m/", "KEY")
 
 
@@ -72,12 +72,12 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
     assert made["toolkit"]["sources"] == ["nvidia_toolkit"]
 
 
-def test_cuda_versions_lie_side_by_side_and_are_proven() -> None:
+def test_cuda_versions_are_installed_side_by_side_and_checked() -> None:
     made = installed(machine(GPU), gpunodes_cuda_versions=["13.0", "13.1"], gpunodes_cudnn_version="9")
     assert made["cuda"]["homes"] == {"13.0": "/usr/local/cuda-13.0", "13.1": "/usr/local/cuda-13.1"}
-    proofs = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
-    assert proofs[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "says": "release 13.0"}
-    assert [proof["command"][2] for proof in proofs[2:]] == [
+    checks = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
+    assert checks[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "output": "release 13.0"}
+    assert [check["command"][2] for check in checks[2:]] == [
         "import ctypes; ctypes.CDLL('libcudart.so.13')",
         "import ctypes; ctypes.CDLL('libcudart.so.13')",
         "import ctypes; ctypes.CDLL('libcudnn.so.9')",
@@ -156,8 +156,11 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
         def begin(self, title: str, machines: Any) -> None:
             pass
 
-        def phase(self, machine: str, phase: Phase) -> None:
-            shown.append((machine, phase.name))
+        def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+            shown.append((machine, f"{phase.name} {number}/{total}"))
+
+        def task(self, machine: str, task: str) -> None:
+            shown.append((machine, task))
 
         def findings(self, findings: Any) -> None:
             pass
@@ -166,11 +169,12 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
             pass
 
     machines = [Machine("cpu-1", "10.0.0.1", Role.WORKER), Machine("gpu-1", "10.0.0.2", Role.WORKER)]
-    tracker = Tracker(machines, [phases.GPU_DRIVER], Shows(), {"gpu_driver": {"cpu-1"}})
+    work = [phases.KUBERNETES, phases.GPU_DRIVER, phases.CUDA]
+    tracker = Tracker(machines, work, Shows(), {"gpu_driver": {"cpu-1"}, "cuda": {"cpu-1", "gpu-1"}})
     for name in ("cpu-1", "gpu-1"):
         # Ansible starts a task before it sees that it skips it.
         tracker.on_event(TaskStarted(name, "gpu_driver", "Install the driver and load it"))
-    assert shown == [("gpu-1", "gpu_driver")]
+    assert shown == [("gpu-1", "gpu_driver 2/2"), ("gpu-1", "Install the driver and load it")]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_a_phase_that_does_not_concern_a_machine_is_not_shown() -> None:
 )
 def test_a_machine_labels_its_node_with_its_gpus_only(found: dict[str, Any]) -> None:
     """A machine's report of its GPUs cannot give its node a role, a pool, or any other label."""
-    with pytest.raises(AnsibleFilterError, match="gpu-1: its answer"):
+    with pytest.raises(AnsibleFilterError, match="gpu-1: it reports"):
         filters.labels(found, "gpu-1")
     good = {"gpunodes.dev/gpu-product": "NVIDIA-H100-80GB-HBM3", "gpunodes.dev/gpu-count": "8"}
     assert filters.labels(good, "gpu-1") == good

@@ -1,7 +1,7 @@
-"""The whole grid of cards, systems and wishes: no plan breaks a row of the tables, no wish is dropped in silence.
+"""All combinations of cards, systems and requests: no plan breaks a row of the tables, no request is ignored.
 
-Beside the planner stands an oracle that only asks the tables whether anything would do: there is a plan just where it
-says so, and what the plan holds is held against each row again.
+An oracle, independent of the planner, determines from the tables alone whether a plan is possible: the planner must
+return a plan in exactly these cases, and each plan is checked against every row again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpunodes.planner import tables
 from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, plan
 
-# One card of each generation, and those with a trait of their own.
+# One card of each generation, and the exceptional ones.
 CARDS = {
     "C2075": "1096",
     "K80": "102d",
@@ -47,7 +47,7 @@ BOOTS: list[dict[str, Any]] = [
 ]
 MIXED = [("P100", "T4"), ("V100", "B200"), ("K80", "H100"), ("T4", "B200"), ("K80", "P100")]
 RUNTIMES = ["containerd", "docker"]
-# Of each system; Debian's older and newer ones differ in what builds for them.
+# By system; for Debian's older and newer kernels, different modules build.
 KERNELS = {
     "debian 12": ["6.1.0-40-amd64", "6.1.0-56-amd64", "6.12.95+deb12-amd64", "6.12.107+deb12-amd64"],
     "debian 13": ["6.12.48+deb13-amd64", "6.12.107+deb13-amd64", "7.3.4+deb13-amd64"],
@@ -83,7 +83,7 @@ def machine(cards: tuple[str, ...], system: str, arch: str, switches: int, boot:
 
 
 def rows_of(cards: tuple[str, ...]) -> list[Row]:
-    """The generations of cards, by the tables alone."""
+    """The generations of cards, from the tables alone."""
     found = []
     for card in cards:
         device = int(CARDS[card], 16)
@@ -102,7 +102,7 @@ def cuda_row(version: str) -> Row | None:
     return next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
 
 
-def sells_cuda(source: str, system: str, version: str) -> bool:
+def has_cuda(source: str, system: str, version: str) -> bool:
     return any(
         row["source_of"] == source
         and system in row["systems"]
@@ -113,7 +113,7 @@ def sells_cuda(source: str, system: str, version: str) -> bool:
 
 
 def builds(offer: Row, branch: str, flavour: str, facts: Row) -> bool:
-    """Whether a choice's modules come built, or build for the machine's kernel."""
+    """Whether a choice's modules are prebuilt, or build for the machine's kernel."""
     kernel = tuple(int(part) for part in re.findall(r"\d+", facts["kernel"]))
     return offer["signed"] or not any(
         f"{facts['os']['id']} {facts['os']['version']}" in row["systems"]
@@ -126,7 +126,7 @@ def builds(offer: Row, branch: str, flavour: str, facts: Row) -> bool:
 
 
 def drives(offer: Row, branch: str, flavour: str, facts: Row, gens: list[Row]) -> bool:
-    """Whether a choice drives all the GPUs."""
+    """Whether a choice supports all the GPUs."""
     gpu = facts["gpu"]
     switched = gpu["nvswitches"] or any(
         row.get("switched") and any(int(f["device"], 16) == row["device"] for f in gpu["functions"])
@@ -144,18 +144,18 @@ def drives(offer: Row, branch: str, flavour: str, facts: Row, gens: list[Row]) -
 
 
 def serves(offer: Row, branch: str, version: str, system: str, gens: list[Row]) -> bool:
-    """Whether a choice comes with this CUDA and is new enough for it."""
+    """Whether a choice includes this CUDA version and is new enough for it."""
     row = cuda_row(version)
     return (
         row is not None
         and int(branch) >= int(row["least_driver"])
-        and sells_cuda(offer["source_of"], system, version)
+        and has_cuda(offer["source_of"], system, version)
         and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
     )
 
 
 def cudnn_fits(source: str, system: str, branch: str, requested: RequestedSoftware, gens: list[Row]) -> bool:
-    """Whether the source has the wished cuDNN for the newest wished CUDA, or for one that driver and GPUs take."""
+    """Whether the source has the requested cuDNN, for the newest requested CUDA or one that driver and GPUs support."""
     request = requested.cudnn
     for gen in gens:
         if gen["last_cudnn"] == "none" and number(request) >= (9,):
@@ -167,7 +167,7 @@ def cudnn_fits(source: str, system: str, branch: str, requested: RequestedSoftwa
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or system in row["systems"])
-        and all(mine == theirs for mine, theirs in zip(number(request), number(row["version"]), strict=False))
+        and all(left == right for left, right in zip(number(request), number(row["version"]), strict=False))
     }
     if requested.cuda:
         return max((version.split(".")[0] for version in requested.cuda), key=int) in majors
@@ -180,7 +180,7 @@ def cudnn_fits(source: str, system: str, branch: str, requested: RequestedSoftwa
 
 
 def possible(system: str, facts: Row, requested: RequestedSoftware, gens: list[Row]) -> Iterator[tuple[Row, str, str]]:
-    """All that would do, by the tables alone; cuDNN apart."""
+    """All possible choices by the tables alone, without regard to cuDNN."""
     for offer in tables.read("drivers")["offer"]:
         if system in offer["systems"] and facts["arch"] in offer["architectures"]:
             for branch, flavour in itertools.product(offer["branches"], Flavour):
@@ -194,7 +194,7 @@ def possible(system: str, facts: Row, requested: RequestedSoftware, gens: list[R
 
 
 def hold_against_the_rows(made: Plan, system: str, facts: Row, requested: RequestedSoftware, gens: list[Row]) -> None:
-    """Every row again, and every wish."""
+    """Check a plan against every row and every request."""
     assert made.source is not None
     assert made.flavour is not None
     assert requested.driver in {"", made.branch}
@@ -235,14 +235,14 @@ def hold_against_the_rows(made: Plan, system: str, facts: Row, requested: Reques
 
 
 def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
-    """Every wish for these cards on this system; how many plans there were, and how many refusals."""
+    """Try every request for these cards on this system; return the number of plans and of refusals."""
     made = refused = 0
     gens = rows_of(cards)
     arch = "aarch64" if "GH200" in cards else "x86_64"
     axes = itertools.product(SOURCES, BRANCHES, CUDAS, CUDNNS)
-    dice = random.Random(f"{cards} {system}")  # noqa: S311 - no secret
+    dice = random.Random(f"{cards} {system}")  # noqa: S311 - not a secret
     for source, branch, cuda, cudnn_axis in axes:
-        # What depends on little else takes turns instead of multiplying the grid; the same turns in each run.
+        # Settings that are mostly independent are drawn at random, with a fixed seed, to keep the grid small.
         runtime, gates, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
         boot = dice.choice(BOOTS)
         cudnn = dice.choice(CUDNNS_IN_TURN) if cudnn_axis == "9.12" else cudnn_axis
@@ -250,26 +250,26 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
         facts = machine(cards, system, arch, switches, boot, kernel)
         requested = RequestedSoftware("1.36", branch, cuda, cudnn, runtime, source, gates)
         result = plan("gpu-1", facts, requested)
-        fits = [
+        possible_choices = [
             choice
             for choice in possible(system, facts, requested, gens)
             if not cudnn or cudnn_fits(choice[0]["source_of"], system, choice[1], requested, gens)
         ]
         if isinstance(result, Plan):
             made += 1
-            assert fits
+            assert possible_choices
             assert "Accelerators" not in gates
             hold_against_the_rows(result, system, facts, requested, gens)
         else:
             refused += 1
-            assert not fits or "Accelerators" in gates, (result, requested)
-            assert all(isinstance(c, Conflict) and c.fact and c.limit and c.remedy for c in result)
+            assert not possible_choices or "Accelerators" in gates, (result, requested)
+            assert all(isinstance(each, Conflict) and each.fact and each.limit and each.remedy for each in result)
             assert len(set(result)) == len(result)
     return made, refused
 
 
 @pytest.mark.parametrize("system", [system for system in SYSTEMS if system not in LIKE_RHEL])
-def test_every_card_with_every_wish(system: str) -> None:
+def test_every_card_with_every_request(system: str) -> None:
     counts = {card: walk((card,), system) for card in CARDS}
     assert sum(made for made, _ in counts.values()) > 0
     assert sum(refused for _, refused in counts.values()) > 0
@@ -291,8 +291,8 @@ def test_every_row_names_its_source(name: str) -> None:
     assert set(table["sources"]) == {row["source"] for row in rows}
 
 
-def test_the_family_of_rhel_is_one() -> None:
-    """So that the grid need not walk each of them."""
+def test_the_rhel_family_has_the_same_rows() -> None:
+    """The grid tests only one of them."""
     for table, rows in (("drivers", "offer"), ("cuda", "toolkit")):
         for row in tables.read(table)[rows]:
             assert ("rhel 9" in row["systems"]) == (set(row["systems"]) >= LIKE_RHEL)
@@ -301,7 +301,7 @@ def test_the_family_of_rhel_is_one() -> None:
 def test_ranges_do_not_overlap_and_generations_and_branches_are_known() -> None:
     ranges = sorted((row["first"], row["last"]) for row in tables.read("gpus")["range"])
     assert all(first <= last for first, last in ranges)
-    assert all(one[1] < other[0] for one, other in itertools.pairwise(ranges))
+    assert all(lower[1] < upper[0] for lower, upper in itertools.pairwise(ranges))
     known = {row["name"] for row in tables.read("drivers")["generation"]}
     assert {row["generation"] for row in tables.read("gpus")["range"]} <= known
     branches = [row["name"] for row in tables.read("drivers")["branch"]]

@@ -84,26 +84,26 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def converger(check: bool = False) -> host.Converger:
-    return host.Converger(host.Spec(part="gpu"), check)
+    return host.Converger(host.Spec(section="gpu"), check)
 
 
 @pytest.mark.usefixtures("machine")
 def test_the_modules_are_loaded_once_and_noted() -> None:
     first = converger()
-    gpu_host.drive(first, DRIVER)
+    gpu_host.load_driver(first, DRIVER)
     assert first.outcome.actions == ["load kernel modules nvidia, nvidia-uvm"]
     first.save()
     assert ledger.load(ledger.path_of("gpu")).modules == ["nvidia", "nvidia-uvm"]
     assert not Path(ledger.PATH).exists()
     second = converger()
-    gpu_host.drive(second, DRIVER)
+    gpu_host.load_driver(second, DRIVER)
     assert second.outcome.actions == []
 
 
 def test_check_mode_loads_nothing(machine: Machine) -> None:
     machine.load("nouveau")
     look = converger(check=True)
-    gpu_host.drive(look, DRIVER)
+    gpu_host.load_driver(look, DRIVER)
     assert look.outcome.actions == ["unload nouveau", "load kernel modules nvidia, nvidia-uvm"]
     assert "modprobe" not in str(machine.calls)
 
@@ -112,7 +112,7 @@ def test_a_rival_that_does_not_let_go_takes_a_reboot(machine: Machine) -> None:
     machine.load("nouveau")
     machine.stuck = True
     run = converger()
-    gpu_host.drive(run, DRIVER)
+    gpu_host.load_driver(run, DRIVER)
     assert "Module nouveau is in use" in run.outcome.reboot
     assert ["modprobe", "nvidia"] not in machine.calls
     assert run.ledger.unloaded == ["nouveau"]
@@ -121,7 +121,7 @@ def test_a_rival_that_does_not_let_go_takes_a_reboot(machine: Machine) -> None:
 def test_a_rival_that_lets_go_takes_none(machine: Machine) -> None:
     machine.load("nouveau")
     run = converger()
-    gpu_host.drive(run, DRIVER)
+    gpu_host.load_driver(run, DRIVER)
     assert run.outcome.reboot == ""
     assert ["modprobe", "nvidia"] in machine.calls
 
@@ -131,7 +131,7 @@ def test_the_initramfs_is_rebuilt_only_where_the_rival_is_in_it(machine: Machine
     (machine.root / "boot/initrd.img-6.12.1").write_text("")
     machine.initramfs = inside
     run = converger()
-    gpu_host.drive(run, DRIVER)
+    gpu_host.load_driver(run, DRIVER)
     assert run.ledger.initramfs == noted
     assert any(call[0] in {"update-initramfs", "dracut"} for call in machine.calls) == (noted == "rebuilt")
 
@@ -141,7 +141,7 @@ def test_a_loaded_driver_is_not_replaced_under_its_users(machine: Machine) -> No
     machine.load("nvidia-uvm")
     machine.installed = "590.44.01"
     run = converger()
-    gpu_host.drive(run, DRIVER)
+    gpu_host.load_driver(run, DRIVER)
     assert run.outcome.reboot == "the driver 580.65.06 is loaded, and 590.44.01 is installed"
     assert run.outcome.actions == []
 
@@ -150,14 +150,14 @@ def test_a_module_that_was_not_built_is_built(machine: Machine) -> None:
     machine.installed = ""
     (machine.root / "modules/6.12.1/build").mkdir(parents=True)
     (machine.root / "modules/6.12.1/build/Makefile").write_text("")
-    gpu_host.drive(converger(), DRIVER)
+    gpu_host.load_driver(converger(), DRIVER)
     assert ["dkms", "autoinstall", "-k", "6.12.1"] in machine.calls
 
 
 def test_without_headers_nothing_is_built(machine: Machine) -> None:
     machine.installed = ""
     with pytest.raises(MachineProblem, match=r"headers of the running kernel 6\.12\.1"):
-        gpu_host.drive(converger(), DRIVER)
+        gpu_host.load_driver(converger(), DRIVER)
 
 
 def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> None:
@@ -191,17 +191,17 @@ def test_first_errors(log: str, error: str) -> None:
 def test_secure_boot_is_named(machine: Machine) -> None:
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
     with pytest.raises(MachineProblem, match="Secure Boot is on"):
-        gpu_host.drive(converger(), DRIVER)
+        gpu_host.load_driver(converger(), DRIVER)
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_specification_of_other_devices_is_written_anew() -> None:
     specification = "path: /dev/nvidia0\n hostPath: /usr/lib/libcuda.so.580.65.06\n"
-    assert gpu_host.describes(specification, ["/dev/nvidia0"], "580.65.06")
-    assert not gpu_host.describes(specification, ["/dev/nvidia0", "/dev/nvidia1"], "580.65.06")
-    assert not gpu_host.describes(specification, ["/dev/nvidia0"], "590.44.01")
+    assert gpu_host.matches_devices(specification, ["/dev/nvidia0"], "580.65.06")
+    assert not gpu_host.matches_devices(specification, ["/dev/nvidia0", "/dev/nvidia1"], "580.65.06")
+    assert not gpu_host.matches_devices(specification, ["/dev/nvidia0"], "590.44.01")
     with pytest.raises(MachineProblem, match="nvidia0"):
-        gpu_host.show_devices(converger())
+        gpu_host.publish_devices(converger())
 
 
 def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: 
     me = pwd.getpwuid(os.getuid())
     monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
     spec = host.Spec(
-        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), part="gpu"
+        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu"
     )
     assert host.Converger(spec).run().actions == [f"write {target}"]
     assert (target.read_text(), source.read_text()) == ("base and more", "base")
@@ -234,7 +234,7 @@ def test_versions_follow_the_package_that_they_must_equal() -> None:
         def refresh(self, _: object = ()) -> None:
             pass
 
-        def mend(self) -> bool:
+        def finish_interrupted(self) -> bool:
             return False
 
     run = host.Converger(host.Spec(), check=False)

@@ -1,4 +1,4 @@
-"""What the planner gives a machine with GPUs: one named case for each card and each trap."""
+"""The planner's plans for machines with GPUs: one named case for each card and each pitfall."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DRIVER: dict[str, Any] = {"module": None, "loaded": False, "origin": None, "pack
 
 
 def function(device: str, number: int, **changes: Any) -> dict[str, Any]:
-    """A GPU as gpu_facts reads it."""
+    """A GPU as gpu_facts reports it."""
     found = {
         "address": f"0000:{number:02x}:00.0",
         "vendor": "10de",
@@ -121,11 +121,11 @@ def test_each_card_gets_its_driver(
 def test_a_k80_has_no_driver_on_debian_13() -> None:
     found = refused(machine("K80"))
     assert "Kepler" in found[0].fact
-    assert "debian 12" in found[0].remedy
+    assert "Debian 12" in found[0].remedy
 
 
-def test_an_unknown_newer_gpu_is_warned_of_and_not_refused() -> None:
-    assert "newer than our table" in planned(machine("unknown")).warnings[0]
+def test_an_unknown_newer_gpu_is_a_warning_and_not_refused() -> None:
+    assert "newer than gpunodes' table" in planned(machine("unknown")).warnings[0]
 
 
 def test_a_machine_without_gpu_is_a_cpu_node() -> None:
@@ -133,7 +133,7 @@ def test_a_machine_without_gpu_is_a_cpu_node() -> None:
     assert made.packages == ()
     assert made.gates == {}
     assert made.branch == ""
-    assert [word in " ".join(made.warnings) for word in ("driver 580", "CUDA 13.0")] == [True, True]
+    assert [text in " ".join(made.warnings) for text in ("driver 580", "CUDA 13.0")] == [True, True]
 
 
 def test_facts_of_an_older_reader_have_no_gpu() -> None:
@@ -175,31 +175,36 @@ def test_two_generations_share_a_branch_and_the_older_modules() -> None:
 
 def test_two_generations_that_share_nothing_are_refused() -> None:
     found = refused(machine("V100", "B200"))
-    assert "open modules only" in found[0].fact
+    assert "need the open modules" in found[0].fact
     found = refused(machine("K80", "H100", system="ubuntu 24.04"))
     assert "Kepler" in found[0].fact
 
 
-def test_a_driver_too_old_for_cuda_is_refused_with_all_else_that_is_wrong() -> None:
+def test_a_driver_too_old_for_cuda_is_refused_together_with_all_other_conflicts() -> None:
     found = refused(machine("P100"), driver="570", cuda=("13.0",), cudnn="9.11", gates={"Accelerators": True})
     facts = " | ".join(conflict.fact for conflict in found)
-    for message in ("570 is wished, and CUDA 13.0", "CUDA 13.0 is wished, for Pascal", "cuDNN 9.11", "Accelerators"):
+    for message in (
+        "driver 570 is too old for CUDA 13.0",
+        "CUDA 13.0 does not support Pascal",
+        "cuDNN 9.11",
+        "Accelerators",
+    ):
         assert message in facts
 
 
-def test_cudnn_for_old_cards_is_the_last_that_has_them() -> None:
+def test_cudnn_for_old_cards_is_the_last_that_supports_them() -> None:
     (package,) = planned(machine("P100"), cudnn="9").group(Group.CUDNN)
     assert (package.name, package.version) == ("cudnn9-cuda-12", "9.10.*")
     (package,) = planned(machine("T4"), cudnn="9", cuda=("13.0",)).group(Group.CUDNN)
     assert (package.name, package.version) == ("cudnn9-cuda-13", "9.*")
 
 
-def test_several_cudas_lie_side_by_side() -> None:
+def test_several_cuda_versions_are_installed_side_by_side() -> None:
     made = planned(machine("T4", system="ubuntu 24.04"), cuda=("12.8", "13.0"))
     assert names(made, Group.CUDA) == ["cuda-toolkit-12-8", "cuda-toolkit-13-0"]
 
 
-def test_secure_boot_takes_signed_modules_only() -> None:
+def test_secure_boot_accepts_only_signed_modules() -> None:
     assert "Secure Boot" in refused(machine("T4", secure_boot=True))[0].fact
     made = planned(machine("T4", secure_boot=True, mok={"key": "/var/lib/dkms/mok.pub", "enrolled": True}))
     assert made.source is Source.NVIDIA
@@ -208,7 +213,7 @@ def test_secure_boot_takes_signed_modules_only() -> None:
     assert names(made, Group.HEADERS) == []
 
 
-def test_no_headers_for_the_running_kernel_are_refused() -> None:
+def test_missing_headers_of_the_running_kernel_are_refused() -> None:
     found = refused(machine("T4", headers={"running": False, "package": None}))
     assert "headers" in found[0].fact
 
@@ -225,20 +230,20 @@ def test_no_headers_for_the_running_kernel_are_refused() -> None:
 def test_modules_that_do_not_build_for_the_kernel_are_not_chosen(system: str, kernel: str, flavour: Flavour) -> None:
     made = planned({**machine("H100", system=system), "kernel": kernel}, source="distribution")
     assert made.flavour is flavour
-    message = [reason for reason in made.reasons if reason.choice == "no open kernel modules"]
-    assert bool(message) == (flavour is Flavour.PROPRIETARY)
-    assert all(kernel in reason.why and reason.source for reason in message)
+    reasons = [reason for reason in made.reasons if reason.choice == "no open kernel modules"]
+    assert bool(reasons) == (flavour is Flavour.PROPRIETARY)
+    assert all(kernel in reason.why and reason.source for reason in reasons)
     assert planned({**machine("H100", system=system), "kernel": kernel}).source is Source.NVIDIA
 
 
-def test_where_nothing_builds_for_the_kernel_that_is_said() -> None:
+def test_modules_that_do_not_build_for_the_kernel_are_reported() -> None:
     facts = {**machine("H100"), "kernel": "7.3.4+deb13-amd64"}
-    (message,) = refused(facts, source="distribution")
-    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in message.fact
-    assert "before 6.19" in message.limit
-    assert "boot an older kernel" in message.remedy
+    (conflict,) = refused(facts, source="distribution")
+    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in conflict.fact
+    assert "before 6.19" in conflict.limit
+    assert "boot an older kernel" in conflict.remedy
     facts["gpu"]["driver"] = installed("550.163.01", "distribution")
-    assert planned(facts, source="distribution").branch == "550"  # it was built, by whatever patch
+    assert planned(facts, source="distribution").branch == "550"  # it was built already, perhaps with a patch
 
 
 def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool = True) -> dict[str, Any]:
@@ -251,7 +256,7 @@ def test_a_driver_from_a_runfile_is_refused() -> None:
     assert "nvidia-uninstall" in found[0].remedy
 
 
-def test_a_driver_that_does_is_kept() -> None:
+def test_a_driver_that_meets_the_request_is_kept() -> None:
     made = planned(machine("T4", driver=installed("550.163.01", "distribution", "proprietary")))
     assert (made.branch, made.source, made.flavour) == ("550", Source.DISTRIBUTION, Flavour.PROPRIETARY)
     assert made.reboot_needed is None
@@ -274,19 +279,19 @@ def test_a_driver_in_use_is_not_replaced() -> None:
     assert "will be replaced" in made.warnings[0]
 
 
-def test_nouveau_needs_a_reboot_when_loaded_only() -> None:
+def test_nouveau_needs_a_reboot_only_when_loaded() -> None:
     assert planned(machine("T4", nouveau="loaded")).reboot_needed
     assert planned(machine("T4", nouveau="blacklisted")).reboot_needed is None
     assert not planned(machine("T4", nouveau="absent")).blacklist_nouveau
 
 
-def test_a_runtime_that_reads_no_cdi_is_refused() -> None:
+def test_a_runtime_without_cdi_is_refused() -> None:
     facts = machine("T4", runtimes={"containerd": "1.6.20~ds1-1+deb12u1"})
     assert "1.6.20" in refused(facts)[0].fact
     assert planned(machine("T4", runtimes={"docker-ce": "5:28.1.0-1~debian.13"}), runtime="docker").cri_dockerd
 
 
-def test_gpus_of_virtual_machines_are_left_out() -> None:
+def test_gpus_of_virtual_machines_are_ignored() -> None:
     facts = machine("T4", "T4")
     facts["gpu"]["functions"][0]["driver"] = "vfio-pci"
     assert len(gpus_of(facts)) == 1

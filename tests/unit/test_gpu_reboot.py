@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gpunodes.cli import common, root
 
 ROOT = Path(__file__).parents[2]
-IN_USE = "nouveau holds the GPU and does not let go: Module nouveau is in use"
+IN_USE = "nouveau uses the GPU and cannot be unloaded: Module nouveau is in use"
 # Notes its name, and answers what the test has written down for this call.
 STAND_IN = """#!/usr/bin/python3
 # WANT_JSON
@@ -142,14 +142,14 @@ def test_a_machine_is_rebooted_and_its_driver_loaded_then(outcomes: Outcomes, na
 def test_a_reboot_that_did_not_help_is_an_error(outcomes: Outcomes) -> None:
     calls, printed = outcomes["not-helped"]
     assert calls == ["host", "pretended_reboot", "host"]
-    assert f"after a reboot, still: {IN_USE}" in printed
+    assert f"the reboot did not help: {IN_USE}" in printed
 
 
 @pytest.mark.parametrize("name", ["forbidden", "a-node", "half-a-node"])
 def test_no_machine_is_rebooted_by_no_reboot_and_no_node_ever(outcomes: Outcomes, name: str) -> None:
     calls, printed = outcomes[name]
     assert calls == ["host"]
-    assert f"{IN_USE}; a reboot is left to do: drain the node" in printed
+    assert f"{IN_USE}; a reboot is required: drain the machine's node" in printed
 
 
 @pytest.mark.parametrize("command", [("up",), ("join", "worker-1"), ("gpu", "install", "worker-1")])

@@ -68,11 +68,11 @@ def test_the_first_level_that_fails_ends_the_look(monkeypatch: pytest.MonkeyPatc
 
 def test_a_program_that_hangs_is_not_waited_for() -> None:
     began = time.monotonic()
-    done = gpu_verify.run_or_leave(["sleep", "60"], 0.3)
+    done = gpu_verify.run_or_abandon(["sleep", "60"], 0.3)
     assert (done.code, time.monotonic() - began < 10) == (124, True)
     assert "did not end within" in done.err
-    assert gpu_verify.run_or_leave(["no-such-program"], 1).code == 127
-    assert gpu_verify.run_or_leave(["echo", "hello"], 5).out == "hello\n"
+    assert gpu_verify.run_or_abandon(["no-such-program"], 1).code == 127
+    assert gpu_verify.run_or_abandon(["echo", "hello"], 5).out == "hello\n"
 
 
 def node(labels: dict[str, str], taints: list[dict[str, str]], managed: Any = None) -> dict[str, Any]:
@@ -138,16 +138,16 @@ def test_a_node_that_has_just_joined_is_waited_for(monkeypatch: pytest.MonkeyPat
     api = Registering()
     monkeypatch.setattr(kube_api, "admin", lambda: api)
     monkeypatch.setattr(pools, "_PAUSE_S", 0.0)
-    changed, _ = pools.settle("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
+    changed, _ = pools.apply("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
     assert changed == ["gpu-1"]
     assert [patch["metadata"]["labels"] for patch in api.patches] == [{"gpunodes.dev/gpu": "true"}]
     # Nothing is wished for, and nothing is there.
     api.looks = 0
-    assert pools.settle("gpu-1", {}, [], check=False) == ([], [])
+    assert pools.apply("gpu-1", {}, [], check=False) == ([], [])
     # Nobody comes.
     monkeypatch.setattr(pools, "REGISTERS_S", -1.0)
     with pytest.raises(MachineProblem, match="has no node gpu-1"):
-        pools.settle("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
+        pools.apply("gpu-1", {"gpunodes.dev/gpu": "true"}, [], check=False)
 
 
 class Api:
@@ -197,7 +197,7 @@ def pod(name: str, phase: str, **limits: str) -> dict[str, Any]:
 def levels(monkeypatch: pytest.MonkeyPatch, api: Api, limit_s: float = 5.0) -> list[tuple[str, str, str]]:
     monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
     monkeypatch.setattr(gpu_cluster, "_POLL_S", 0.01)
-    found = gpu_cluster.prove({"gpu-1": 2}, "image", limit_s)["gpu-1"]
+    found = gpu_cluster.verify({"gpu-1": 2}, "image", limit_s)["gpu-1"]
     return [(level["level"], level["state"], level["fact"]) for level in found]
 
 
@@ -205,7 +205,7 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
     api = Api(2)
     assert levels(monkeypatch, api) == [
         ("kubelet", "ok", "allocatable nvidia.com/gpu: 2"),
-        ("pod", "ok", "a job that asked for one GPU got GPU-1"),
+        ("pod", "ok", "a job that requested one GPU got GPU-1"),
     ]
     assert [call[0] for call in api.calls] == ["POST", "PATCH", "DELETE"]
 
@@ -222,7 +222,7 @@ def test_slices_and_shares_of_gpus_are_asked_for_by_their_names(monkeypatch: pyt
     api.log += "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
     assert levels(monkeypatch, api) == [
         ("kubelet", "ok", f"allocatable nvidia.com/gpu: 1, {mig}: 7"),
-        ("pod", "ok", "a job that asked for one GPU got GPU-1"),
+        ("pod", "ok", "a job that requested one GPU got GPU-1"),
     ]
     [job] = api.jobs
     [container] = job["spec"]["template"]["spec"]["containers"]
@@ -237,7 +237,7 @@ def test_a_node_that_offers_too_few_says_why(monkeypatch: pytest.MonkeyPatch) ->
         (
             "kubelet",
             "failed",
-            "allocatable nvidia.com/gpu: 1; no pod of the device plugin is on it, after 0 s",
+            "allocatable nvidia.com/gpu: 1; no pod of the device plugin runs on it, after 0 s",
         )
     ]
 
@@ -254,7 +254,7 @@ def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = (pod("idle", "Running", **gpu), pod("slice", "Pending", **slices), pod("ended", "Succeeded", **gpu))
     api = Api(2, *pods, pod("cpu", "Running", cpu="1"))
     monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
-    assert gpu_cluster.users("gpu-1") == ["lab/idle", "lab/slice"]
+    assert gpu_cluster.pods_with_gpus("gpu-1") == ["lab/idle", "lab/slice"]
 
 
 def test_the_cluster_tells_what_is_ours() -> None:
@@ -263,4 +263,4 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["status"] = {"nodeInfo": about, "allocatable": {"nvidia.com/gpu": "8"}}
     made["metadata"]["annotations"][cluster.GPU_BOOT] = "b"
     told = cluster.describe(made, [])
-    assert (told["gpus"], told["gpus_proven"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+    assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})

@@ -1,4 +1,4 @@
-"""What machines with real faults said, judged again: each verdict as it was when it was captured and looked at."""
+"""Captured data of machines with real faults: the verdict must stay as it was when it was captured and reviewed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CAPTURED = Path(__file__).parent / "fixtures" / "captured"
 CASES = sorted(path.parent for path in CAPTURED.glob("*/verdict.json"))
 
 
-def told(machine: dict[str, Any]) -> dict[str, Any]:
-    """What of a machine's document must stay; the words of findings may become better ones."""
+def fixed_part(machine: dict[str, Any]) -> dict[str, Any]:
+    """The part of a machine's document that must not change; messages of findings may be reworded."""
     kept = ("source", "state", "action", "hung_in_driver", "xids", "sxids", "gpus")
     return {**{name: machine[name] for name in kept}, "rules": sorted({each["rule"] for each in machine["findings"]})}
 
@@ -29,15 +29,15 @@ def document(verdict: Verdict) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
-def test_the_machine(case: Path) -> None:
-    wanted = json.loads((case / "verdict.json").read_text())["live"]
+def test_a_live_machine(case: Path) -> None:
+    expected = json.loads((case / "verdict.json").read_text())["live"]
     facts = json.loads(gzip.decompress((case / "probe.json.gz").read_bytes()))
     assert shape.violation(facts) == ""
-    assert told(document(judge.judge_facts(wanted["name"], facts, SiteRules()))) == told(wanted)
+    assert fixed_part(document(judge.judge_facts(expected["name"], facts, SiteRules()))) == fixed_part(expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
-def test_its_saved_files(case: Path) -> None:
-    wanted = json.loads((case / "verdict.json").read_text())["files"]
+def test_saved_files_of_a_machine(case: Path) -> None:
+    expected = json.loads((case / "verdict.json").read_text())["files"]
     files = sorted(str(path) for path in case.iterdir() if path.suffix == ".xml" or path.name.startswith("kernel.log"))
-    assert told(document(health.of_files(files))) == told(wanted)
+    assert fixed_part(document(health.of_files(files))) == fixed_part(expected)

@@ -1,4 +1,4 @@
-"""Verdicts on the probe's facts, and what a machine may not do to them."""
+"""Verdicts on the probe's facts, also on malformed and hostile ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HEALTHY: Mapping[str, Any] = {
 
 
 def with_(**parts: Any) -> dict[str, Any]:
-    """The facts of a machine that is well, but for these parts."""
+    """The facts of a healthy machine with these parts changed."""
     return {
         name: {**value, **parts[name]}
         if name in parts and isinstance(value, dict) and isinstance(parts[name], dict)
@@ -78,7 +78,7 @@ def judged(facts: Mapping[str, Any]) -> Verdict:
     return judge.judge_facts("gpu-1", facts, SiteRules())
 
 
-def test_a_machine_that_is_well() -> None:
+def test_a_healthy_machine() -> None:
     verdict = judged(HEALTHY)
     assert (verdict.state, verdict.action, verdict.findings) == (State.HEALTHY, Action.NONE, ())
     assert (verdict.gpus_expected, verdict.gpus_seen, verdict.boot_id) == (1, 1, HEALTHY["boot_id"])
@@ -96,7 +96,7 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
         State.SICK,
     ),
     "stack": (with_(tasks=[task("python3", FRAME)]), "task-in-driver", Action.REBOOT, State.HUNG),
-    "stack of a moment": (
+    "stack, recent": (
         with_(tasks=[{**task("python3", FRAME), "age_s": 2.0}]),
         "task-in-driver",
         Action.NONE,
@@ -177,7 +177,7 @@ OTHER_HANG = (
 )
 
 
-def test_hung_tasks_elsewhere_make_nothing_of_a_moment_in_the_driver() -> None:
+def test_hung_tasks_elsewhere_do_not_make_a_short_wait_in_the_driver_a_hang() -> None:
     facts = with_(tasks=[{**task("python3", FRAME), "age_s": 2.0}], hung_task={"detect_count": 3})
     assert judged(facts).hung_in_driver
     facts["log"] = {**facts["log"], "text": OTHER_HANG}
@@ -200,21 +200,21 @@ def test_no_trouble(facts: dict[str, Any]) -> None:
     assert judged(facts).findings == ()
 
 
-def test_nothing_could_be_read() -> None:
+def test_without_usable_data_the_state_is_unknown() -> None:
     facts = with_(
         log={"source": None, "text": ""}, smi={"status": "absent", "xml": None}, pci=[], expected={"gpus": None}
     )
     assert judged({**facts, "driver": {}}).state is State.UNKNOWN
 
 
-def test_storms_are_counted() -> None:
+def test_log_floods_are_counted() -> None:
     lines = [f"[{second}.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=a, Ch 1\n" for second in range(25)]
     flood = {"line": lines[0].partition("] ")[2], "count": 190_000, "first": 0.0, "last": 24.0}
     (finding,) = judged(with_(log={"text": "".join(lines), "repeats": [flood]})).findings
     assert finding.count == 190_000
 
 
-def test_what_is_older_than_a_reset_of_the_gpus_does_not_count() -> None:
+def test_lines_from_before_a_gpu_reset_do_not_count() -> None:
     facts = with_(
         log={"text": "[100.0] NVRM: Xid (PCI:0000:3b:00): 79, x\n[200.0] NVRM: Xid (PCI:0000:3b:00): 31, x\n"}
     )
@@ -223,7 +223,7 @@ def test_what_is_older_than_a_reset_of_the_gpus_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", -1, 1e400, {"a": {}}, [[[]]], True])
-def test_facts_of_any_type_are_judged(junk: object) -> None:
+def test_facts_of_any_type_get_a_verdict(junk: object) -> None:
     for name in HEALTHY:
         judged({**HEALTHY, name: junk})
         judged({**HEALTHY, name: [junk]})
@@ -232,10 +232,10 @@ def test_facts_of_any_type_are_judged(junk: object) -> None:
                 judged(with_(**{name: {inner: junk}}))
 
 
-@pytest.mark.parametrize("form", ["live", "file", "unreachable"])
-def test_the_document_has_its_schema(form: str) -> None:
+@pytest.mark.parametrize("kind", ["live", "file", "unreachable"])
+def test_the_document_matches_its_schema(kind: str) -> None:
     schema = json.loads(resources.files("gpunodes.health").joinpath("health.schema.json").read_text())
-    # Readers must bear new names; here one that the schema lacks is a mistake.
+    # Readers must ignore unknown names; here a name that the schema lacks is a mistake.
     for part in (schema, *schema["$defs"].values()):
         if part.get("type") == "object":
             part["additionalProperties"] = False
@@ -243,14 +243,14 @@ def test_the_document_has_its_schema(form: str) -> None:
         "live": [judged(HEALTHY), *(judged(facts) for facts, *_ in TROUBLES.values())],
         "file": [health.of_files([str(path)]) for path in FILES.iterdir() if path.suffix != ".toml"],
         "unreachable": [judge.unreachable("gpu-2", "no_route", "ssh: \x1b[2Jno route")],
-    }[form]
+    }[kind]
     document = json.loads(view.dump(view.document(verdicts)))
     jsonschema.validate(document, schema)
-    assert {machine["source"] for machine in document["machines"]} == {"file" if form == "file" else "live"}
+    assert {machine["source"] for machine in document["machines"]} == {"file" if kind == "file" else "live"}
     assert "\x1b" not in json.dumps(document)
 
 
-def test_what_a_machine_says_steers_no_terminal() -> None:
+def test_reported_text_has_no_control_characters() -> None:
     escape = "\x1b[2J"
     facts = with_(driver={"library": escape}, pci=[{**GPU, "address": escape, "answers": False}], boot_id=escape)
     facts["tasks"] = [task(escape, FRAME + escape)]
@@ -259,26 +259,26 @@ def test_what_a_machine_says_steers_no_terminal() -> None:
     assert "\x1b" not in repr(verdict).replace("\\x1b", "\x1b")
 
 
-def test_a_person_reads_the_worst_first() -> None:
-    message = view.listing([judged(HEALTHY), judged(TROUBLES["aer"][0]), judged(TROUBLES["stack"][0])])
-    assert [line for line in message.splitlines() if not line.startswith(" ")] == [
+def test_the_worst_machine_is_listed_first() -> None:
+    text = view.listing([judged(HEALTHY), judged(TROUBLES["aer"][0]), judged(TROUBLES["stack"][0])])
+    assert [line for line in text.splitlines() if not line.startswith(" ")] == [
         "gpu-1: hung, reboot",
         "gpu-1: degraded",
-        "1 of 3 well.",
+        "1 of 3 healthy.",
     ]
 
 
-def test_every_rule_says_all_of_itself() -> None:
+def test_every_rule_has_a_complete_description() -> None:
     names = [rule.name for rule in rules.RULES]
     assert len(set(names)) == len(names)
     assert all(rule.title and rule.evidence and rule.action and rule.source for rule in rules.RULES)
 
 
-def test_the_tables_are_whole() -> None:
+def test_the_tables_are_complete() -> None:
     assert [int(row["code"]) for row in tables.read("xid")] == list(range(1, 177))
-    words = {row["word"] for row in tables.read("actions")}
-    assert {row["immediate"] for row in tables.read("xid")} - {""} <= words
-    assert {row["action"] for row in tables.read("nvlink5")} <= words
+    buckets = {row["bucket"] for row in tables.read("actions")}
+    assert {row["immediate"] for row in tables.read("xid")} - {""} <= buckets
+    assert {row["action"] for row in tables.read("nvlink5")} <= buckets
     for row in tables.read("nvlink5"):
         assert {len(row[name]) for name in ("before_r575", "from_r575")} == {32}
     assert all(tables.source(name) for name in ("xid", "sxid", "nvlink5", "actions", "recovery"))

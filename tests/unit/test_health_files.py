@@ -1,4 +1,4 @@
-"""Verdicts on saved logs: each documented form by name, real logs where they are at hand, and hostile files."""
+"""Verdicts on saved logs: each documented format by name, real logs if available, and hostile files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import subprocess
 import sys
 import tarfile
@@ -24,12 +25,12 @@ from gpunodes.operations import health
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).parent / "fixtures" / "health"
 VERDICTS: Mapping[str, Mapping[str, Any]] = tomllib.loads((CASES / "verdicts.toml").read_text())
-# Real kernel logs under many licences: they are read where they lie, and none is ours to carry.
+# Real kernel logs under many licences: they are read from this folder and are not part of this repository.
 CORPUS = ROOT.parent / "shared" / "corpus"
 XID79 = b"[100.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus.\n"
 
 
-def of(tmp_path: Path, content: bytes, name: str = "log") -> Verdict:
+def verdict_on(tmp_path: Path, content: bytes, name: str = "log") -> Verdict:
     path = tmp_path / name
     path.write_bytes(content)
     return health.of_files([str(path)])
@@ -57,12 +58,12 @@ def test_every_case_has_its_verdict() -> None:
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_documented_form(name: str) -> None:
+def test_documented_format(name: str) -> None:
     check(health.of_files([str(CASES / name)]), {"hung": False, **VERDICTS[name]})
 
 
 def packed(content: bytes) -> dict[str, bytes]:
-    """The same content in every packing, and in the line ends and encodings of other systems."""
+    """The same content in every archive and compression format, and with other systems' line ends and encodings."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:xz") as tar:
         for name, data in (
@@ -87,10 +88,10 @@ def packed(content: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["hung-frame.log", "xid-79-154.log", "xid-wrapped.log", "smi-remap.xml", "boots.log"])
-def test_packing_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_packing_does_not_change_the_verdict(name: str, tmp_path: Path) -> None:
     plain = health.of_files([str(CASES / name)])
     for how, content in packed((CASES / name).read_bytes()).items():
-        verdict = of(tmp_path, content)
+        verdict = verdict_on(tmp_path, content)
         assert (verdict.state, verdict.action, verdict.xids) == (plain.state, plain.action, plain.xids), how
 
 
@@ -108,7 +109,7 @@ def test_a_rotated_log_of_an_older_boot_does_not_count(tmp_path: Path) -> None:
     assert health.of_files([str(new), str(old)]).state is State.HEALTHY
 
 
-def test_the_site_marks_codes() -> None:
+def test_the_site_sets_actions_for_codes() -> None:
     site = SiteRules({31: Action.NONE, 79: Action.REPAIR}, {24007: Action.REBOOT})
     assert health.of_files([str(CASES / "xid-mig.log")], site).state is State.HEALTHY
     assert health.of_files([str(CASES / "off-bus-line.log")], site).action is Action.REBOOT
@@ -116,9 +117,9 @@ def test_the_site_marks_codes() -> None:
     assert health.of_files([str(CASES / "sxid-fatal.log")], site).action is Action.REBOOT
 
 
-def test_a_storm_is_one_finding(tmp_path: Path) -> None:
+def test_a_log_flood_is_one_finding(tmp_path: Path) -> None:
     lines = b"".join(b"[%d.%06d] NVRM: Xid (PCI:0000:3b:00): 62, %08x\n" % (i // 1000, i, i) for i in range(190_000))
-    verdict = of(tmp_path, lines)
+    verdict = verdict_on(tmp_path, lines)
     (finding,) = verdict.findings
     assert (finding.count, finding.first, finding.last) == (190_000, "[0.000000]", "[189.189999]")
     assert len(finding.evidence) <= 3
@@ -127,8 +128,8 @@ def test_a_storm_is_one_finding(tmp_path: Path) -> None:
 # --- hostile files ---------------------------------------------------------------------------------------------------
 
 
-def test_evidence_steers_no_terminal(tmp_path: Path) -> None:
-    verdict = of(tmp_path, b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, \x1b[2J\x07\x9b" + b"A" * 10_000 + b"\n")
+def test_evidence_has_no_control_characters(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, \x1b[2J\x07\x9b" + b"A" * 10_000 + b"\n")
     (line,) = verdict.findings[0].evidence
     assert len(line) <= 400
     assert line.isprintable()
@@ -153,55 +154,55 @@ def nested() -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (tar_of("../../etc/cron.d/x"), "reaches outside"),
-        (tar_of("/etc/cron.d/x"), "reaches outside"),
-        (nested(), "without end"),
+        (tar_of("../../etc/cron.d/x"), "path is outside the archive"),
+        (tar_of("/etc/cron.d/x"), "path is outside the archive"),
+        (nested(), "more than 4 nested archives"),
         (gzip.compress(XID79)[:-20] + b"\0" * 20, "cannot be unpacked"),
         (b"\xfd7zXZ\x00" + b"junk" * 100, "cannot be unpacked"),
         (b"\x28\xb5\x2f\xfd" + b"junk" * 100, "cannot be unpacked"),
         (b'<!DOCTYPE x [<!ENTITY a "b">]>\n<nvidia_smi_log>&a;</nvidia_smi_log>', "entities"),
         (b"<nvidia_smi_log>" + b"<a>" * 1000, "nested"),
     ],
-    ids=("climbs", "absolute", "nested", "gzip", "xz", "zstd", "entities", "deep"),
+    ids=("parent folder", "absolute", "nested", "gzip", "xz", "zstd", "entities", "deep"),
 )
-def test_hostile_files_are_refused_in_a_sentence(content: bytes, message: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_with_a_message(content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match=message):
-        of(tmp_path, content)
+        verdict_on(tmp_path, content)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, lzma.compress, zstd.compress])
 def test_a_bomb_is_refused(packer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunodes.health.sources.UNSUSPECTED", 4 << 20)
+    monkeypatch.setattr("gpunodes.health.sources.UNCHECKED_BYTES", 4 << 20)
     with pytest.raises(WrongInput, match="times its size"):
-        of(tmp_path, packer(bytes(64 << 20)))
+        verdict_on(tmp_path, packer(bytes(64 << 20)))
 
 
-def test_a_cut_off_archive_gives_what_it_has(tmp_path: Path) -> None:
-    assert of(tmp_path, gzip.compress(XID79 * 1000, 0)[:-30_000]).xids == (79,)
+def test_a_truncated_archive_is_read_as_far_as_possible(tmp_path: Path) -> None:
+    assert verdict_on(tmp_path, gzip.compress(XID79 * 1000, 0)[:-30_000]).xids == (79,)
 
 
-def test_json_without_end_is_no_entry(tmp_path: Path) -> None:
+def test_unterminated_json_is_not_an_entry(tmp_path: Path) -> None:
     entry = b'{"MESSAGE":' + b"[" * 30_000 + b'"NVRM: Xid (PCI:0000:3b:00): 79, x"' + b"\n"
-    assert of(tmp_path, entry * 3).xids == ()
+    assert verdict_on(tmp_path, entry * 3).xids == ()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def gpunodes(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", "health", *words]
+def gpunodes(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", "health", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, check=False)
 
 
-def test_options_may_stand_after_the_machines(tmp_path: Path) -> None:
+def test_options_are_accepted_after_the_machines(tmp_path: Path) -> None:
     done = gpunodes("gpu-1", "--json", "-i", str(tmp_path / "none.yml"))
     assert done.returncode == 2
     assert str(tmp_path / "none.yml") in json.loads(done.stdout)["found"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         (("--from", str(CASES / "load.log")), 0),
         (("--from", str(CASES / "hung-frame.log")), 3),
@@ -218,12 +219,43 @@ def test_options_may_stand_after_the_machines(tmp_path: Path) -> None:
         (("--", "rules", "-i", "/nowhere"), 2),
     ],
 )
-def test_exit_codes(words: tuple[str, ...], code: int) -> None:
-    done = gpunodes(*words)
+def test_exit_codes(arguments: tuple[str, ...], code: int) -> None:
+    done = gpunodes(*arguments)
     assert done.returncode == code, done.stderr
-    assert b"a fault of gpunodes" not in done.stderr
-    if "--json" in words:
+    assert b"a bug in gpunodes" not in done.stderr
+    if "--json" in arguments:
         json.loads(done.stdout)
+
+
+def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
+    """Each file is reported with what it was recognised as; one that cannot be unpacked ends no folder."""
+    folder = tmp_path / "logs"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "kern.log").write_bytes(XID79)
+    (folder / "deeper" / "nothing.txt").write_bytes(b"nothing\n")
+    (folder / "broken.gz").write_bytes(gzip.compress(os.urandom(3 << 20))[:-8] + bytes(8))
+    (folder / "link").symlink_to("/etc/passwd")
+    kinds = {"kern.log": ["kernel log"], "deeper/nothing.txt": [], "broken.gz": []}
+    done = gpunodes("--from", str(folder), "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)["machines"][0]["files"]
+    assert {file["path"].removeprefix(f"{folder}/"): file["kinds"] for file in found} == kinds
+    assert [file["path"].rpartition("/")[2] for file in found if file["problem"]] == ["broken.gz"]
+    names = [str(folder / "kern.log"), str(folder / "deeper" / "nothing.txt")]
+    done = gpunodes("--from", *names)
+    assert done.stderr.decode().splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: not recognised"]
+
+
+def test_a_file_that_is_broken_late_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(gzip.compress(os.urandom(3 << 20))[:-8] + bytes(8))
+    done = gpunodes("--from", str(tmp_path / "log.gz"))
+    assert (done.returncode, b"log.gz cannot be unpacked" in done.stderr) == (2, True)
+
+
+def test_a_file_that_is_named_as_a_machine_leads_to_from(tmp_path: Path) -> None:
+    done = gpunodes(str(CASES / "load.log"), "-i", str(tmp_path / "none.yml"))
+    assert done.returncode == 2
+    assert f"`gpunodes health --from {CASES / 'load.log'}`".encode() in done.stderr
 
 
 def test_every_code_is_explained() -> None:
@@ -259,7 +291,7 @@ def corpus() -> list[Path]:
     return sorted(CORPUS.glob("*/*.json"))
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here (../shared/corpus)")
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is missing (../shared/corpus)")
 def test_real_logs() -> None:
     wrong, rows = [], corpus()
     for case in rows:

@@ -1,4 +1,4 @@
-"""The map of a sweep: on terminals of any size, and as plain lines."""
+"""The map of a health scan: on terminals of any size, and as plain lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_cell_for_each_machine_readable_without_colour() -> None:
     view = Map(io.StringIO(), colour=False)
     view.begin([f"gpu-{number}" for number in range(1, 9)])
     for name, state in zip([f"gpu-{number}" for number in range(1, 7)], State, strict=True):
-        view.came(verdict(name, state))
+        view.scanned(verdict(name, state))
     lines = drawn(view)
     assert lines[0] == "gpu-1..8  .d?SHx··"
     legend = " ".join(lines[1:]).split("  ")
@@ -42,11 +42,11 @@ def test_a_cell_for_each_machine_readable_without_colour() -> None:
     assert len(set(lines[0].split()[1])) == len(State) + 1
 
 
-def test_colour_is_only_added() -> None:
+def test_colour_does_not_change_the_text() -> None:
     coloured, bare = Map(io.StringIO()), Map(io.StringIO(), colour=False)
     for view in (coloured, bare):
         view.begin(names(30))
-        view.came(verdict("gpu-0003", State.HUNG))
+        view.scanned(verdict("gpu-0003", State.HUNG))
     assert "\x1b[1;31mH\x1b[0m" in coloured.lines(80, 24)[0]
     assert drawn(coloured)[0] == bare.lines(80, 24)[0]
 
@@ -62,7 +62,7 @@ def test_it_fits_on_the_screen(number: int, columns: int, rows: int) -> None:
         assert max(len(line) for line in lines) < columns
 
 
-def test_a_thousand_machines_are_all_there() -> None:
+def test_a_thousand_machines_are_all_shown() -> None:
     view = Map(io.StringIO())
     view.begin(names(1000))
     lines = drawn(view)
@@ -71,32 +71,32 @@ def test_a_thousand_machines_are_all_there() -> None:
     assert lines[19].split()[0] == "gpu-0951..1000"
 
 
-def test_it_is_redrawn_in_place_and_not_for_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_redrawn_in_place_and_not_for_every_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: SIZE)
     stream = io.StringIO()
     view = Map(stream)
     view.begin(names(1000))
     for name in names(1000):
-        view.came(verdict(name))
+        view.scanned(verdict(name))
     view.close()
     assert 2 <= stream.getvalue().count("gpu-0001") < 20
     assert ". healthy 1000" in plain([stream.getvalue()])[0]
 
 
-def test_elsewhere_plain_lines_that_steer_no_terminal() -> None:
+def test_without_a_terminal_plain_lines_have_no_control_characters() -> None:
     stream = io.StringIO()
     view = progress(stream)
     assert isinstance(view, HealthLines)
     view.begin(names(1000))
     for name in names(998):
-        view.came(verdict(name))
-    view.came(verdict("gpu-0999", State.HUNG, "\x1b[2Jgone"))
-    view.came(verdict("gpu-1000", State.UNREACHABLE))
+        view.scanned(verdict(name))
+    view.scanned(verdict("gpu-0999", State.HUNG, "\x1b[2Jgone"))
+    view.scanned(verdict("gpu-1000", State.UNREACHABLE))
     view.close()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "asking 1000 machines"
+    assert lines[0] == "scanning 1000 machines"
     assert lines[-3] == "gpu-0999: hung, reboot:  [2Jgone"
     assert lines[-2] == "gpu-1000: unreachable"
-    assert lines[-1].startswith("1000 of 1000 asked in")
+    assert lines[-1].startswith("1000 of 1000 scanned in")
     assert len(lines) < 20
     assert "\x1b" not in stream.getvalue()

@@ -89,7 +89,7 @@ def stops(done: subprocess.CompletedProcess[str]) -> Any:
     """The message of the one task that failed; the play ended there."""
     assert done.returncode != 0
     assert "from_json" not in done.stdout + done.stderr
-    assert "Judge what was found" not in done.stdout
+    assert "Evaluate the probe's result" not in done.stdout
     (message,) = re.findall(r'fatal: \[c1\]: FAILED! => \{.*?"msg": "(.*?)"', done.stdout, re.DOTALL)
     return message
 
@@ -98,11 +98,11 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
     """The real command, and no control plane: its sentence is the play's error."""
     program = f"exec {sys.executable} -c 'from gpunodes.cli import main; main()' \"$@\""
     message = stops(play(inventory, program))
-    assert message.startswith("gpunodes: the control plane does not answer: "), message
-    assert message.endswith("bring it back first, or leave the cluster out with --without-cluster"), message
+    assert message.startswith("error: the control plane does not respond: "), message
+    assert message.endswith("restore the control plane first, or skip the cluster with --without-cluster"), message
 
 
 def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:
     """Without gpunodes on PATH the play says so."""
     message = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))
-    assert message == "/nowhere/gpunodes cannot be run; install gpunodes there, or name it in health_command"
+    assert message == "/nowhere/gpunodes cannot be run; install gpunodes on the controller, or set health_command"

@@ -1,4 +1,4 @@
-"""What holds for every log: a verdict comes of it, in a time that grows as its length, whatever it is wrapped in."""
+"""Properties of every log: it gets a verdict, in time proportional to its length, in any format and compression."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ WRAPPINGS: tuple[Callable[[bytes], bytes], ...] = (
     lzma.compress,
     lambda log: b"\n".join(reversed(log.splitlines())) + b"\n",
 )
-# Pieces of the forms, to be put together wrongly.
+# Parts of the formats, to be combined wrongly.
 PIECES = st.sampled_from(
-    [word for message in MESSAGES for word in message.split(b" ")]
+    [part for message in MESSAGES for part in message.split(b" ")]
     + [b"\n", b"[1.0] ", b"<3>", b"(", b"0x", b'{"MESSAGE":"', b'"}', b"==NVSMI LOG==\n", b"<nvidia_smi_log>", b"<gpu>"]
     + [
         b"GPU 00000000:3B:00.0\n",
@@ -59,9 +59,9 @@ PIECES = st.sampled_from(
 )
 
 
-def of(content: bytes) -> Verdict:
+def verdict_on(content: bytes) -> Verdict:
     def no_zstd(_: object) -> Iterator[bytes]:
-        raise sources.BrokenArchive("not here")
+        raise sources.BrokenArchive("zstd is not available")
 
     return judge.judge_files("log", sources.texts(io.BytesIO(content), "log", no_zstd), SiteRules())
 
@@ -70,9 +70,9 @@ def of(content: bytes) -> Verdict:
 @given(
     st.one_of(st.binary(max_size=3000), st.lists(st.one_of(PIECES, st.binary(max_size=8)), max_size=120).map(b"".join))
 )
-def test_any_bytes_have_a_verdict(content: bytes) -> None:
+def test_any_bytes_get_a_verdict(content: bytes) -> None:
     with contextlib.suppress(WrongInput):
-        for finding in of(content).findings:
+        for finding in verdict_on(content).findings:
             assert all(line.isprintable() and len(line) <= 400 for line in (*finding.evidence, finding.message))
 
 
@@ -82,20 +82,20 @@ def test_any_bytes_have_a_verdict(content: bytes) -> None:
     st.sampled_from(HEADERS),
     st.sampled_from(WRAPPINGS),
 )
-def test_the_form_changes_nothing(
+def test_the_format_does_not_change_the_verdict(
     messages: list[bytes], header: Callable[[int], bytes], wrap: Callable[[bytes], bytes]
 ) -> None:
-    plain = of(b"".join(HEADERS[0](second) + line + b"\n" for second, line in enumerate(messages)))
-    other = of(wrap(b"".join(header(second) + line + b"\n" for second, line in enumerate(messages))))
+    plain = verdict_on(b"".join(HEADERS[0](second) + line + b"\n" for second, line in enumerate(messages)))
+    other = verdict_on(wrap(b"".join(header(second) + line + b"\n" for second, line in enumerate(messages))))
     assert (other.state, other.action, other.hung_in_driver) == (plain.state, plain.action, plain.hung_in_driver)
     assert (other.xids, other.sxids) == (plain.xids, plain.sxids)
-    assert {(one.rule, one.gpu, one.count) for one in other.findings} == {
-        (one.rule, one.gpu, one.count) for one in plain.findings
+    assert {(each.rule, each.gpu, each.count) for each in other.findings} == {
+        (each.rule, each.gpu, each.count) for each in plain.findings
     }
 
 
 def work(content: bytes) -> int:
-    """How many calls a verdict takes, of Python's functions and of C's."""
+    """The number of calls of Python and C functions for a verdict."""
     calls = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -104,14 +104,14 @@ def work(content: bytes) -> int:
 
     sys.setprofile(count)
     try:
-        of(content)
+        verdict_on(content)
     finally:
         sys.setprofile(None)
     return calls
 
 
 HOSTILE: dict[str, Callable[[int], bytes]] = {
-    "storm": lambda n: b"".join(b"[%d.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, x\n" % (i, i) for i in range(n)),
+    "log flood": lambda n: b"".join(b"[%d.0] NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, x\n" % (i, i) for i in range(n)),
     "one line": lambda n: b"NVRM: Xid (PCI:0000:3b:00): 31, " * n,
     "blanks": lambda n: (b" " * 399 + b"x NVRM: Xid\n") * n,
     "hung tasks": lambda n: b"".join(

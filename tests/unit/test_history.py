@@ -1,4 +1,4 @@
-"""The history of machines: appended, private, readable after a power cut."""
+"""The history of machines: append-only, private, readable after a power loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_appended_is_read_back() -> None:
     assert history.path().stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_last_line_loses_nothing_else() -> None:
+def test_an_incomplete_last_line_does_not_spoil_the_next() -> None:
     history.append(entry(EntryKind.STEP))
     with history.path().open("a") as file:
         file.write('{"time": 3, "machine": "gpu-1", "ki')
@@ -47,7 +47,7 @@ def test_a_torn_last_line_loses_nothing_else() -> None:
 @pytest.mark.parametrize(
     "line", ["", "[]", "null", "{}", '{"kind": "dance"}', '{"time": 1, "kind": "end"}', "\x00\xff"]
 )
-def test_lines_that_are_none_are_passed_over(line: str) -> None:
+def test_invalid_lines_are_skipped(line: str) -> None:
     with history.path().open("a") as file:
         file.write(line + "\n")
     history.append(entry(EntryKind.END))
@@ -87,8 +87,8 @@ LINE = {"time": 1.0, "machine": "gpu-1", "kind": "end", "what": "repair", "clust
     ],
     ids=repr,
 )
-def test_lines_whose_values_have_other_types_are_passed_over(wrong: dict[str, object]) -> None:
-    """Nothing that reads the history stumbles over a line that somebody, or another program, wrote there."""
+def test_lines_with_wrong_types_are_skipped(wrong: dict[str, object]) -> None:
+    """Reading the history does not fail for a line that a user or another program has written."""
     with history.path().open("a") as file:
         file.write(json.dumps({**LINE, **wrong}) + "\n" + "[" * 100_000 + "\n")
     history.append(entry(EntryKind.END))
@@ -96,8 +96,8 @@ def test_lines_whose_values_have_other_types_are_passed_over(wrong: dict[str, ob
     assert set(history.summaries("c")) == {"gpu-1"}
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_no_half_line() -> None:
-    """What cannot be written is said once, and what was written before is as it was."""
+def test_a_full_disk_is_one_sentence_and_leaves_no_incomplete_line() -> None:
+    """The error is reported once, and the existing lines stay unchanged."""
     history.append(entry(EntryKind.STEP))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The kernel writes as much as there is room for, as on a full disk.
@@ -113,8 +113,8 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_line() -> None:
     assert history.read() == [entry(EntryKind.STEP), entry(EntryKind.END)]
 
 
-def test_a_machine_s_words_stand_in_the_file_as_plain_ascii() -> None:
-    """They may be anything; people look at the file itself, too."""
+def test_messages_of_a_machine_are_written_as_ascii() -> None:
+    """They may hold any characters, and users read the file itself."""
     words = "no \udcff\x1b[2J\x9b1m\u202e\n"
     history.append(entry(EntryKind.STEP, detail=words))
     assert all(32 <= byte < 127 for byte in history.path().read_bytes().rstrip(b"\n"))
@@ -134,7 +134,7 @@ def test_many_writers() -> None:
     assert len(history.read()) == 100
 
 
-def test_what_counts_for_the_next_repair() -> None:
+def test_summaries_for_the_next_repair() -> None:
     history.append(entry(EntryKind.VERDICT, at=10.0, repair="r1"))
     history.append(entry(EntryKind.STEP, "gpu-reset", "skipped", 11.0, repair="r1"))
     history.append(entry(EntryKind.STEP, "reboot", "failed", 12.0, repair="r1"))
@@ -147,6 +147,6 @@ def test_what_counts_for_the_next_repair() -> None:
     assert history.summaries("c")["gpu-1"] == MachineHistory()
 
 
-def test_what_was_only_skipped_was_no_repair() -> None:
+def test_skipped_steps_do_not_count_as_a_repair() -> None:
     history.append(entry(EntryKind.STEP, "reboot", "skipped", repair="r1"))
     assert history.summaries("c")["gpu-1"].repairs == ()

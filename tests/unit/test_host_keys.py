@@ -1,4 +1,4 @@
-"""Host keys: neither the sweep nor ssh takes one that the user's own ssh would refuse. On real SSH servers."""
+"""Host keys: neither the scan nor ssh accepts a key that the user's own ssh refuses. On real SSH servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_sshd = pytest.mark.skipif(
 
 
 def public(path: Path) -> str:
-    """The kind and the key of a key pair."""
+    """The type and the public key of a key pair."""
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
 
 
@@ -94,7 +94,7 @@ def ports(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Site:
-    """The user's ssh_config and known_hosts, and the connections of ours that they are for."""
+    """The user's ssh_config and known_hosts, and connections of gpunodes that use them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(folder))
@@ -117,15 +117,15 @@ class Site:
             **more,
         }
 
-    def swept(self, variables: dict[str, Any]) -> probing.ProbeResult:
+    def probed(self, variables: dict[str, Any]) -> probing.ProbeResult:
         found = target("gpu-1", variables, probing.ssh_config())
         (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
         return answer
 
     def refuses(self, variables: dict[str, Any]) -> bool:
-        """Whether neither the sweep nor our ssh connects, before and after each other, and nothing is learned."""
+        """Whether the scan and gpunodes' ssh both refuse, in either order, and no key is learned."""
         before = self.learned()
-        tries = [self.connected(variables), self.swept(variables).reach is Reach.ANSWERED, self.connected(variables)]
+        tries = [self.connected(variables), self.probed(variables).reach is Reach.ANSWERED, self.connected(variables)]
         return not any(tries) and self.learned() == before
 
     def connects_by_itself(self, variables: dict[str, Any]) -> bool:
@@ -151,23 +151,23 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @needs_sshd
 @pytest.mark.parametrize("word", ["yes", "ask"])
-def test_a_key_that_nobody_knows_is_not_learned_where_the_user_forbids_it(
+def test_an_unknown_key_is_not_learned_where_the_user_forbids_it(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], word: str
 ) -> None:
-    """Both learned it, whatever ssh_config said."""
+    """Both learned it, regardless of ssh_config."""
     variables = site.variables(*ports["none"])
     site.config.write_text(f"Host 127.0.0.*\n  StrictHostKeyChecking {word}\n  UserKnownHostsFile {site.known_hosts}\n")
-    answer = site.swept(variables)
+    answer = site.probed(variables)
     assert answer.reach is Reach.KEY_UNKNOWN
     assert "is not known" in answer.message
     assert not site.connected(variables)
     assert site.learned() == ""
     site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     assert site.connected(variables)
     # A machine at another port may be known by its address alone.
     site.known_hosts.write_text(f"127.0.0.1 {public(ports['none'][1].host_key)}\n")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     assert site.connected(variables)
 
 
@@ -193,10 +193,10 @@ FORBIDDEN = {
 
 @needs_sshd
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_whom_the_users_own_ssh_refuses_we_refuse(
+def test_a_host_key_that_the_users_ssh_refuses_is_refused(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, name: str
 ) -> None:
-    """The sweep read less than ssh, answered, and learned the key; then our ssh took it too."""
+    """The scan ignored some options and learned the key; then gpunodes' ssh accepted it, too."""
     port, servers = ports["none"]
     message = {"folder": tmp_path, "port": port, "key": public(servers.host_key)}
     message["other"] = public(sshd.new_key(tmp_path / "other"))
@@ -214,25 +214,25 @@ def test_whom_the_users_own_ssh_refuses_we_refuse(
 
 @needs_sshd
 @pytest.mark.parametrize("variable", ["ansible_ssh_args", "ansible_ssh_common_args"])
-def test_another_ssh_config_of_the_inventory_counts(
+def test_another_ssh_config_of_the_inventory_is_used(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, variable: str
 ) -> None:
-    """The sweep read the user's instead, and nobody read ansible_ssh_args."""
+    """The scan read the user's file instead, and ansible_ssh_args was ignored."""
     (tmp_path / "site.conf").write_text(f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\n")
     more: dict[str, Any] = {"ansible_ssh_common_args": "", variable: f"-F {tmp_path}/site.conf"}
     variables = site.variables(*ports["none"], **more)
     assert not site.connects_by_itself(variables)
     assert site.refuses(variables)
     site.known_hosts.write_text(f"[127.0.0.1]:{ports['none'][0]} {public(ports['none'][1].host_key)}\n")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     assert site.connected(variables)
 
 
 @needs_sshd
-def test_a_command_says_host_keys(
+def test_known_hosts_command(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, authority: Path
 ) -> None:
-    """KnownHostsCommand, which the sweep did not ask."""
+    """The scan did not run KnownHostsCommand."""
     site.config.write_text(f"UserKnownHostsFile none\nKnownHostsCommand {tmp_path}/command %I %H %t %K %u %%\n")
     command = tmp_path / "command"
     line = '#!/bin/sh\necho "$@" >>{folder}/asked\necho "{marker} {name} {key}"\n'
@@ -245,13 +245,13 @@ def test_a_command_says_host_keys(
         asked = []
         for connect in (
             site.connects_by_itself,
-            lambda message: site.swept(message).reach is Reach.ANSWERED,
+            lambda message: site.probed(message).reach is Reach.ANSWERED,
             site.connected,
         ):
             (tmp_path / "asked").write_text("")
             assert connect(variables)
             asked.append((tmp_path / "asked").read_text().splitlines())
-        # The sweep asks it as ssh does.
+        # The scan runs it as ssh does.
         assert asked[1][-1] == asked[0][-1]
         # Only by this name: ssh asks for no other.
         command.write_text(command.read_text().replace(name, "127.0.0.1"))
@@ -262,59 +262,59 @@ def test_a_command_says_host_keys(
 
 @needs_sshd
 @pytest.mark.parametrize("word", ["no", "off", "accept-new", ""])
-def test_where_the_user_says_less_keys_are_learned_and_held_against_ever_after(
+def test_keys_are_learned_once_and_verified_without_rules_of_the_user(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, word: str
 ) -> None:
     variables = site.variables(*ports["none"])
     site.config.write_text(f"StrictHostKeyChecking {word}\n" if word else "")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     assert site.learned().count("\n") == 1
     other = public(sshd.new_key(tmp_path / "other"))
     settings.known_hosts().write_text(f"[127.0.0.1]:{ports['none'][0]} {other}\n")
-    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert site.probed(variables).reach is Reach.KEY_CHANGED
     assert not site.connected(variables)
 
 
 @needs_sshd
-def test_the_arguments_of_the_inventory_count_too(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
+def test_the_arguments_of_the_inventory_are_used(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
     arguments = f"-o StrictHostKeyChecking=yes -F {site.config}"
     variables = site.variables(*ports["none"], ansible_ssh_common_args=arguments)
-    assert site.swept(variables).reach is Reach.KEY_UNKNOWN
+    assert site.probed(variables).reach is Reach.KEY_UNKNOWN
     assert not site.connected(variables)
 
 
 @needs_sshd
-def test_the_keys_of_all_users_count(
+def test_the_keys_of_the_system_are_used(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/etc/ssh/ssh_known_hosts, which the sweep did not read."""
+    """The scan did not read /etc/ssh/ssh_known_hosts."""
     port, servers = ports["none"]
     everywhere = tmp_path / "ssh_known_hosts"
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", (str(everywhere),))
     variables = site.variables(port, servers, ansible_ssh_common_args="")
     everywhere.write_text(f"[127.0.0.1]:{port} {public(sshd.new_key(tmp_path / 'other'))}\n")
-    answer = site.swept(variables)
+    answer = site.probed(variables)
     assert (answer.reach, "correct it there" in answer.message) == (Reach.KEY_CHANGED, True)
     everywhere.write_text(f"@revoked * {public(servers.host_key)}\n")
-    answer = site.swept(variables)
+    answer = site.probed(variables)
     assert (answer.reach, "is revoked" in answer.message) == (Reach.KEY_CHANGED, True)
     # And the files that ssh_config names.
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
     variables = site.variables(port, servers)
     site.config.write_text(f"GlobalKnownHostsFile {everywhere}\nUserKnownHostsFile none\n")
-    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert site.probed(variables).reach is Reach.KEY_CHANGED
     assert not site.connected(variables)
     revoked = tmp_path / "revoked"
     site.config.write_text(f"RevokedHostKeys {revoked}\n")
-    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert site.probed(variables).reach is Reach.KEY_CHANGED
     for write in (
         lambda key: revoked.write_text(public(key)),
         lambda key: subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, key.with_suffix(".pub")], check=True),
     ):
         write(tmp_path / "other")
-        assert site.swept(variables).reach is Reach.ANSWERED
+        assert site.probed(variables).reach is Reach.ANSWERED
         write(servers.host_key)
-        assert site.swept(variables).reach is Reach.KEY_CHANGED
+        assert site.probed(variables).reach is Reach.KEY_CHANGED
 
 
 @needs_sshd
@@ -329,7 +329,7 @@ def test_the_keys_of_all_users_count(
     ],
 )
 @pytest.mark.parametrize("strict", ["", "StrictHostKeyChecking yes\n"])
-def test_a_certificate_authority_vouches_for_machines(
+def test_certificates_of_a_known_authority(
     site: Site,
     authority: Path,
     ports: dict[str, tuple[int, sshd.Servers]],
@@ -338,11 +338,11 @@ def test_a_certificate_authority_vouches_for_machines(
     message: str,
     strict: str,
 ) -> None:
-    """The sweep left their lines out, and learned whatever key it was shown."""
+    """The scan ignored the lines of authorities, and learned any key."""
     site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\n{strict}")
     variables = site.variables(*ports[name])
-    answer = site.swept(variables)
+    answer = site.probed(variables)
     assert (answer.reach, message in answer.message) == (reach, True), answer.message
     if name != "pattern":
         assert site.connected(variables) is (reach is Reach.ANSWERED)
@@ -350,22 +350,22 @@ def test_a_certificate_authority_vouches_for_machines(
 
 
 @needs_sshd
-def test_a_certificate_of_another_authority_is_none(
+def test_a_certificate_of_an_unknown_authority_is_ignored(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], authority: Path, tmp_path: Path
 ) -> None:
     other = public(sshd.new_key(tmp_path / "other"))
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\n")
     variables = site.variables(*ports["good"])
     site.known_hosts.write_text(f"@cert-authority 127.0.0.* {other}\n")
-    assert site.swept(variables).reach is Reach.KEY_UNKNOWN
+    assert site.probed(variables).reach is Reach.KEY_UNKNOWN
     assert not site.connected(variables)
     site.known_hosts.write_text(f"@cert-authority * {public(authority)}\n@revoked * {public(authority)}\n")
-    assert site.swept(variables).reach is Reach.KEY_CHANGED
+    assert site.probed(variables).reach is Reach.KEY_CHANGED
     assert not site.connected(variables)
     # Its key may still be known by itself.
     port, servers = ports["good"]
     site.known_hosts.write_text(f"@cert-authority * {other}\n[127.0.0.1]:{port} {public(servers.host_key)}\n")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
 
 
 @needs_sshd
@@ -373,14 +373,14 @@ def test_a_certificate_of_another_authority_is_none(
 def test_a_revoked_certificate_is_refused(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]], authority: Path, tmp_path: Path, how: str
 ) -> None:
-    """RevokedHostKeys was held against the key alone."""
+    """RevokedHostKeys was compared with the key only."""
     port, servers = ports["good"]
     site.known_hosts.write_text(f"@cert-authority 127.0.0.* {public(authority)}\n")
-    revoked, request = tmp_path / "revoked", tmp_path / "wish"
+    revoked, request = tmp_path / "revoked", tmp_path / "request"
     site.config.write_text(f"UserKnownHostsFile {site.known_hosts}\nRevokedHostKeys {revoked}\n")
     variables = site.variables(port, servers)
     revoked.write_text(public(sshd.new_key(tmp_path / "other")))
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     key = servers.host_key.with_suffix(".pub")
     certificate = key.with_name(f"{servers.host_key.name}-cert.pub")
     texts = {"authority": public(authority), "key": public(servers.host_key), "certificate": certificate.read_text()}
@@ -396,24 +396,24 @@ def test_a_revoked_certificate_is_refused(
         subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, *words], check=True)
     assert not site.connects_by_itself(variables)
     assert site.refuses(variables)
-    assert "is revoked" in site.swept(variables).message
+    assert "is revoked" in site.probed(variables).message
 
 
 @needs_sshd
-def test_a_file_of_keys_without_a_last_line_end_is_not_spoilt(
+def test_a_known_hosts_file_without_a_final_line_break_is_repaired(
     site: Site, ports: dict[str, tuple[int, sshd.Servers]]
 ) -> None:
-    """Neither by us nor by ssh, which appends to it as well."""
+    """gpunodes and ssh both append to it."""
     port, servers = ports["none"]
     line = f"gpu-9 {public(servers.host_key)}"
-    for connect in (site.swept, site.connected):
+    for connect in (site.probed, site.connected):
         settings.known_hosts().write_text(line)
         connect(site.variables(port, servers))
         first, *rest = settings.known_hosts().read_text().splitlines()
         assert (first, len(rest)) == (line, 1)
 
 
-def test_a_file_of_keys_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_hosts_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended every command with a traceback."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     # root may write whatever has another mode.
@@ -423,7 +423,7 @@ def test_a_file_of_keys_that_cannot_be_written(tmp_path: Path, monkeypatch: pyte
     assert openssh.options("gpu-1")
 
 
-def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_known_hosts_file_stays_unchanged(tmp_path: Path) -> None:
     for text in ("", "gpu-1 ssh-ed25519 AAAA\n"):
         (tmp_path / "known_hosts").write_text(text)
         keys = HostKeys([tmp_path / "known_hosts"])
@@ -432,14 +432,14 @@ def test_a_file_of_keys_that_is_whole_stays_as_it_is(tmp_path: Path) -> None:
         assert (tmp_path / "known_hosts").read_text() == f"{text}gpu-2 ssh-ed25519 {key}\n"
 
 
-def as_ssh_reads(words: list[str]) -> dict[str, str]:
-    """What ssh would do, started by these words."""
+def resolved_by_ssh(words: list[str]) -> dict[str, str]:
+    """The options that ssh resolves for these arguments."""
     done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
 
 
 def forwards(found: dict[str, str]) -> set[str]:
-    """What ssh would forward, and run here."""
+    """What ssh forwards, and runs on the controller."""
     harmless = {"no", "false"}
     names = ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel", "localforward", "remoteforward")
     kept = {name for name in (*names, "dynamicforward") if found.get(name, "no") not in harmless}
@@ -459,24 +459,24 @@ FORWARDING = (
 
 
 def test_nothing_is_forwarded(site: Site) -> None:
-    """Whatever ssh_config and the inventory say: whoever is root on a machine could use the agent, and the ports."""
+    """Regardless of ssh_config and the inventory: root on a machine could use the agent and the ports."""
     site.config.write_text(
         "ForwardAgent yes\nForwardX11 yes\nLocalForward 9999 localhost:1\nRemoteForward 9998 localhost:1\n"
         "DynamicForward 9997\nPermitLocalCommand yes\nLocalCommand touch /tmp/x\nTunnel yes\nRemoteCommand true\n"
         "Host gpu-1\n  ProxyJump bastion\n"
     )
-    found = as_ssh_reads(shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"}))
+    found = resolved_by_ssh(shell.command("gpu-1", {"ansible_ssh_common_args": f"-F {site.config}"}))
     assert forwards(found) == set()
     assert found["proxyjump"] == "bastion"
     for words in FORWARDING:
         for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
-            assert forwards(as_ssh_reads(shell.command("gpu-1", {name: words}))) == set(), (name, words)
+            assert forwards(resolved_by_ssh(shell.command("gpu-1", {name: words}))) == set(), (name, words)
     ours = shlex.split(runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
-    assert forwards(as_ssh_reads(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
+    assert forwards(resolved_by_ssh(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
 
 
-def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
-    """What ssh would do, started by Ansible for each machine of an inventory."""
+def resolved_by_ansible(path: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """The options that ssh resolves when Ansible starts it for each machine of an inventory."""
     sources = runner._inventories(runner.Play("x.yml", path, []), folder)
     assert sources[0] == str(path)
     program = str(Path(sys.executable).with_name("ansible-inventory"))
@@ -487,12 +487,12 @@ def ansible_connects(path: Path, folder: Path) -> dict[str, dict[str, str]]:
         message = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
             message.append(variables.get(name, os.environ.get(name.upper(), "")))
-        found[machine] = as_ssh_reads(["ssh", *shlex.split(" ".join(message)), variables["ansible_host"]])
+        found[machine] = resolved_by_ssh(["ssh", *shlex.split(" ".join(message)), variables["ansible_host"]])
     return found
 
 
-def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> None:
-    """It had one set of options for all, which went before the user's own; the inventory's went before those."""
+def test_ansible_gets_the_rules_of_each_machine(site: Site, tmp_path: Path) -> None:
+    """All machines had the same options, which overrode the user's; the inventory's overrode them all."""
     site.config.write_text("Host 10.0.0.1\n  StrictHostKeyChecking yes\n")
     arguments = f"-F {site.config}"
     hosts: dict[str, dict[str, str]] = {"gpu-1": {}, "gpu-2": {"ansible_host": "10.0.0.2"}}
@@ -505,7 +505,7 @@ def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> N
     # These go before all that another inventory says of a machine.
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")
-    found = ansible_connects(path, tmp_path)
+    found = resolved_by_ansible(path, tmp_path)
     assert {name for name, message in found.items() if message["stricthostkeychecking"] == "accept-new"} == {"gpu-2"}
     assert str(settings.known_hosts()) in found["gpu-2"]["userknownhostsfile"]
     assert str(settings.known_hosts()) not in found["gpu-1"]["userknownhostsfile"]
@@ -515,18 +515,18 @@ def test_ansible_is_as_strict_with_each_machine(site: Site, tmp_path: Path) -> N
 
 
 def test_plain_ansible_forwards_nothing(site: Site) -> None:
-    """The checkout's ansible.cfg let it."""
+    """The ansible.cfg of the repository allowed it."""
     site.config.write_text("ForwardAgent yes\nForwardX11 yes\nRemoteForward 9 localhost:1\nPermitLocalCommand yes\n")
     config = configparser.ConfigParser(interpolation=None)
     config.read(Path(__file__).parents[2] / "ansible.cfg")
     words = shlex.split(config["ssh_connection"]["ssh_args"])
-    found = as_ssh_reads(["ssh", *words, "-F", str(site.config), "gpu-1"])
+    found = resolved_by_ssh(["ssh", *words, "-F", str(site.config), "gpu-1"])
     assert (found["stricthostkeychecking"], forwards(found)) == ("accept-new", set())
 
 
 @pytest.mark.usefixtures("site")
-def test_what_the_inventory_says_of_host_keys_counts_however_it_says_it(tmp_path: Path) -> None:
-    """Its files were searched for the words."""
+def test_host_key_options_of_the_inventory_are_used_in_any_form(tmp_path: Path) -> None:
+    """The files of the inventory were searched for the names of options."""
     (tmp_path / "group_vars").mkdir()
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
@@ -540,23 +540,23 @@ def test_what_the_inventory_says_of_host_keys_counts_however_it_says_it(tmp_path
 
 
 @pytest.mark.parametrize("name", ["ANSIBLE_SSH_ARGS", "ANSIBLE_SSH_COMMON_ARGS", "ANSIBLE_SSH_EXTRA_ARGS"])
-def test_what_the_environment_says_counts_too(
+def test_options_of_the_environment_are_used(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Ansible took it, behind what we say; our own connections did not."""
+    """Ansible used them, after the options of gpunodes; the connections of gpunodes did not."""
     monkeypatch.setenv(name, f"-A -F {site.config}")
     site.config.write_text("StrictHostKeyChecking yes\n")
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
     variables = Inventory(path).connection("gpu-1")
     assert target("gpu-1", variables, probing.ssh_config()).rules.strict
-    ours, ansibles = as_ssh_reads(shell.command("10.0.0.1", variables)), ansible_connects(path, tmp_path)["gpu-1"]
+    ours, ansibles = resolved_by_ssh(shell.command("10.0.0.1", variables)), resolved_by_ansible(path, tmp_path)["gpu-1"]
     assert [(found["stricthostkeychecking"], forwards(found)) for found in (ours, ansibles)] == 2 * [("true", set())]
 
 
 @needs_sshd
-def test_jump_hosts_are_held_to_the_same_rules(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
-    """By the ssh_config that the machine's arguments name, as ssh hands it on."""
+def test_jump_hosts_have_the_same_rules(site: Site, ports: dict[str, tuple[int, sshd.Servers]]) -> None:
+    """From the ssh_config in the machine's arguments, as ssh passes it on."""
     (port, servers), (hop, hops) = ports["none"], ports["expired"]
     site.config.write_text(
         f"StrictHostKeyChecking yes\nUserKnownHostsFile {site.known_hosts}\nIdentityFile {hops.login}\nUser root\n"
@@ -567,12 +567,12 @@ def test_jump_hosts_are_held_to_the_same_rules(site: Site, ports: dict[str, tupl
     site.known_hosts.write_text(machine)
     assert site.refuses(variables)
     site.known_hosts.write_text(f"{machine}[127.0.0.1]:{hop} {public(hops.host_key)}\n")
-    assert site.swept(variables).reach is Reach.ANSWERED
+    assert site.probed(variables).reach is Reach.ANSWERED
     assert site.connected(variables)
 
 
 @pytest.mark.usefixtures("site")
-def test_machines_of_which_nobody_says_anything_have_no_options_of_their_own(tmp_path: Path) -> None:
+def test_machines_without_rules_have_no_options_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
     assert runner._inventories(runner.Play("x.yml", path, []), tmp_path) == [str(path)]
@@ -593,8 +593,8 @@ def test_machines_of_which_nobody_says_anything_have_no_options_of_their_own(tmp
         "RevokedHostKeys /etc/revoked\n",
     ],
 )
-def test_whatever_says_something_of_host_keys_is_found(site: Site, text: str) -> None:
-    """What an included file includes lies beside the user's own, not beside it; in doubt ssh is asked."""
+def test_host_key_options_are_found(site: Site, text: str) -> None:
+    """Nested includes are relative to the user's file; in doubt ssh is started."""
     assert not openssh.has_own_rules()
     (site.config.parent / "deep").mkdir()
     (site.config.parent / "deep/one").write_text("Include more\n")
@@ -604,7 +604,7 @@ def test_whatever_says_something_of_host_keys_is_found(site: Site, text: str) ->
     openssh.options("10.0.0.1")
 
 
-def test_what_says_nothing_of_host_keys_asks_for_no_process(site: Site) -> None:
+def test_other_options_do_not_start_ssh(site: Site) -> None:
     (site.config.parent / "more").write_text("Host gpu-*\n  Port 2222\n")
     site.config.write_text("# Include more # the site's own StrictHostKeyChecking yes\nInclude more\n")
     assert not openssh.has_own_rules()
@@ -620,14 +620,14 @@ def test_what_says_nothing_of_host_keys_asks_for_no_process(site: Site) -> None:
         ("", "# StrictHostKeyChecking ask\nHost gpu-9\n", "accept-new"),
     ],
 )
-def test_who_wants_to_be_asked_is_told_from_who_says_nothing(site: Site, words: str, text: str, holds: str) -> None:
-    """ssh says ask of either."""
+def test_an_explicit_ask_differs_from_the_default(site: Site, words: str, text: str, holds: str) -> None:
+    """ssh -G prints ask for both."""
     site.config.write_text(text)
     found = openssh.options("10.0.0.1", ["-4F", str(site.config), *words.split()])
     assert f"StrictHostKeyChecking={holds}" in found
 
 
-def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:
+def test_an_ssh_config_that_ssh_refuses(site: Site) -> None:
     site.config.write_text("StrictHostKeyChecking perhaps\n")
     words = ["-F", str(site.config)]
     assert "StrictHostKeyChecking=yes" in openssh.options("10.0.0.1", words)
@@ -636,7 +636,7 @@ def test_an_ssh_config_that_ssh_cannot_read(site: Site) -> None:
 
 
 def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
-    """Where $HOME is another, ssh takes the home of passwd."""
+    """ssh takes the home directory from passwd, not from $HOME."""
     site.config.write_text(
         f'UserKnownHostsFile "{tmp_path}/a b" %d/x ${{HOME}}/%h-%p-%r ~/z\nGlobalKnownHostsFile none\n'
         "RevokedHostKeys ~/revoked/%k\nIdentityFile %d/key\nHostKeyAlias gpu\nUser ops\nPort 23\n"
@@ -650,8 +650,8 @@ def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:
     assert message["identityfile"] == [f"{home}/key"]
 
 
-def test_where_nobody_says_anything_of_host_keys_ssh_is_not_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process for each of a thousand machines would be felt."""
+def test_without_host_key_options_ssh_is_not_started(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each of a thousand machines is slow."""
     monkeypatch.setattr(openssh, "GLOBAL_KNOWN_HOSTS", ())
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ssh was asked"))
     assert "StrictHostKeyChecking=accept-new" in openssh.options("gpu-1", ["-p", "22"])

@@ -1,7 +1,11 @@
-"""Selecting machines, and what is said of inventories that cannot be used."""
+"""Selecting machines, and the errors for invalid inventories."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from gpunodes import settings
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
+from gpunodes.planner import versions
+from gpunodes.views import document
 
 PLAIN = """\
 control_plane:
@@ -105,7 +111,7 @@ def test_a_malformed_inventory_names_its_line(tmp_path: Path, text: str, message
         Inventory(file)
 
 
-def test_group_vars_that_are_no_mapping_name_their_line(path: Path) -> None:
+def test_group_vars_that_are_not_a_mapping_name_their_line(path: Path) -> None:
     folder = path.parent / "group_vars"
     folder.mkdir()
     (folder / "all.yml").write_text("\n- gpunodes_network\n")
@@ -113,7 +119,7 @@ def test_group_vars_that_are_no_mapping_name_their_line(path: Path) -> None:
         Inventory(path)
 
 
-def test_a_missing_inventory_says_how_to_start(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match="init-master ADDRESS"):
         Inventory(tmp_path / "hosts.yml")
 
@@ -125,7 +131,7 @@ def test_two_control_planes_are_refused(tmp_path: Path) -> None:
         Inventory(file).control_plane()
 
 
-def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
+def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
     inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
     inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
@@ -136,7 +142,7 @@ def test_an_inventory_grows_by_addresses(tmp_path: Path) -> None:
     assert found.variables("10.0.0.2")["ansible_user"] == "admin"
 
 
-def test_somebody_elses_inventory_is_not_changed(path: Path) -> None:
+def test_an_inventory_of_the_user_is_not_changed(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):
         inventories.add(path, Role.WORKER, ["10.0.0.9"], {})
@@ -153,7 +159,7 @@ def test_templates_of_a_connection_are_rendered(path: Path) -> None:
     assert connection["other"] == "{{ secret }}"
 
 
-def test_a_connection_that_was_wrong_is_given_anew(tmp_path: Path) -> None:
+def test_a_wrong_connection_can_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "wrong", "ansible_port": 22})
     inventories.reconnect(path, Inventory(path).machines(), {"ansible_user": "right"})
@@ -161,9 +167,9 @@ def test_a_connection_that_was_wrong_is_given_anew(tmp_path: Path) -> None:
     assert (variables["ansible_user"], variables["ansible_port"]) == ("right", 22)
 
 
-def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
+def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> None:
     machines = Inventory(path).select(["worker-1"])
-    with pytest.raises(WrongInput, match="is an inventory of yours"):
+    with pytest.raises(WrongInput, match="gpunodes did not create"):
         inventories.reconnect(path, machines, {"ansible_user": "x"})
     assert path.read_text() == PLAIN
 
@@ -176,27 +182,135 @@ def test_a_connection_of_somebody_elses_inventory_stays(path: Path) -> None:
         ("gpunodes_image_mirrors", ["a"], "wanted: type dict"),
         ("gpunodes_kubernetes_version", 1.36, "put it in quotes"),
         ("gpunodes_kubernetes_version", ["1.36"], "wanted: type str"),
+        ("gpunodes_pod_subnet", "banana", "'banana'; wanted: a network in CIDR notation"),
+        ("gpunodes_pod_subnet", "10.96.1.0/24", "overlaps gpunodes_service_subnet"),
+        ("gpunodes_kubernetes_version", "latest", 'wanted: a minor or an exact version, such as "1.36"'),
+        ("gpunodes_control_plane_endpoint", "https://api:6443", "wanted: HOST:PORT"),
+        ("gpunodes_docker_packages_url", "mirror.example/docker", "wanted: an http or https URL"),
+        ("gpunodes_docker_packages_fingerprint", "abc", "40 hexadecimal digits"),
+        ("gpunodes_image_mirrors", {"registry.k8s.io": "mirror"}, "URLs by registry"),
+        ("gpunodes_driver_branch", "new", 'such as "580"'),
+        ("gpunodes_cuda_versions", ["12"], "such as"),
+        ("gpunodes_repair_max_unavailable", "0", "a percentage such as 10%"),
+        ("gpunodes_repair_unhealthy_percent", 200, "a percentage, 0 to 100"),
+        ("gpunodes_drain_timeout", -1, "a number of seconds"),
+        ("gpunodes_drain_timeout", "soon", "wanted: type int"),
+        ("gpunodes_node_taints", [{"key": "a", "effect": "Never"}], "NoSchedule"),
+        ("gpunodes_node_labels", {"rack": "r 7"}, "labels of a node"),
+        ("gpunodes_feature_gates", {"Foo": "maybe"}, "true or false"),
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],
 )
-def test_settings_that_cannot_be_used(key: str, value: object, message: str) -> None:
+def test_invalid_settings(key: str, value: object, message: str) -> None:
     with pytest.raises(WrongInput, match=message):
         settings.check("worker-1", {key: value})
 
 
-def test_settings_that_can_be_used() -> None:
+def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
+    wrong = {"gpunodes_pod_subnet": "banana", "gpunodes_runtime": "nope"}
+    with pytest.raises(WrongInput) as raised:
+        settings.check_all({"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}})
+    assert [problem.found for problem in raised.value.problems] == [
+        "gpunodes_pod_subnet of a, b is 'banana'",
+        "gpunodes_runtime of a, b is 'nope'",
+        "gpunodes_gpu_timeout of b is 0",
+    ]
+    assert json.loads(document.error(raised.value))["problems"][1] == {
+        "found": "gpunodes_runtime of a, b is 'nope'",
+        "wanted": "one of containerd, docker",
+        "remedy": "correct it in the inventory",
+    }
+
+
+@pytest.mark.parametrize("command", ["up", "preflight", "gpu plan", "remove w1 --yes", "reset w1 --yes", "gpu verify"])
+def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Path, command: str) -> None:
+    (tmp_path / "hosts.yml").write_text(
+        "control_plane: {hosts: {c1: {ansible_host: 192.0.2.1, gpunodes_pod_subnet: banana}}}\n"
+        "workers: {hosts: {w1: {ansible_host: 192.0.2.2, gpunodes_runtime: nope}}}\n"
+        "all: {vars: {gpunodes_kubernetes_version: '1.99'}}\n"
+    )
+    argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:3] == [
+        "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16",
+        "error: gpunodes_runtime of w1 is 'nope'; wanted: one of containerd, docker",
+        f"error: gpunodes cannot install Kubernetes 1.99; wanted: one of {', '.join(versions.minors())}",
+    ]
+    assert done.stderr.splitlines()[3:] == ["hint: correct it in the inventory; choose one of these"]
+    assert not (tmp_path / "state" / "gpunodes" / "runs").exists()
+
+
+def test_valid_settings() -> None:
+    settings.check(
+        "worker-1",
+        {
+            "gpunodes_pod_subnet": "10.0.0.0/16,fd00::/56",
+            "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
+            "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
+            "gpunodes_cuda_versions": ["12.4", "13.0"],
+            "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",
+            "gpunodes_repair_max_unavailable": "10%",
+            "gpunodes_drain_timeout": "900",
+            "gpunodes_node_taints": [{"key": "a", "effect": "NoExecute"}],
+            "gpunodes_node_labels": {"example.com/rack": "r7", "empty": ""},
+            "gpunodes_feature_gates": {"Foo": True},
+            "gpunodes_docker_packages_fingerprint": "9DC8 5822 9FC7 DD38 854A E2D8 8D81 803C 0EBF CD88",
+        },
+    )
     settings.check("worker-1", {**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})
 
 
 def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
-    with inventories.as_it_was(file, when=True):
+    with inventories.tentative(file, dry_run=True):
         inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
         assert Inventory(file).knows("10.0.0.1")
     assert list(tmp_path.iterdir()) == []
-    with inventories.as_it_was(file, when=False):
+    with inventories.tentative(file, dry_run=False):
         inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
     before = file.read_bytes()
-    with inventories.as_it_was(file, when=True):
+    with inventories.tentative(file, dry_run=True):
         inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
     assert file.read_bytes() == before
+
+
+def test_wrong_input_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+
+    def mistyped() -> None:
+        with inventories.tentative(file, dry_run=False):
+            inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+            raise WrongInput("x")
+
+    with pytest.raises(WrongInput):
+        mistyped()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_machines_that_were_added_can_be_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "inventory" / "hosts.yml"
+    with inventories.tentative(file, dry_run=False):
+        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "a"})
+    before = yaml.safe_load(file.read_text())
+    with inventories.tentative(file, dry_run=False) as change:
+        inventories.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {})
+        change.drop(["10.0.0.2"])
+        assert list(yaml.safe_load(file.read_text())["workers"]["hosts"]) == ["10.0.0.3"]
+        change.drop(["10.0.0.3"])
+    assert yaml.safe_load(file.read_text()) == before
+
+
+def test_changes_of_others_survive_a_dry_run_and_wrong_input(tmp_path: Path) -> None:
+    """A dry run takes minutes: a user may edit the inventory meanwhile, and their own one is never written."""
+    file = tmp_path / "inventory" / "hosts.yml"
+    inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    with inventories.tentative(file, dry_run=True):
+        inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+        edited = f"{file.read_text()}# edited\n"
+        file.write_text(edited)
+    assert file.read_text() == edited
+    with inventories.tentative(file, dry_run=True):
+        file.write_text("workers: {}\n")
+    assert file.read_text() == "workers: {}\n"

@@ -1,4 +1,4 @@
-"""The administrator's kubeconfig: what of a control plane's file reaches the user's, and where it never lies."""
+"""The administrator's kubeconfig: which parts of a control plane's file reach the user, and where it is stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
     return renamed(admin({**CLUSTER, "server": server}), name)
 
 
-def test_what_kubeadm_writes_comes_as_it_is() -> None:
+def test_kubeadm_s_fields_are_taken_unchanged() -> None:
     found = renamed(admin(), "control-1")
     assert found["clusters"] == [{"name": "gpunodes-control-1", "cluster": CLUSTER}]
     assert found["users"] == [{"name": "gpunodes-control-1", "user": USER}]
@@ -70,10 +70,10 @@ def test_what_kubeadm_writes_comes_as_it_is() -> None:
     ],
 )
 def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
-    """Who has a control-plane machine would have what kubectl runs, and reads, on the user's."""
-    with pytest.raises(GpunodesError, match="what kubeadm writes") as message:
+    """An attacker on a control-plane machine could otherwise let the user's kubectl run programs and read files."""
+    with pytest.raises(GpunodesError, match="only the fields that kubeadm writes") as error:
         renamed(document, "control-1")
-    assert str(message.value).isprintable()
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
         "x: !!timestamp 'zz'\n",
     ],
 )
-def test_what_is_no_yaml_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
-    """PyYAML raises more than its own errors."""
-    with pytest.raises(GpunodesError, match="is no YAML"):
+def test_invalid_yaml_is_refused_with_a_message(text: str, tmp_path: Path) -> None:
+    """PyYAML does not only raise its own errors."""
+    with pytest.raises(GpunodesError, match="is not valid YAML"):
         taken(text, "control-1")
     (tmp_path / "config").write_text(text)
     with pytest.raises(WrongInput, match="is not valid YAML"):
         kubeconfig.write(tmp_path / "config", kubeconfig_of("a", "https://a"), merge=True)
 
 
-def test_merging_keeps_what_is_there_and_replaces_its_own() -> None:
+def test_merging_keeps_other_entries_and_replaces_its_own() -> None:
     first = kubeconfig.merged(kubeconfig_of("work", "https://w"), kubeconfig_of("lab", "https://old"))
     second = kubeconfig.merged(first, kubeconfig_of("lab", "https://new"))
     assert {entry["name"]: entry["cluster"]["server"] for entry in second["clusters"]} == {
@@ -120,23 +120,23 @@ def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["config"]
 
 
-def test_a_kubeconfig_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_is_not_a_mapping_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "config"
     target.write_text("- a\n")
     with pytest.raises(WrongInput, match="not a mapping"):
         kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
 
 
-def test_a_user_s_own_programs_stay(tmp_path: Path) -> None:
-    """What the user's file has for other clusters is theirs."""
+def test_a_user_s_own_programs_are_kept(tmp_path: Path) -> None:
+    """Entries for other clusters in the user's file are not changed."""
     target = tmp_path / "config"
-    theirs = {"users": [{"name": "corp", "user": {"exec": {"command": "corp-login"}}}]}
-    target.write_text(yaml.safe_dump(theirs))
+    existing = {"users": [{"name": "corp", "user": {"exec": {"command": "corp-login"}}}]}
+    target.write_text(yaml.safe_dump(existing))
     kubeconfig.write(target, kubeconfig_of("a", "https://a"), merge=True)
-    assert yaml.safe_load(target.read_text())["users"][0] == theirs["users"][0]
+    assert yaml.safe_load(target.read_text())["users"][0] == existing["users"][0]
 
 
-# --- where it lies ---------------------------------------------------------------------------------------------------
+# --- where it is stored ----------------------------------------------------------------------------------------------
 
 needs_sshd = pytest.mark.skipif(
     sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
@@ -151,7 +151,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inventory]:
-    """One whose control plane is this machine, with its admin.conf in another place."""
+    """An inventory whose control plane is this machine, with its admin.conf in another folder."""
     monkeypatch.setattr(kubeconfig, "_READ", kubeconfig._READ.replace("/etc/kubernetes", str(tmp_path)))
     port = sshd.free_ports(1)[0]
     with sshd.serving(tmp_path, [{("127.0.0.1", port): ""}]) as servers:
@@ -163,7 +163,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inven
 
 
 @needs_sshd
-def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
+def test_it_is_fetched_and_stored_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
     (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
     assert kubeconfig.fetch(inventory) == renamed(admin(), "control-1")
     assert [path for path in state.rglob("*") if path.is_file() and PEM in path.read_text()] == []
@@ -172,20 +172,29 @@ def test_it_is_fetched_and_is_in_no_file(inventory: Inventory, tmp_path: Path, s
 @needs_sshd
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "there is no .*admin.conf: it runs no cluster"), ("{", "is no YAML"), ("!!python/none x", "is no YAML")],
+    [
+        (None, "admin.conf does not exist: not a control plane"),
+        ("{", "is not valid YAML"),
+        ("!!python/none x", "is not valid YAML"),
+    ],
 )
-def test_without_one_the_reason_is_said(inventory: Inventory, tmp_path: Path, text: str | None, message: str) -> None:
+def test_without_a_valid_one_the_reason_is_reported(
+    inventory: Inventory, tmp_path: Path, text: str | None, message: str
+) -> None:
     if text is not None:
         (tmp_path / "admin.conf").write_text(text)
     with pytest.raises(GpunodesError, match=message):
         kubeconfig.fetch(inventory)
 
 
-def test_what_a_killed_command_left_is_deleted_when_the_next_one_starts() -> None:
-    """Older versions of gpunodes had it in a run's folder."""
-    left = [journal.open_run("kubeconfig") / "admin.conf", journal.open_run("join") / "play/artifacts/ansible/command"]
-    for path in left:
+def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
+    """Older versions of gpunodes stored it in a run's folder."""
+    leftovers = [
+        journal.open_run("kubeconfig") / "admin.conf",
+        journal.open_run("join") / "play/artifacts/ansible/command",
+    ]
+    for path in leftovers:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("secret")
     journal.open_run("health")
-    assert [path for path in left if path.exists()] == []
+    assert [path for path in leftovers if path.exists()] == []

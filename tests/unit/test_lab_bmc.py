@@ -1,4 +1,4 @@
-"""The lab's requests to a BMC, against a server that records them."""
+"""The lab's requests to a BMC, with a server that records them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server() -> Iterator[tuple[LabRecord, LabMachine, Requests]]:
     machine = LabMachine(
         "control-1", LabRole.CONTROL_PLANE, "127.0.0.11", "52:54:00:00:00:01", "1-2-3", 4096, 2, 0, "secret"
     )
-    wanted = "Basic " + base64.b64encode(f"admin:{machine.bmc_password}".encode()).decode()
+    expected = "Basic " + base64.b64encode(f"admin:{machine.bmc_password}".encode()).decode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -34,9 +34,9 @@ def server() -> Iterator[tuple[LabRecord, LabMachine, Requests]]:
 
         def _answer(self, body: object) -> None:
             seen.append((self.command, self.path, body))
-            known = self.headers["Authorization"] == wanted
+            authorized = self.headers["Authorization"] == expected
             text = b'{"PowerState": "On"}' if self.command == "GET" else b""
-            self.send_response(200 if known else 401)
+            self.send_response(200 if authorized else 401)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -54,7 +54,7 @@ def server() -> Iterator[tuple[LabRecord, LabMachine, Requests]]:
         thread.join()
 
 
-def test_a_cycle_takes_the_power_and_gives_it_back(server: tuple[LabRecord, LabMachine, Requests]) -> None:
+def test_a_cycle_switches_the_power_off_and_on(server: tuple[LabRecord, LabMachine, Requests]) -> None:
     lab, machine, seen = server
     bmc.power(lab, machine, bmc.LabPowerAction.CYCLE)
     path = f"/redfish/v1/Systems/{machine.uuid}/Actions/ComputerSystem.Reset"

@@ -1,4 +1,4 @@
-"""What a lab consists of, and what it tells libvirt, dnsmasq, the kernel and Ansible."""
+"""The lab's plan, and its configuration of libvirt, dnsmasq, the kernel and Ansible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def record(workers: int = 2, accelerator: str = "tcg", mirror: str | None = None
 
 
 @pytest.mark.parametrize("name", ["", "Two", "a-b", "../x", "1lab", "elevenchars"])
-def test_a_name_that_cannot_be_a_link_is_refused(name: str) -> None:
+def test_a_name_that_is_not_valid_for_a_link_is_refused(name: str) -> None:
     with pytest.raises(WrongInput, match="the lab's name is"):
         Layout(name, Path("/cache"))
 
@@ -54,7 +54,7 @@ def test_two_labs_share_no_name_and_no_path() -> None:
     assert len(Layout("a123456789", Path("/cache")).link) <= 15
 
 
-def test_machines_differ_in_all_that_must_differ() -> None:
+def test_machines_have_unique_names_addresses_and_passwords() -> None:
     machines = record(workers=9).machines
     for part in ("name", "address", "mac", "uuid", "bmc_port", "bmc_password"):
         assert len({getattr(machine, part) for machine in machines}) == 10
@@ -67,12 +67,12 @@ def test_machines_of_two_subnets_have_different_hardware_addresses() -> None:
     assert first.mac != second.mac
 
 
-def test_a_record_survives_its_file() -> None:
-    there = record(mirror="/cache/tree")
-    assert LabRecord.from_json(json.loads(json.dumps(there.to_json()))) == there
+def test_a_record_is_read_as_it_was_written() -> None:
+    written = record(mirror="/cache/tree")
+    assert LabRecord.from_json(json.loads(json.dumps(written.to_json()))) == written
 
 
-def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
+def test_an_unknown_machine_is_refused_with_the_existing_names() -> None:
     with pytest.raises(WrongInput, match="control-1, worker-1, worker-2"):
         record().machine("worker-3")
 
@@ -97,10 +97,10 @@ LAYOUT = Layout("lab", Path("/cache"))
 
 def domain(accelerator: str, machine: LabMachine | None = None) -> ElementTree.Element:
     xml = hypervisor.domain_xml(LAYOUT, machine or record().machines[1], accelerator)
-    return ElementTree.fromstring(xml)  # noqa: S314 - our own
+    return ElementTree.fromstring(xml)  # noqa: S314 - written by the lab
 
 
-def test_a_gpu_machine_yields_less_to_the_control_plane_than_a_worker() -> None:
+def test_a_gpu_machine_has_a_lower_niceness_than_a_worker() -> None:
     control, worker, _ = record().machines
     gpu = dataclasses.replace(worker, boards=Boards(1, 0, ("20b0",)))
     emulators = [domain("tcg", machine).findtext("devices/emulator", "") for machine in (worker, gpu)]
@@ -109,7 +109,7 @@ def test_a_gpu_machine_yields_less_to_the_control_plane_than_a_worker() -> None:
     assert domain("tcg", control).find("devices/emulator") is None
 
 
-def test_an_emulated_machine_goes_without_the_feature_that_kills_kernels() -> None:
+def test_the_cpu_feature_that_crashes_emulated_kernels_is_disabled() -> None:
     emulated = domain("tcg")
     assert emulated.get("type") == "qemu"
     disabled = {each.get("name") for each in emulated.findall("cpu/feature[@policy='disable']")}
@@ -135,19 +135,19 @@ def test_dnsmasq_knows_every_machine_and_the_mirror() -> None:
     assert "no-resolv" in lines
 
 
-def test_guest_files_make_each_machine_its_own(tmp_path: Path) -> None:
+def test_guest_files_have_each_machines_own_identity(tmp_path: Path) -> None:
     key = tmp_path / "ssh_host_ed25519_key"
     disks.make_key(key, "root@worker-1")
-    there = record()
-    first, second = ({f.path: f for f in disks.guest_files(there, m, "ssh-ed25519 A", key)} for m in there.machines[:2])
+    lab = record()
+    first, second = ({f.path: f for f in disks.guest_files(lab, m, "ssh-ed25519 A", key)} for m in lab.machines[:2])
     assert first["/etc/machine-id"].content != second["/etc/machine-id"].content
     assert first["/etc/hostname"].content == "control-1\n"
     assert first["/etc/ssh/ssh_host_ed25519_key"].mode == 0o600
     assert len(first["/etc/machine-id"].content) == 33
 
 
-def test_a_deleted_cache_brings_the_same_host_keys_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A container that runs this may have none.
+def test_host_keys_are_the_same_after_the_cache_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The file may be missing in a container.
     (tmp_path / "machine-id").write_text("0123456789abcdef0123456789abcdef\n")
     monkeypatch.setattr(disks, "_HOST_MACHINE_ID", tmp_path / "machine-id")
     one, two = record().machines[:2]
@@ -156,9 +156,9 @@ def test_a_deleted_cache_brings_the_same_host_keys_back(tmp_path: Path, monkeypa
     public = [key.with_suffix(".pub").read_text().split()[:2] for key in keys]
     assert public[0] == public[1] != public[2]
     assert keys[0].stat().st_mode & 0o077 == 0
-    # OpenSSH takes it for what it is.
-    told = subprocess.run(["ssh-keygen", "-y", "-f", keys[0]], capture_output=True, text=True, check=True).stdout
-    assert told.split()[:2] == public[0]
+    # OpenSSH can read the private key.
+    derived = subprocess.run(["ssh-keygen", "-y", "-f", keys[0]], capture_output=True, text=True, check=True).stdout
+    assert derived.split()[:2] == public[0]
 
 
 DEPENDENCIES = """kernel/block/virtio_blk.ko.xz: kernel/virtio/virtio.ko.xz kernel/virtio/virtio_ring.ko.xz
@@ -168,13 +168,13 @@ kernel/crypto/crc32c_generic.ko.xz:
 """
 
 
-def test_modules_load_after_those_that_they_need() -> None:
+def test_modules_load_after_their_dependencies() -> None:
     order = initrd.load_order(["virtio_blk", "ext4", "missing"], DEPENDENCIES, "kernel/fs/ext4/ext4.ko\n")
     assert [path.rpartition("/")[2] for path in order] == ["virtio.ko.xz", "virtio_ring.ko.xz", "virtio_blk.ko.xz"]
 
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox reads the archive")
-def test_the_ramdisk_is_an_archive_that_others_read(tmp_path: Path) -> None:
+def test_busybox_unpacks_the_ramdisk(tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     for line in DEPENDENCIES.splitlines():
         path = modules / line.partition(":")[0]
@@ -207,14 +207,14 @@ def test_debians_archive_is_found_among_other_sources() -> None:
     assert images.pick_archive("https://example.org/apt noble main\n") is None
 
 
-def test_every_tool_that_is_looked_for_is_installed_by_make() -> None:
+def test_make_installs_every_package_that_the_lab_checks() -> None:
     packages = set(doctor.system_packages())
     needed = {*REQUIRED_PACKAGES.values(), *REQUIRED_FILES.values()}
     needed |= {check.remedy.removeprefix("apt-get install ") for check in doctor.checks() if "apt-get" in check.remedy}
     assert {word for words in needed for word in words.split()} - {"apt-get", "install"} <= packages
 
 
-def test_all_that_is_missing_is_said_at_once() -> None:
+def test_everything_missing_is_reported_at_once() -> None:
     found = [
         doctor.HostCheck("qemu", False, "missing", "apt-get install qemu-system-x86"),
         doctor.HostCheck("ip", False, "missing", "apt-get install iproute2"),
@@ -228,7 +228,7 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     doctor.require(found[-1:])
 
 
-def test_the_inventory_is_an_ordinary_one() -> None:
+def test_the_inventory_has_ordinary_groups_and_variables() -> None:
     files = inventory.texts(LAYOUT, record(), {"gpunodes_image_mirrors": {}})
     groups = yaml.safe_load(files["hosts.yml"])["all"]["children"]
     worker = groups["workers"]["hosts"]["worker-2"]
@@ -242,7 +242,7 @@ def test_the_inventory_is_an_ordinary_one() -> None:
     assert not yaml.safe_load(fast["group_vars/all.yml"])
 
 
-def test_the_inventory_goes_again_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_the_inventory_and_its_folder_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "inventory"
     written = inventory.write(folder, inventory.texts(LAYOUT, record(), {}), Owner.current())
     inventory.check_free(folder, "lab")
@@ -252,7 +252,7 @@ def test_the_inventory_goes_again_and_leaves_no_folder(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_the_user_changed_stays(tmp_path: Path) -> None:
+def test_files_that_the_user_changed_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "inventory"
     written = inventory.write(folder, inventory.texts(LAYOUT, record(), {}), Owner.current())
     (folder / "host_vars").mkdir()

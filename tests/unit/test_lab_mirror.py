@@ -24,7 +24,7 @@ PACKAGE = deb.DebPackage(
     "example",
     "1.0-1",
     "amd64",
-    "Somebody <somebody@example.org>",
+    "Example <maintainer@example.org>",
     "Example",
     depends="libc6",
     conffiles=("/etc/example",),
@@ -38,7 +38,7 @@ def names(archive: bytes) -> list[str]:
         return tar.getnames()
 
 
-def test_tar_has_parents_once_and_nothing_of_this_machine() -> None:
+def test_tar_has_each_parent_once_and_fixed_owners_and_times() -> None:
     out = io.BytesIO()
     write_tar(out, [TreeEntry("/a/b/file", b"x"), TreeEntry("/a/b/link", link="file"), TreeEntry("/a/dir", mode=0o700)])
     assert names(out.getvalue()) == ["a", "a/b", "a/b/file", "a/b/link", "a/dir"]
@@ -47,14 +47,14 @@ def test_tar_has_parents_once_and_nothing_of_this_machine() -> None:
         assert [tar.getmember("a/dir").mode, tar.getmember("a/b/link").linkname] == [0o700, "file"]
 
 
-def test_control_leaves_out_empty_fields() -> None:
+def test_control_skips_empty_fields() -> None:
     text = deb.control(PACKAGE, 12)
     assert "Installed-Size: 12\nDepends: libc6\nSection: admin\n" in text
     assert "Conflicts" not in text
 
 
 @needs
-def test_package_is_read_by_dpkg(tmp_path: Path) -> None:
+def test_dpkg_reads_the_package(tmp_path: Path) -> None:
     file = tmp_path / PACKAGE.file_name
     deb.write(PACKAGE, ENTRIES, file)
     assert programs.run(["dpkg-deb", "--field", file, "Version", "Depends"]) == "Version: 1.0-1\nDepends: libc6\n"
@@ -66,19 +66,19 @@ def test_package_is_read_by_dpkg(tmp_path: Path) -> None:
 
 
 @needs
-def test_package_is_the_same_every_time(tmp_path: Path) -> None:
+def test_package_is_reproducible(tmp_path: Path) -> None:
     for name in ("one", "two"):
         deb.write(PACKAGE, ENTRIES, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_stanza_follows_the_control_text() -> None:
+def test_stanza_is_appended_to_the_control_text() -> None:
     assert aptrepo.stanza("Package: a\nVersion: 1\n\n", "pool/a.deb", 7, "ff") == (
         "Package: a\nVersion: 1\nFilename: pool/a.deb\nSize: 7\nSHA256: ff\n"
     )
 
 
-def test_release_sums_its_indexes() -> None:
+def test_release_has_checksums_of_its_indexes() -> None:
     text = aptrepo.release({"Origin": "Example", "Suite": "trixie"}, {"main/Packages": b"abc"})
     assert text.startswith("Origin: Example\nSuite: trixie\nDate: Thu, 01 Jan 2026 00:00:00 GMT\nSHA256:\n ")
     assert text.endswith(f" {hashlib.sha256(b'abc').hexdigest()} 3 main/Packages\n")
@@ -100,7 +100,7 @@ def test_repository_is_signed(tmp_path: Path) -> None:
         programs.run(["gpgv", "--keyring", ring, tmp_path / "InRelease"])
 
 
-def test_debian_comes_with_its_updates() -> None:
+def test_debian_sources_include_updates() -> None:
     assert [line.split("] ")[1] for line in debian.sources("http://archive.example/debian", "trixie").splitlines()] == [
         "http://archive.example/debian trixie main",
         "http://archive.example/debian trixie-updates main",
@@ -108,7 +108,7 @@ def test_debian_comes_with_its_updates() -> None:
 
 
 @needs
-def test_image_is_what_a_registry_serves(tmp_path: Path) -> None:
+def test_image_has_the_files_of_a_registry(tmp_path: Path) -> None:
     registry = oci.Registry(tmp_path, "amd64")
     layer = registry.layer(ENTRIES)
     assert layer == registry.layer(ENTRIES)
@@ -129,7 +129,7 @@ def test_image_is_what_a_registry_serves(tmp_path: Path) -> None:
     assert names(plain) == ["usr", "usr/bin", "usr/bin/example", "etc", "etc/example"]
 
 
-def test_packages_are_laid_out_as_published(tmp_path: Path) -> None:
+def test_packages_have_the_layout_of_their_publishers(tmp_path: Path) -> None:
     for name in ("kubelet", "kubeadm", "kubectl", "containerd"):
         (tmp_path / name).write_bytes(b"")
     made = {package.name: (package, files) for package, files in packages.kubernetes("1.36.3", "amd64", tmp_path)}
@@ -144,7 +144,7 @@ def test_packages_are_laid_out_as_published(tmp_path: Path) -> None:
     assert TreeEntry("/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n') in files
 
 
-def test_new_pin_carries_the_replacements_of_its_module() -> None:
+def test_new_pin_has_the_replacements_of_its_module() -> None:
     old = {
         "Module": {"Path": "lab/kubernetes"},
         "Require": [{"Path": "k8s.io/kubernetes", "Version": "v1.36.2"}],
@@ -163,7 +163,7 @@ def test_new_pin_carries_the_replacements_of_its_module() -> None:
 
 
 @pytest.mark.parametrize("component", pins.load().components.values(), ids=lambda component: component.name)
-def test_component_builds_the_version_that_is_pinned(component: pins.Component) -> None:
+def test_component_builds_the_pinned_version(component: pins.Component) -> None:
     modules, sums = component.modules
     required = re.search(r"^require (\S+) v(\S+)$", modules.read_text(), re.MULTILINE)
     assert required is not None
@@ -172,7 +172,7 @@ def test_component_builds_the_version_that_is_pinned(component: pins.Component) 
     assert f"{required[1]} v{component.version} h1:" in sums.read_text()
 
 
-def test_every_program_that_names_its_version_names_the_pinned_one() -> None:
+def test_programs_print_the_pinned_version() -> None:
     for component in pins.load().components.values():
         for flag in component.ldflags:
             if re.search(r"[vV]ersion=", flag):
@@ -186,9 +186,9 @@ def test_old_go_is_not_used(version: str, enough: bool) -> None:
     assert gobuild.is_at_least(version, "1.26") is enough
 
 
-def test_crash_leaves_nothing_half(tmp_path: Path) -> None:
+def test_crash_leaves_no_incomplete_folder(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        (folder / "half").touch()
+        (folder / "incomplete").touch()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -196,20 +196,20 @@ def test_crash_leaves_nothing_half(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_next_build_removes_the_remains_of_a_killed_one(tmp_path: Path) -> None:
     (tmp_path / ".target.abcd1234").mkdir()
     with store.locked(tmp_path, pytest.fail):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_kept_folder_is_not_made_again(tmp_path: Path) -> None:
+def test_cached_folder_is_not_built_again(tmp_path: Path) -> None:
     store.keep(tmp_path / "target", lambda folder: (folder / "file").touch())
-    kept = store.keep(tmp_path / "target", lambda _: pytest.fail("made again"))
+    kept = store.keep(tmp_path / "target", lambda _: pytest.fail("built again"))
     assert (kept / "file").exists()
 
 
-def test_missing_programs_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_programs_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("gpg", "zstd") else f"/usr/bin/{name}")
     monkeypatch.setattr(programs, "REQUIRED_FILES", {"/nowhere/seccomp.h": "libseccomp-dev"})
     with pytest.raises(GpunodesError, match="gpg, libseccomp-dev, zstd") as caught:
@@ -218,7 +218,9 @@ def test_missing_programs_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("minors", "suites"), [(["1.99"], ["trixie"]), (["1.36"], ["sid"])])
-def test_unknown_wishes_touch_nothing(tmp_path: Path, minors: list[str], suites: list[str]) -> None:
+def test_unknown_minors_and_suites_are_refused_before_any_change(
+    tmp_path: Path, minors: list[str], suites: list[str]
+) -> None:
     with pytest.raises(WrongInput, match="known:"):
         mirror.build(tmp_path, minors=minors, suites=suites, progress=pytest.fail)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The mirror's server: what it gives, and what it does not."""
+"""The mirror's server: which files it serves, and which requests it refuses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def connection(root: Path) -> Iterator[http.client.HTTPConnection]:
         "/" + "x" * 300,
     ],
 )
-def test_nothing_outside_and_no_folder(root: Path, target: str) -> None:
+def test_folders_and_paths_outside_are_not_served(root: Path, target: str) -> None:
     assert serve.locate([root], target) is None
 
 
@@ -68,7 +68,7 @@ def test_colons_may_be_escaped(root: Path, colon: str) -> None:
     assert serve.locate([root], f"/kubernetes/core{colon}/stable{colon}/v1.36/deb/Packages") is not None
 
 
-def test_registry_is_recognised(connection: http.client.HTTPConnection) -> None:
+def test_clients_detect_a_registry(connection: http.client.HTTPConnection) -> None:
     connection.request("GET", "/v2/")
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (200, b"{}")

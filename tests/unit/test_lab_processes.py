@@ -1,4 +1,4 @@
-"""Daemons are known by process id and start time; only those are ended."""
+"""Daemons are identified by process id and start time; no other process is ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_daemon_is_found_again_and_ended(tmp_path: Path) -> None:
     assert processes.find(tmp_path, "sleeper") is None
 
 
-def test_one_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> None:
+def test_a_daemon_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = start(tmp_path, "stubborn", ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])
     while "ready" not in (tmp_path / "log").read_text():
         time.sleep(0.02)
@@ -35,7 +35,7 @@ def test_one_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> None:
     assert not stubborn.alive
 
 
-def test_whoever_has_the_id_now_is_left_alone(tmp_path: Path) -> None:
+def test_another_process_with_the_same_id_is_not_ended(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         stale = Process(other.pid, (processes.start_time(other.pid) or 0) - 1)
         (tmp_path / "daemon.json").write_text(json.dumps({"pid": stale.pid, "start": stale.start, "command": []}))
@@ -45,18 +45,18 @@ def test_whoever_has_the_id_now_is_left_alone(tmp_path: Path) -> None:
         other.kill()
 
 
-def test_a_broken_record_is_no_daemon(tmp_path: Path) -> None:
+def test_a_broken_record_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "daemon.json").write_text("{")
     assert processes.find(tmp_path, "daemon") is None
-    assert processes.find(tmp_path, "nobody") is None
+    assert processes.find(tmp_path, "unknown") is None
 
 
-def test_processes_of_our_own_namespace_are_never_the_labs(tmp_path: Path) -> None:
+def test_processes_of_the_current_namespace_are_not_found(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60; :", str(tmp_path)]) as other:
         assert processes.in_other_namespaces([str(tmp_path)]) == []
         other.kill()
 
 
-def test_start_time_of_nobody_is_none() -> None:
+def test_start_time_of_a_missing_process_is_none() -> None:
     assert processes.start_time(os.getpid())
     assert processes.start_time(2**22 + 1) is None

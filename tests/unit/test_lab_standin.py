@@ -1,4 +1,4 @@
-"""The stand-in GPUs: what a lab with GPU machines is made of, and which commands make them ill."""
+"""The stand-in GPUs: machines, packages and repositories of a lab with them, and the commands of their faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record(workers: int = 1, gpu_workers: int = 2) -> LabRecord:
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Objects:
-    """As objects.get() leaves them; what is in the files does not matter here."""
+    """The files of objects.get(); their content does not matter here."""
     names = ["standin_board.ko", "nvidia-smi", "copyright", *packages.STUBS]
     names += [f"libnvidia-ml.so.{version}" for version in packages.DRIVERS]
     for name in names:
@@ -48,10 +48,10 @@ def test_gpu_machines_are_workers_and_differ_from_the_others() -> None:
     assert len({each.address for each in machines}) == len({each.mac for each in machines}) == len(machines)
 
 
-def test_a_record_with_boards_survives_its_file_and_an_older_one_has_none() -> None:
-    there = record()
-    data = json.loads(json.dumps(there.to_json()))
-    assert LabRecord.from_json(data) == there
+def test_a_record_with_boards_is_read_as_it_was_written_and_an_older_one_has_none() -> None:
+    written = record()
+    data = json.loads(json.dumps(written.to_json()))
+    assert LabRecord.from_json(data) == written
     del data["standin"]
     for machine in data["machines"]:
         del machine["boards"]
@@ -60,7 +60,7 @@ def test_a_record_with_boards_survives_its_file_and_an_older_one_has_none() -> N
     assert not any(each.boards for each in older.machines)
 
 
-def test_the_inventory_has_a_group_of_gpu_machines_only_where_there_are_some() -> None:
+def test_the_inventory_has_a_group_of_gpu_machines_only_if_there_are_some() -> None:
     layout = Layout("lab", Path("/cache"))
     hosts = yaml.safe_load(inventory.texts(layout, record(), {})["hosts.yml"])
     assert list(hosts["all"]["children"]["gpu"]["hosts"]) == ["gpu-1", "gpu-2"]
@@ -69,23 +69,23 @@ def test_the_inventory_has_a_group_of_gpu_machines_only_where_there_are_some() -
     assert "gpu" not in none["all"]["children"]
 
 
-def test_only_gpu_machines_keep_a_page_of_memory_apart() -> None:
+def test_only_gpu_machines_reserve_a_page_of_memory() -> None:
     machine = record().machines[2]
     layout = Layout("lab", Path("/cache"))
     assert "memmap=4K$0x30000000" in hypervisor.domain_xml(layout, machine, "tcg", (board.KERNEL_OPTION,))
     assert "memmap" not in hypervisor.domain_xml(layout, machine, "tcg")
-    # Below what the smallest machine has, where neither the kernel nor the firmware is loaded.
+    # The page is within the memory of the smallest machine, outside of the kernel and the firmware.
     assert SIZES[LabRole.WORKER].memory_mib << 20 > board.LATCH
 
 
-def test_the_boards_are_loaded_with_what_was_asked_for(compiled: Objects) -> None:
+def test_the_boards_are_loaded_with_the_requested_options(compiled: Objects) -> None:
     module, unit, _ = board.guest_files(BOARDS, compiled)
     assert module.data == compiled.board.read_bytes()
     assert f"insmod {module.path} gpus=2 switches=1 device=0x2330,0x20b0 latch=0x30000000" in str(unit.content)
 
 
 @pytest.mark.parametrize("text", ["", "0x2330", "2330,", "23301", "h100"])
-def test_a_device_that_is_no_pci_id_is_refused(text: str) -> None:
+def test_a_device_that_is_not_a_pci_id_is_refused(text: str) -> None:
     with pytest.raises(WrongInput, match="device"):
         board.device_ids(text)
 
@@ -107,11 +107,11 @@ def test_the_kernels_release_is_read_from_its_header(tmp_path: Path) -> None:
 
 
 def script(name: str, code: int | None = None, **more: object) -> str:
-    return faults.script(faults.FaultRequest(faults.known()[name], code, **more))  # type: ignore[arg-type]  # the fields of a wish
+    return faults.script(faults.FaultRequest(faults.known()[name], code, **more))  # type: ignore[arg-type]  # the fields of a request
 
 
 @pytest.mark.parametrize("name", faults.known())
-def test_every_fault_is_a_script_that_a_shell_reads(name: str) -> None:
+def test_every_fault_is_a_valid_shell_script(name: str) -> None:
     code = 79 if faults.known()[name].needs_code else None
     text = script(name, code)
     subprocess.run(["sh", "-n"], input=text, text=True, check=True)
@@ -119,7 +119,7 @@ def test_every_fault_is_a_script_that_a_shell_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", faults.known())
-def test_every_command_of_a_fault_is_one_that_the_sources_know(name: str) -> None:
+def test_the_sources_implement_every_command_of_a_fault(name: str) -> None:
     fault = faults.known()[name]
     for commands, source in ((fault.driver, "nvidia/nvidia.c"), (fault.board, "board/standin_board.c")):
         text = (SOURCES / source).read_text()
@@ -127,32 +127,32 @@ def test_every_command_of_a_fault_is_one_that_the_sources_know(name: str) -> Non
             assert f'strcmp(word, "{command.split()[0]}")' in text
 
 
-def test_an_xid_line_has_its_own_tail() -> None:
+def test_an_xid_line_ends_with_the_text_of_its_code() -> None:
     assert "xid 1 79 3 pid=" in script("xid", 79, gpu=1, times=3)
     assert "GPU has fallen off the bus." in script("xid", 79)
     assert "name=<unknown>" in script("xid", 999)
 
 
 @pytest.mark.parametrize(("name", "code"), [("xid", None), ("sxid", None), ("hang", 79), ("lost", 79)])
-def test_a_code_is_asked_for_where_it_belongs(name: str, code: int | None) -> None:
+def test_a_missing_or_superfluous_code_is_refused(name: str, code: int | None) -> None:
     with pytest.raises(WrongInput, match="CODE"):
         script(name, code)
 
 
-def test_a_fault_of_every_start_becomes_an_option_of_the_driver() -> None:
-    kept = "sync -f /etc/modprobe.d"
-    written = "echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf"
-    assert script("hang", at_boot=True) == f"{written} && {kept}"
-    with pytest.raises(WrongInput, match="driver alone"):
+def test_a_fault_at_boot_is_an_option_of_the_driver() -> None:
+    sync = "sync -f /etc/modprobe.d"
+    write = "echo 'options nvidia fault=\"hang\"' > /etc/modprobe.d/standin-fault.conf"
+    assert script("hang", at_boot=True) == f"{write} && {sync}"
+    with pytest.raises(WrongInput, match="driver only"):
         script("lost", at_boot=True)
 
 
-def test_cures_remove_what_waits_for_the_next_start() -> None:
+def test_clear_and_mend_remove_a_fault_at_boot() -> None:
     for name in ("clear", "mend"):
         assert "rm -f /etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
 
 
-def test_a_machine_without_gpus_gets_no_fault() -> None:
+def test_a_fault_of_a_missing_gpu_is_refused() -> None:
     layout, request = Layout("lab", Path("/cache")), faults.FaultRequest(faults.known()["hang"])
     with pytest.raises(WrongInput, match="has no GPUs"):
         faults.make(layout, record().machines[0], request)
@@ -169,16 +169,16 @@ def cuda_repository(compiled: Objects) -> list[packages.Parts]:
     return parts + packages.cudnn("13", compiled)
 
 
-def test_packages_have_the_names_that_people_install(compiled: Objects) -> None:
+def test_packages_have_nvidias_names(compiled: Objects) -> None:
     offered = {f"{package.name} {package.version}" for package, _ in cuda_repository(compiled)}
     for name in ("nvidia-open-580", "cuda-drivers-580", "nvidia-open", "cuda-drivers", "nvidia-fabricmanager"):
         assert f"{name} 580.65.06-1" in offered
     assert {"nvidia-driver-pinning-580 580-1", "cuda-toolkit-13-0 13.0.0-1", "cudnn9-cuda-13 9.14.0.64-1"} <= offered
-    # From branch 590 on no name carries the branch, but for the pinning package's.
+    # From branch 590 on only the name of the pinning package contains the branch.
     assert not any(each.startswith(("nvidia-open-590", "cuda-drivers-590")) for each in offered)
 
 
-def test_packages_depend_on_what_is_offered(compiled: Objects) -> None:
+def test_all_dependencies_are_available(compiled: Objects) -> None:
     parts = cuda_repository(compiled)
     offered = {package.name for package, _ in parts}
     from_debian = {"dkms", "kmod", "libc6"}
@@ -187,13 +187,13 @@ def test_packages_depend_on_what_is_offered(compiled: Objects) -> None:
             assert each.split()[0] in offered | from_debian, f"{package.name} depends on {each}"
 
 
-def test_the_two_flavours_of_the_module_exclude_each_other(compiled: Objects) -> None:
+def test_the_two_flavours_of_the_module_conflict(compiled: Objects) -> None:
     modules = {package.name: package for package, _ in cuda_repository(compiled) if package.name.endswith("dkms")}
     assert modules["nvidia-kernel-dkms"].conflicts == "nvidia-kernel-open-dkms"
     assert modules["nvidia-kernel-open-dkms"].conflicts == "nvidia-kernel-dkms"
 
 
-def test_dkms_builds_what_the_makefile_builds(compiled: Objects) -> None:
+def test_dkms_builds_the_modules_of_the_makefile(compiled: Objects) -> None:
     [entries] = [
         entries
         for package, entries in cuda_repository(compiled)
@@ -202,14 +202,14 @@ def test_dkms_builds_what_the_makefile_builds(compiled: Objects) -> None:
     files = {entry.path: entry.content for entry in entries}
     conf = files["/usr/src/nvidia-580.65.06/dkms.conf"]
     assert isinstance(conf, bytes)
-    wanted = re.findall(r'BUILT_MODULE_NAME\[\d\]="(.*)"', conf.decode())
+    modules = re.findall(r'BUILT_MODULE_NAME\[\d\]="(.*)"', conf.decode())
     makefile = (SOURCES / "nvidia" / "Kbuild").read_text()
-    assert [f"{name}.o" for name in wanted] == re.findall(r"obj-m := (.*)", makefile)[0].split()
-    assert {f"/usr/src/nvidia-580.65.06/{name}.c" for name in wanted} <= set(files)
+    assert [f"{name}.o" for name in modules] == re.findall(r"obj-m := (.*)", makefile)[0].split()
+    assert {f"/usr/src/nvidia-580.65.06/{name}.c" for name in modules} <= set(files)
 
 
 @pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
-def test_packages_are_read_by_dpkg(compiled: Objects, tmp_path: Path) -> None:
+def test_dpkg_reads_the_packages(compiled: Objects, tmp_path: Path) -> None:
     for package, entries in cuda_repository(compiled):
         file = tmp_path / package.file_name
         deb.write(package, entries, file)
@@ -217,7 +217,7 @@ def test_packages_are_read_by_dpkg(compiled: Objects, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", pins.load())
-def test_the_module_files_stand_for_the_pinned_version(name: str) -> None:
+def test_go_modules_require_the_pinned_version(name: str) -> None:
     component = pins.load()[name]
     modules, sums = component.modules
     assert re.search(rf"^require \S+ v{re.escape(component.version)}$", modules.read_text(), re.MULTILINE)
@@ -234,7 +234,7 @@ def test_every_function_of_the_header_gets_a_stub() -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a compiler")
 @pytest.mark.parametrize("source", sorted((SOURCES / "stubs").iterdir()), ids=lambda path: path.name)
-def test_libraries_without_anything_behind_them_compile(source: Path, tmp_path: Path) -> None:
+def test_stub_libraries_compile(source: Path, tmp_path: Path) -> None:
     subprocess.run(
         ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", tmp_path / "out", source], check=True
     )
@@ -243,7 +243,7 @@ def test_libraries_without_anything_behind_them_compile(source: Path, tmp_path: 
 # --- the tree ---
 
 
-def test_settings_send_gpu_machines_to_the_mirror(tmp_path: Path) -> None:
+def test_settings_make_gpu_machines_use_the_mirror(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-container").mkdir()
     (tmp_path / "libnvidia-container" / "gpgkey").write_text("KEY")
     (tmp_path / construct.ABOUT).write_text('{"fingerprint": "FF"}')

@@ -1,4 +1,4 @@
-"""Locks in the cluster: who holds them, that they end with their holder, and that a doubtful one stops its holder."""
+"""Locks in the cluster: their holders, their expiry, and that a command stops when its lock may be lost."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ ANN = "ann@desk/repair/another-boot/7/7/7"
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, locks of a second, and rungs that wait for a moment only."""
+    """A state folder of the test's own, locks of one second, and escalation steps with short waits."""
     hurry(monkeypatch, tmp_path)
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
 
 
-class Line:
-    """One operator's session with the API; cut, nothing of theirs gets there, while others are served."""
+class Connection:
+    """One user's session with the API. When it is cut, its requests fail, while those of others succeed."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self.cut = False
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
-        return Response(0, None, "cut", 0.0) if self.cut else self._api.ask(method, path, body, kind, keep)
+        return Response(0, None, "cut", 0.0) if self.cut else self._api.request(method, path, body, kind, keep)
 
     def close(self) -> None:
         pass
@@ -51,13 +51,13 @@ class Line:
 @contextlib.contextmanager
 def operator(session: Any, holder: str = "", command: str = "repair") -> Iterator[Leases]:
     made = Leases(Cluster(session), command)
-    made._me = holder or made._me
+    made._holder = holder or made._holder
     yield made
     made.close()
 
 
 def taken_by_ann(api: Api, name: str) -> None:
-    """What a Lease says after its time was over and somebody else took it."""
+    """The state of a Lease that another user took after it expired."""
     api.version += 1
     lease = api.leases[name]
     lease["metadata"]["resourceVersion"] = str(api.version)
@@ -71,27 +71,27 @@ def run(place: Fleet, message: list[str] | None = None, **request: Any) -> repai
 
 
 def before_the_reboot(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
-    """Let something happen once, after a machine was emptied and before it is rebooted."""
-    boot, done = repair_fleet.Hands.boot, threading.Event()
+    """Call ``act`` once, after a machine was drained and before it is rebooted."""
+    boot, done = repair_fleet.StandInControl.boot, threading.Event()
 
-    def boot_of(machine_control: repair_fleet.Hands) -> Any:
+    def boot_of(machine_control: repair_fleet.StandInControl) -> Any:
         if machine_control._machine.name == name and not done.is_set():
             done.set()
             act()
         return boot(machine_control)
 
-    monkeypatch.setattr(repair_fleet.Hands, "boot", boot_of)
+    monkeypatch.setattr(repair_fleet.StandInControl, "boot", boot_of)
 
 
-def on_a_line(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> Line:
-    line = Line(place.api)
+def with_connection(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    line = Connection(place.api)
     monkeypatch.setattr(place, "session", lambda: line)
     return line
 
 
-def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_repair_does_not_reboot_a_machine_that_another_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1"])
-    line = on_a_line(place, monkeypatch)
+    line = with_connection(place, monkeypatch)
 
     def cut() -> None:
         line.cut = True
@@ -107,7 +107,7 @@ def test_a_repair_that_is_cut_off_does_not_reboot_what_another_may_have_taken(mo
 
 
 def test_a_repair_whose_lock_was_taken_stops_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the control plane itself is repaired, and well within the time of a renewal."""
+    """Also in a repair of the control plane, and well before the next renewal."""
     for control_planes in ((), ("w1",)):
         place = fleet(5, ["w1"])
         place._control_planes = control_planes
@@ -117,10 +117,12 @@ def test_a_repair_whose_lock_was_taken_stops_before_the_next_step(monkeypatch: p
         assert "was taken by `gpunodes repair` of ann@desk" in found.why
 
 
-def test_the_control_planes_own_repair_goes_on_without_its_lock_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repair_of_the_control_plane_continues_without_its_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     place = fleet(5, ["w1"])
     place._control_planes = ("w1",)
-    line, message = on_a_line(place, monkeypatch), list[str]()
+    line, message = with_connection(place, monkeypatch), list[str]()
 
     def cut() -> None:
         line.cut = True
@@ -133,18 +135,18 @@ def test_the_control_planes_own_repair_goes_on_without_its_lock_and_says_so(monk
     assert place.api.leases == {}
 
 
-def test_the_lock_of_the_decision_lives_as_long_as_it_is_held() -> None:
-    """Before a first machine is locked, too: two deciders must not spend one budget."""
+def test_the_decision_lock_is_renewed_while_it_is_held() -> None:
+    """Also before the first machine is locked: two commands must not spend the same budget."""
     api = Api()
-    with operator(Line(api)) as ours, operator(Line(api), ANN) as anns, ours.deciding():
+    with operator(Connection(api)) as ours, operator(Connection(api), ANN) as anns, ours.deciding():
         time.sleep(1.5)
         with pytest.raises(Held), anns.deciding(patience_s=0):
             pass
 
 
-def test_nothing_is_begun_by_a_decision_that_another_one_has_overtaken() -> None:
+def test_no_repair_starts_after_the_decision_lock_is_lost() -> None:
     place = fleet(10, ["w1"])
-    with operator(Line(place.api), ANN) as anns:
+    with operator(Connection(place.api), ANN) as anns:
         # While we read the nodes, our lock is lost, and ann spends the budget on w0.
         def overtake(_: str, path: str) -> None:
             if path == "/api/v1/nodes" and place.api.leases:
@@ -158,8 +160,8 @@ def test_nothing_is_begun_by_a_decision_that_another_one_has_overtaken() -> None
     assert (found.decision, "w0" in found.why) == (Decision.WAIT, True)
 
 
-def test_a_control_plane_that_is_away_for_a_moment_ends_no_repair_that_goes_on() -> None:
-    """What is decided next waits; nothing is interrupted for it."""
+def test_a_short_outage_of_the_control_plane_does_not_end_a_running_repair() -> None:
+    """The next decision waits; no running repair is interrupted."""
     place = fleet(20, ["w1", "w2"])
     place.machines["w2"].deaf = frozenset({"reboot", "force"})
     asked = 0
@@ -183,9 +185,9 @@ def test_a_control_plane_that_is_away_for_a_moment_ends_no_repair_that_goes_on()
     assert not result.interrupted
 
 
-def test_a_lock_that_is_let_go_late_is_not_taken_from_its_new_holder() -> None:
+def test_a_late_release_does_not_delete_the_lock_of_the_new_holder() -> None:
     api = Api()
-    with operator(Line(api)) as ours:
+    with operator(Connection(api)) as ours:
         ours.take("w1", "")
         (name,) = api.leases
 
@@ -200,7 +202,7 @@ def test_a_lock_that_is_let_go_late_is_not_taken_from_its_new_holder() -> None:
 
 
 def test_a_host_of_the_same_name_is_not_this_host() -> None:
-    """Clones and containers share names: only a process that was to be seen from here is known to be dead."""
+    """Clones and containers share names: only a process that was visible to this one is known to be dead."""
     me = leases.identity("repair").rsplit("/", 4)
     assert not leases.dead_here("/".join(me))
     assert leases.dead_here("/".join([*me[:3], "1", me[4]])), "its process ended, another has its number"
@@ -208,26 +210,26 @@ def test_a_host_of_the_same_name_is_not_this_host() -> None:
     assert not leases.dead_here("/".join([me[0], "another-boot", str(os.getpid()), *me[3:]]))
 
 
-def test_a_process_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """hidepid shows nobody the processes of others: a live Lease was taken from another user."""
+def test_a_process_hidden_in_proc_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hidepid hides the processes of other users: a live Lease of another user was taken."""
     me = leases.identity("repair").rsplit("/", 4)
-    monkeypatch.setattr(leases, "_started", lambda _: "")
+    monkeypatch.setattr(leases, "_start_time", lambda _: "")
     assert not leases.dead_here("/".join(me))
     assert leases.dead_here("/".join([*me[:2], str(2**22 + 1), *me[3:]])), "no process has that number"
 
 
-def test_a_held_lock_says_who_what_and_since_when() -> None:
+def test_a_held_lock_reports_user_command_and_time() -> None:
     api = Api()
-    with operator(Line(api), ANN.replace("repair", "gpu install")) as anns, operator(Line(api)) as ours:
+    with operator(Connection(api), ANN.replace("repair", "gpu install")) as anns, operator(Connection(api)) as ours:
         anns.take_all(["w1"])
-        with pytest.raises(Held, match=r"^w1 is being worked on: `gpunodes gpu install` of ann@desk, since 20.* UTC; "):
+        with pytest.raises(Held, match=r"^w1 is locked by `gpunodes gpu install` of ann@desk, since 20.* UTC; "):
             ours.take_all(["w0", "w1", "w2"])
         assert len(api.leases) == 1, "all of them or none"
 
 
-def test_who_works_on_the_control_plane_works_alone() -> None:
+def test_work_on_the_control_plane_excludes_other_commands() -> None:
     api = Api()
-    with operator(Line(api), ANN) as anns, operator(Line(api)) as ours:
+    with operator(Connection(api), ANN) as anns, operator(Connection(api)) as ours:
         anns.take("w1", "")
         with pytest.raises(Held, match="w1"):
             ours.take("control-1", "", alone=True)
@@ -241,10 +243,10 @@ def test_who_works_on_the_control_plane_works_alone() -> None:
     assert api.leases == {}
 
 
-def test_a_lock_outlives_a_control_plane_that_restarts() -> None:
+def test_a_lock_survives_a_restart_of_the_control_plane() -> None:
     api = Api()
-    line = Line(api)
-    with operator(line) as ours, operator(Line(api), ANN) as anns:
+    line = Connection(api)
+    with operator(line) as ours, operator(Connection(api), ANN) as anns:
         ours.take_all(["w1", "w2"])
         line.cut = True
         time.sleep(1.0)
@@ -263,20 +265,20 @@ def test_a_lock_outlives_a_control_plane_that_restarts() -> None:
         assert not isinstance(ours.lost(), Unsure)
 
 
-def test_a_command_leaves_the_record_of_a_dead_repair_where_it_found_it() -> None:
-    """For `repair --resume`: the lock is the only place where another operator finds it."""
+def test_a_command_keeps_the_record_of_a_dead_repair() -> None:
+    """For `repair --resume`: another user finds it only in the lock."""
     api = Api()
-    with operator(Line(api)) as dead:
+    with operator(Connection(api)) as dead:
         dead.take("w1", "how far it came")
     (lease,) = api.leases.values()
     parts = lease["spec"]["holderIdentity"].rsplit("/", 3)
     lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])
-    with operator(Line(api), command="gpu install") as ours:
+    with operator(Connection(api), command="gpu install") as ours:
         ours.take_all(["w1"])
         assert [(seen.live, seen.record) for seen in ours.seen()] == [(True, "how far it came")]
-        ours.put_back()
+        ours.release_all()
         assert [(seen.live, seen.record) for seen in ours.seen()] == [(False, "how far it came")]
-    with operator(Line(api)) as next_one:
+    with operator(Connection(api)) as next_one:
         assert next_one.take("w1", "goes on") == "how far it came"
         next_one.release("w1")
     assert api.leases == {}
@@ -293,7 +295,7 @@ def test_a_command_leaves_the_record_of_a_dead_repair_where_it_found_it() -> Non
         ("fd00::7", "", "gpunodes-machine-fd00-7-"),
     ],
 )
-def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -> None:
+def test_the_name_of_a_lock_is_valid(machine: str, node: str, same: str) -> None:
     name = leases.lock_name(machine, node)
     assert name.startswith(same)
     assert len(name) <= 253
@@ -301,21 +303,21 @@ def test_the_name_of_a_lock_is_a_legal_one(machine: str, node: str, same: str) -
 
 
 @pytest.mark.parametrize("body", [None, [], "x", {}, {"items": 5}, {"items": [{}]}, {"items": [{"metadata": 5}]}])
-def test_what_is_no_answer_of_an_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
+def test_an_invalid_response_of_the_api_is_one_sentence(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
     place = fleet(2, ["w1"])
-    monkeypatch.setattr(place.api, "ask", lambda *_, **__: Response(200, body, "", 1.0))
-    with pytest.raises(NoResponse, match=r"answers GET .* with something else"):
+    monkeypatch.setattr(place.api, "request", lambda *_, **__: Response(200, body, "", 1.0))
+    with pytest.raises(NoResponse, match=r"response of the control plane to GET .* is not valid"):
         Cluster(place.session()).nodes()
     with (
-        pytest.raises(NoResponse, match=r"answers (GET|POST) .* with something else"),
-        operator(Line(place.api)) as ours,
+        pytest.raises(NoResponse, match=r"response of the control plane to (GET|POST) .* is not valid"),
+        operator(Connection(place.api)) as ours,
     ):
         ours.take("w1")
 
 
-def test_a_lease_that_nobody_can_read_is_held_by_nobody() -> None:
+def test_an_invalid_lease_counts_as_free() -> None:
     api = Api()
-    with operator(Line(api), ANN) as anns, operator(Line(api)) as ours:
+    with operator(Connection(api), ANN) as anns, operator(Connection(api)) as ours:
         anns.take("w1", "")
         (lease,) = api.leases.values()
         for odd in ({"renewTime": None}, {"renewTime": "soon"}, {"leaseDurationSeconds": None}):
@@ -325,4 +327,4 @@ def test_a_lease_that_nobody_can_read_is_held_by_nobody() -> None:
 
 def test_an_error_of_a_lock_is_one_sentence() -> None:
     assert isinstance(Held("w1", ""), GpunodesError)
-    assert "somebody" in str(Held("w1", ""))
+    assert "an unknown user" in str(Held("w1", ""))

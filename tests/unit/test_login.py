@@ -1,4 +1,4 @@
-"""A login by password: OpenSSH's client against a server that takes nothing else."""
+"""Login with a password: OpenSSH's client against a server that accepts only passwords."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORD = "pa ss\"w$x'"
 
 
 class _Server(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
-    """Lets in who knows the password, and runs what is asked for."""
+    """Accepts the right password, and runs commands."""
 
     def __init__(self, tried: list[str]) -> None:
         self.tried = tried
@@ -44,13 +44,13 @@ class _Server(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has n
 
 @pytest.fixture
 def tried() -> list[str]:
-    """The passwords that the server was given."""
+    """The passwords that the server received."""
     return []
 
 
 @pytest.fixture
 def port(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Where the server listens."""
+    """The port of the server."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     key = paramiko.ECDSAKey.generate()
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -71,7 +71,7 @@ def port(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize("name", ["ansible_password", "ansible_ssh_pass"])
-def test_the_password_of_the_inventory_lets_in(port: int, name: str, tmp_path: Path) -> None:
+def test_the_password_of_the_inventory_is_used(port: int, name: str, tmp_path: Path) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", name: PASSWORD}
     result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
     assert (result.ok, result.out) == (True, b"here\n"), result.err
@@ -81,7 +81,7 @@ def test_the_password_of_the_inventory_lets_in(port: int, name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("password", [{"ansible_password": "wrong"}, {}])
-def test_who_does_not_know_it_is_not_let_in(port: int, password: dict[str, str]) -> None:
+def test_a_wrong_or_missing_password_is_refused(port: int, password: dict[str, str]) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", **password}
     result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
     assert not result.ok
@@ -91,8 +91,8 @@ def test_who_does_not_know_it_is_not_let_in(port: int, password: dict[str, str])
 @pytest.mark.parametrize(
     "way", ["-J root@127.0.0.1:{port}", "-o ProxyCommand='ssh {config} -p {port} -W %h:%p 127.0.0.1'"]
 )
-def test_a_jump_host_is_not_told_the_password(port: int, tried: list[str], tmp_path: Path, way: str) -> None:
-    """It was: the jump host's ssh asked the same program."""
+def test_a_jump_host_does_not_get_the_password(port: int, tried: list[str], tmp_path: Path, way: str) -> None:
+    """The ssh for the jump host ran the same askpass program, and got it."""
     (tmp_path / "config").write_text(f"UserKnownHostsFile {tmp_path}/known\nStrictHostKeyChecking no\n")
     config = f"-F {tmp_path}/config"
     variables = {"ansible_user": "root", "ansible_password": PASSWORD}
@@ -103,8 +103,8 @@ def test_a_jump_host_is_not_told_the_password(port: int, tried: list[str], tmp_p
     assert "Permission denied" in result.err
 
 
-def test_a_machine_of_another_name_is_told_the_password(port: int, tmp_path: Path) -> None:
-    """Its name, and who logs in, may be those of ssh_config."""
+def test_a_machine_with_another_name_gets_the_password(port: int, tmp_path: Path) -> None:
+    """Host name and user may come from ssh_config."""
     (tmp_path / "config").write_text(f"Host GPU-1\n  HostName 127.0.0.1\n  Port {port}\n  User {'long' * 10}\n")
     variables = {"ansible_password": PASSWORD, "ansible_ssh_common_args": f"-F {tmp_path}/config"}
     assert shell.run("GPU-1", variables, "echo here", deadline_s=20).ok

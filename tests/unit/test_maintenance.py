@@ -1,4 +1,4 @@
-"""Nodes that people keep for themselves: repairs leave them alone, and say why."""
+"""Nodes in maintenance: they are not repaired, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARK = "gpunodes.dev/maintenance"
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, and escalation steps that wait for a moment only."""
+    """The test's own state folder, and very short time limits."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
     quick_limits = repair_one.TimeLimits
@@ -64,7 +64,7 @@ def decision(place: Fleet, **request: Any) -> tuple[Decision, str]:
     return found.decision, found.why
 
 
-def test_a_machine_in_maintenance_is_left_alone_also_when_it_is_named() -> None:
+def test_a_machine_in_maintenance_is_not_repaired_even_if_named() -> None:
     place = fleet(5, ["w1"])
     on(place)
     assert node(place)["spec"]["unschedulable"]
@@ -84,38 +84,38 @@ def test_a_machine_in_maintenance_is_left_alone_also_when_it_is_named() -> None:
     assert MARK not in node(place)["metadata"]["annotations"]
 
 
-def test_a_healthy_machine_in_maintenance_is_no_matter() -> None:
+def test_a_healthy_machine_in_maintenance_is_not_reported() -> None:
     place = fleet(5)
     on(place)
     assert decision(place)[0] is Decision.NOTHING
 
 
-def test_a_maintenance_that_is_over_keeps_nobody_away_although_its_cordon_stays() -> None:
+def test_expired_maintenance_blocks_no_repair_although_its_cordon_stays() -> None:
     place = fleet(5, ["w1"])
     on(place, until=time.time() + 0.05)
     time.sleep(0.1)
     assert decision(place)[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
-    assert node(place)["spec"]["unschedulable"], "whoever said so gives it back"
+    assert node(place)["spec"]["unschedulable"], "only `maintenance off` uncordons it"
     (found,) = maintenance.listed(place)
-    assert "its time is over" in views.table([found])
+    assert "expired" in views.table([found])
     off(place)
     assert not node(place)["spec"]["unschedulable"]
 
 
-def test_a_machine_that_somebody_cordoned_is_rebooted_only_when_it_is_named() -> None:
-    """A person who cordons a node to work on it is not overtaken by a timer."""
+def test_a_cordoned_machine_is_rebooted_only_if_named() -> None:
+    """A timer does not repair a node that a user cordoned to work on it."""
     place = fleet(5, ["w1"])
     node(place)["spec"]["unschedulable"] = True
     found, why = decision(place)
     assert (found, place.machines["w1"].done) == (Decision.REFUSE, [])
-    assert "somebody cordoned it" in why
+    assert "a user or another program cordoned it" in why
     assert decision(place, named=frozenset({"w1"}))[0] is Decision.REPAIR
     assert place.machines["w1"].done == ["reboot"]
     assert node(place)["spec"]["unschedulable"]
 
 
-def test_a_cordon_that_was_there_before_stays_after_it() -> None:
+def test_an_older_cordon_stays_after_maintenance() -> None:
     place = fleet(3)
     node(place)["spec"]["unschedulable"] = True
     on(place)
@@ -123,33 +123,33 @@ def test_a_cordon_that_was_there_before_stays_after_it() -> None:
     (ended,) = off(place)
     assert ended.cordoned
     assert node(place)["spec"]["unschedulable"]
-    assert views.ended([ended]) == "w1: given back; it stays cordoned, by somebody else"
+    assert views.ended([ended]) == "w1: maintenance ended; it stays cordoned by a user or another program"
     (again,) = off(place)
     assert again.maintenance is None
 
 
-def test_without_a_cordon_pods_come_and_repairs_do_not() -> None:
+def test_without_a_cordon_pods_are_scheduled_but_nothing_is_repaired() -> None:
     place = fleet(5, ["w1"])
     on(place, cordon=False)
     assert not node(place)["spec"].get("unschedulable")
     assert decision(place)[0] is Decision.REFUSE
 
 
-def test_it_does_not_begin_while_somebody_works_on_the_machine() -> None:
+def test_it_does_not_begin_while_another_command_works_on_the_machine() -> None:
     place = fleet(5)
     other = Leases(Cluster(place.session()), "join")
-    other._me = "ann@desk/join/x/1/1/1"
+    other._holder = "ann@desk/join/x/1/1/1"
     other.take_all(["w1"])
     with pytest.raises(Held, match="`gpunodes join` of ann@desk"):
         on(place)
     assert MARK not in node(place)["metadata"]["annotations"]
-    other.put_back()
+    other.release_all()
     other.close()
     on(place)
     assert place.api.leases == {}
 
 
-def test_a_repair_that_was_left_behind_is_not_gone_on_with_in_maintenance() -> None:
+def test_an_unfinished_repair_is_not_resumed_in_maintenance() -> None:
     place = fleet(5)
     node(place)["spec"]["unschedulable"] = True
     node(place)["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = "some-repair"
@@ -162,7 +162,7 @@ def test_a_repair_that_was_left_behind_is_not_gone_on_with_in_maintenance() -> N
     assert found.outcome is RepairOutcome.REPAIRED
 
 
-def test_what_a_person_wrote_by_hand_counts() -> None:
+def test_an_annotation_written_by_hand_counts() -> None:
     place = fleet(5, ["w1"])
     node(place)["metadata"]["annotations"][MARK] = "ann swaps the disk"
     assert "in maintenance: ann swaps the disk" in decision(place)[1]
@@ -174,7 +174,7 @@ def test_what_a_person_wrote_by_hand_counts() -> None:
     "text",
     ["[]", "3", "{", '{"reason": ["x"]}', '{"until": "soon"}', '{"until": 7, "since": {}}', '{"cordoned": "y"}'],
 )
-def test_what_is_odd_keeps_repairs_away_and_takes_no_cordon(text: str) -> None:
+def test_an_invalid_annotation_blocks_repairs_and_owns_no_cordon(text: str) -> None:
     found = kept.parse(text)
     assert found is not None
     assert found.holds(NOW)
@@ -183,8 +183,8 @@ def test_what_is_odd_keeps_repairs_away_and_takes_no_cordon(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"reason":' * 100_000, "[" * 900 + "]" * 900, "x" * 1_000_000])
-def test_an_annotation_that_cannot_be_read_stops_nobody_else(text: str) -> None:
-    """Who may write to one node keeps repairs from that node, never from the others; and nobody is shown a megabyte."""
+def test_an_unreadable_annotation_affects_only_its_node(text: str) -> None:
+    """A writer of one node can block repairs of that node only, and long texts are cut."""
     found = kept.parse(text)
     assert found is not None
     assert len(found.described()) <= 2000
@@ -193,18 +193,18 @@ def test_an_annotation_that_cannot_be_read_stops_nobody_else(text: str) -> None:
     assert [each.maintenance for each in Cluster(place.session()).nodes() if each.maintenance] == [found]
 
 
-def test_a_node_that_cannot_be_read_is_left_alone_and_stops_nobody_else() -> None:
+def test_an_unreadable_node_is_not_repaired_and_affects_no_other() -> None:
     place = fleet(5)
     node(place, "w2")["status"]["conditions"] = [{}]
     nodes = {each.name: each for each in Cluster(place.session()).nodes()}
-    assert "cannot be read" in getattr(nodes["w2"].maintenance, "reason", "")
+    assert "cannot be parsed" in getattr(nodes["w2"].maintenance, "reason", "")
     assert not nodes["w2"].ready
     assert nodes["w1"].ready
     assert nodes["w1"].maintenance is None
 
 
 @pytest.mark.parametrize("stamp", ["9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"])
-def test_a_time_that_utc_cannot_show_is_none(stamp: str) -> None:
+def test_a_time_that_utc_cannot_represent_is_ignored(stamp: str) -> None:
     found = kept.parse(f'{{"reason": "r", "since": "{stamp}", "until": "{stamp}"}}')
     assert found == Maintenance("r")
     assert found.described() == "r"
@@ -212,31 +212,31 @@ def test_a_time_that_utc_cannot_show_is_none(stamp: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59-05:00", "99999d" * 40])
-def test_an_end_that_utc_cannot_show_is_refused(text: str) -> None:
-    with pytest.raises(WrongInput, match="is no time"):
+def test_an_end_that_utc_cannot_represent_is_refused(text: str) -> None:
+    with pytest.raises(WrongInput, match="is not a time"):
         kept.end(text, NOW)
 
 
-def test_a_node_that_is_written_all_the_time_is_given_up_after_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubelet that writes its node all the time makes every change of ours a conflict: it ends, in a sentence."""
+def test_changes_of_a_constantly_written_node_fail_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that writes its node constantly makes every change a conflict: this ends with an error."""
     place = fleet(2)
     session = place.session()
-    asked: list[Any] = []
+    patches: list[Any] = []
 
-    def ask(method: str, *words: Any, **more: Any) -> Any:
+    def request(method: str, *arguments: Any, **more: Any) -> Any:
         if method != "PATCH":
-            return original(method, *words, **more)
-        asked.append(words)
+            return original(method, *arguments, **more)
+        patches.append(arguments)
         return Response(409, None, "the API server says: conflict", 0.0)
 
-    original = session.ask
-    monkeypatch.setattr(session, "ask", ask)
-    with pytest.raises(Refused, match="w1 was changed by somebody else at every try for 0 s"):
+    original = session.request
+    monkeypatch.setattr(session, "request", request)
+    with pytest.raises(Refused, match="another client changed the node w1 during every attempt for 0 s"):
         Cluster(session, patience_s=0.2).taint_temporarily("w1", "repair-1")
-    assert 1 < len(asked) < 10
+    assert 1 < len(patches) < 10
 
 
-def test_what_is_written_is_read() -> None:
+def test_an_annotation_is_restored_from_its_text() -> None:
     made = Maintenance("a 'reason', with \"signs\"", "ann@desk", NOW, NOW + 3600, cordoned=True)
     assert kept.parse(made.text()) == made
     assert made.described().endswith("until 2027-01-15 09:00 UTC")
@@ -259,7 +259,7 @@ def test_times(text: str, moment: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "4", "-4h", "4h ago", "4w", "2020-01-01", "0m", "99999999d", "18:00"])
-def test_times_that_are_none_or_over(text: str) -> None:
+def test_invalid_or_past_times(text: str) -> None:
     with pytest.raises(WrongInput):
         kept.end(text, NOW)
 
@@ -274,11 +274,11 @@ def test_status_shows_it() -> None:
         for node in status.assemble([], {"endpoint": "", "version": "", "nodes": [found]}).nodes
     ]
     assert reasons[0] == "in maintenance: disk swap, by ann@desk"
-    assert reasons[1].startswith("the time of its maintenance is over, it is cordoned: disk swap")
+    assert reasons[1].startswith("its maintenance has expired, it is cordoned: disk swap")
     assert reasons[2] == "cordoned"
 
 
-def test_the_plan_of_a_repair_says_it() -> None:
+def test_the_plan_of_a_repair_shows_it() -> None:
     place = fleet(5, ["w1"], action=Action.REBOOT)
     on(place)
     plan = repair.run(

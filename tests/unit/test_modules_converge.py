@@ -28,7 +28,7 @@ class Packages:
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {name: self.there[name] for name in names if name in self.there}
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         return False
 
     def refresh(self, files: Sequence[str] = ()) -> None:
@@ -61,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     manager = Packages()
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
-    monkeypatch.setattr(undo, "NOTES", ())
+    monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
     monkeypatch.setattr(packages, "detect", lambda: manager)
     monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     return manager
@@ -148,7 +148,7 @@ def test_only_a_new_source_is_read_where_that_suffices(
     monkeypatch.setattr(host.Converger, "_key", lambda *_: "key")
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.getpwuid(os.getuid()))
     wanted = dataclasses.replace(spec(tmp_path), repositories=(host.Repository("kube", "http://x/", "key"),))
-    with pytest.raises(MachineProblem, match="have none"):
+    with pytest.raises(MachineProblem, match="no version is available"):
         host.Converger(wanted).run()
     assert machine.calls == [f"refresh {tmp_path}/kube.sources", "refresh"]
     there.append("1.7.24-1")
@@ -269,7 +269,7 @@ def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
 
 def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    busy = pytest.raises(MachineProblem, match="another run of gpunodes works on this machine")
+    busy = pytest.raises(MachineProblem, match="another run of gpunodes is changing this machine")
     with lock.held(path=path), busy, lock.held(0, path):
         pass
     with lock.held(0, path):
@@ -292,4 +292,4 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.NOTES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}

@@ -73,7 +73,7 @@ class TestPackages:
 
     def test_choosing_says_what_there_is(self) -> None:
         wanted = packages.RequestedPackage("kubelet", "1.36.9-*")
-        with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*: they have 1.36.3-1.1"):
+        with pytest.raises(MachineProblem, match=r"no kubelet 1\.36\.9-\*; available: 1.36.3-1.1"):
             packages.choose(wanted, ["1.36.3-1.1"])
         assert (
             packages.choose(packages.RequestedPackage("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"])
@@ -185,7 +185,7 @@ class TestHost:
         source = host.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
         with pytest.raises(MachineProblem, match=FINGERPRINT):
             host.checked_key(KEY, source)
-        with pytest.raises(MachineProblem, match="no OpenPGP key"):
+        with pytest.raises(MachineProblem, match="not an OpenPGP key"):
             host.checked_key("<html>", source)
         with pytest.raises(MachineProblem, match="plain HTTP"):
             host.checked_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
@@ -300,13 +300,13 @@ class TestFacts:
         assert facts.filled(docker, debian)["url"] == "https://d/debian/dists/bookworm/InRelease"
         assert facts.filled(flat, debian)["url"] == "https://k/deb/InRelease"
         assert facts.filled(flat, rocky)["url"] == "https://k/rpm/repodata/repomd.xml"
-        assert facts.concerns(docker, debian)
-        assert not facts.concerns(docker, rocky)
-        assert facts.concerns(flat, rocky)
+        assert facts.applies(docker, debian)
+        assert not facts.applies(docker, rocky)
+        assert facts.applies(flat, rocky)
         ubuntu = {"id": "ubuntu", "version": "22.04", "codename": "jammy", "name": "Ubuntu 22.04"}
-        assert facts.concerns({"systems": ["ubuntu 22.04"]}, ubuntu)
-        assert not facts.concerns({"systems": ["ubuntu 24.04"]}, ubuntu)
-        assert [facts.concerns({"gpus": True}, ubuntu, gpus) for gpus in (True, False)] == [True, False]
+        assert facts.applies({"systems": ["ubuntu 22.04"]}, ubuntu)
+        assert not facts.applies({"systems": ["ubuntu 24.04"]}, ubuntu)
+        assert [facts.applies({"gpus": True}, ubuntu, gpus) for gpus in (True, False)] == [True, False]
 
 
 class TestKubeadm:
@@ -332,7 +332,7 @@ class TestKubeadm:
         message = kubeadm.kubeadm_error(text)
         assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
         done = CommandResult(["kubeadm"], 1, "", text)
-        assert kubeadm.failure(done, "no such host") == f"{message}; the kubelet says: no such host"
+        assert kubeadm.failure(done, "no such host") == f"{message}; kubelet: no such host"
 
     def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -343,7 +343,7 @@ class TestKubeadm:
         monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
         monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
         monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
-        monkeypatch.setattr(kubeadm, "run_while_heard", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+        monkeypatch.setattr(kubeadm, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
         with pytest.raises(MachineProblem, match="Port 10250 is in use"):
             kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]
@@ -359,7 +359,7 @@ class TestKubeadm:
             return CommandResult(argv, 0, "", "")
 
         monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
-        monkeypatch.setattr(kubeadm, "run_while_heard", run)
+        monkeypatch.setattr(kubeadm, "run_while_connected", run)
         kubeadm._kubeadm("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
         assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
         assert not private.exists()
@@ -448,7 +448,7 @@ class TestCluster:
 
     def test_a_proven_node(self) -> None:
         described = cluster.describe(self.NODE, [])
-        assert described["proven"]
+        assert described["verified"]
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
 
     @pytest.mark.parametrize("changed", [None, "uid", "machine_id", "boot_id"])
@@ -471,11 +471,11 @@ class TestCluster:
             return True
 
         monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.kube_api.admin", Client)
-        monkeypatch.setattr(cluster, "_drained", drained)
+        monkeypatch.setattr(cluster, "_drain", drained)
         described = cluster.describe(node, [])
         expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
         if changed:
-            with pytest.raises(MachineProblem, match=f"another machine's by now: it reports {changed}"):
+            with pytest.raises(MachineProblem, match=f"belongs to another machine now: it reports {changed}"):
                 cluster.remove("worker-1", 10, False, False, {**expected, changed: "before"})
             assert calls == []
         else:
@@ -502,20 +502,20 @@ class TestCluster:
         status = {**self.NODE["status"], "nodeInfo": info, "allocatable": resources, "addresses": addresses}
         told = cluster.describe({**self.NODE, "status": status}, [])
         assert (told["address"], told["version"], told["runtime"], told["gpus"]) == ("", "", "", 0)
-        assert [told[key] for key in ("ready", "proven", "gpus_proven")] == [False] * 3
-        assert told["reason"] == "its kubelet reports an odd address and version and runtime"
+        assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
+        assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
         whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
         assert reports.of_cluster(whole) == ""
 
     def test_a_reboot_ends_the_proof(self) -> None:
         info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}
         node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}
-        assert not cluster.describe(node, [])["proven"]
+        assert not cluster.describe(node, [])["verified"]
 
     def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:
         state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
         described = cluster.describe(self.NODE, [self.pod(containerStatuses=[{"state": state}])])
-        assert not described["proven"]
+        assert not described["verified"]
         assert described["reason"] == "pod p: ImagePullBackOff: no such image"
 
     def test_pod_problems(self) -> None:
@@ -558,7 +558,7 @@ class TestCluster:
         monkeypatch.setattr(kube_api, "admin", Api)
         monkeypatch.setattr(cluster, "_clean", lambda *_: None)
         monkeypatch.setattr(cluster, "_POLL_S", 0)
-        assert cluster.prove(["worker-1"], "image", 60) == {"worker-1": ""}
+        assert cluster.wait_until_ready(["worker-1"], "image", 60) == {"worker-1": ""}
         probes = [line for line in asked if "gpunodes-ready-" in line]
         assert len(probes) == 2
         assert [line for line in asked if "/nodes" in line] == [
@@ -598,8 +598,8 @@ class TestCluster:
         monkeypatch.setattr(kube_api, "admin", Api)
         monkeypatch.setattr(cluster, "_clean", lambda *_: None)
         monkeypatch.setattr(cluster, "_POLL_S", 0.01)
-        assert cluster.prove(["worker-1"], "image", 0.1) == {
-            "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; it wrote: iptables: exec format error"
+        assert cluster.wait_until_ready(["worker-1"], "image", 0.1) == {
+            "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log ends with: iptables: exec format error"
         }
 
     def test_probe_tolerates_all_and_needs_no_token(self) -> None:
@@ -657,18 +657,18 @@ class TestDockerImages:
         mirrored = ["registry.k8s.io", "ghcr.io"]
         ours = ["ghcr.io/flannel-io/flannel:v0.26.7", "registry.k8s.io/kube-proxy:v1.36.3"]
         ours.append("registry.k8s.io/coredns/coredns:v1.14.2")
-        assert docker_images.bring(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
-        assert len(docker_images.bring(wanted, mirrored, True, True)) == 4
-        assert docker_images.bring(wanted, [], False, True) == []
+        assert docker_images.load_missing(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
+        assert len(docker_images.load_missing(wanted, mirrored, True, True)) == 4
+        assert docker_images.load_missing(wanted, [], False, True) == []
 
     @pytest.mark.parametrize("name", ["nvcr.io/plugin:v0.19.0", f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"])
     def test_an_image_is_loaded_once(self, name: str) -> None:
         """A list of Docker's images has no digests: by it, one that is pinned was never there."""
-        assert docker_images.bring([name], ["nvcr.io"], False, False) == [f"load {name}"]
-        assert docker_images.bring([name], ["nvcr.io"], False, False) == []
+        assert docker_images.load_missing([name], ["nvcr.io"], False, False) == [f"load {name}"]
+        assert docker_images.load_missing([name], ["nvcr.io"], False, False) == []
 
     def test_an_image_that_docker_does_not_keep_by_its_digest_is_said(self, programs: Path) -> None:
         """Docker's older store loads it and then does not find it: the node would ask the public registry."""
         (programs / "old").touch()
-        with pytest.raises(MachineProblem, match="needs Docker's containerd image store"):
-            docker_images.bring([f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"], ["nvcr.io"], False, False)
+        with pytest.raises(MachineProblem, match="use Docker's containerd image store"):
+            docker_images.load_missing([f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"], ["nvcr.io"], False, False)

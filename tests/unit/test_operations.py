@@ -26,16 +26,22 @@ from gpunodes.planner import versions
 
 
 class Silent:
-    """A view that keeps what it is shown."""
+    """A view that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.positions: list[tuple[int, int]] = []
+        self.tasks: list[str] = []
 
     def begin(self, title: str, machines: Any) -> None:
         pass
 
-    def phase(self, machine: str, phase: Phase) -> None:
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
         self.seen.append((machine, phase.name))
+        self.positions.append((number, total))
+
+    def task(self, machine: str, task: str) -> None:
+        self.tasks.append(f"{machine}: {task}")
 
     def findings(self, findings: Any) -> None:
         pass
@@ -52,7 +58,7 @@ def ended(machine: str, phase: str, outcome: Outcome = Outcome.UNCHANGED, msg: s
     return TaskEnded(machine, phase, f"Do {phase}", outcome, 1.0, {"msg": msg})
 
 
-def test_the_tracker_tells_phases_and_changes() -> None:
+def test_the_tracker_reports_phases_and_changes() -> None:
     view = Silent()
     tracker = Tracker(TWO, WORK, view)
     for event in (
@@ -67,10 +73,12 @@ def test_the_tracker_tells_phases_and_changes() -> None:
     assert (a.outcome, a.changes) == (Outcome.CHANGED, ("Do node",))
     assert b.outcome is Outcome.UNCHANGED
     assert view.seen == [("a", "node"), ("b", "node"), ("a", "worker"), ("b", "worker")]
+    assert view.positions == [(1, 2), (1, 2), (2, 2), (2, 2)]
+    assert view.tasks == ["a: x"]
 
 
-def test_what_a_module_notes_is_kept_whatever_it_is() -> None:
-    """What a person must know of a machine is in its result, and a machine cannot break it by another type."""
+def test_notes_of_a_module_are_kept_if_they_are_a_list() -> None:
+    """Notes for the user are in the machine's result; notes of another type are ignored."""
     tracker = Tracker(TWO, WORK, Silent())
     tracker.on_event(TaskEnded("a", "node", "x", Outcome.CHANGED, 1.0, {"notes": ["pods deleted by force: x/y", 1]}))
     tracker.on_event(TaskEnded("b", "node", "x", Outcome.CHANGED, 1.0, {"notes": "no list"}))
@@ -100,14 +108,14 @@ def test_a_failure_elsewhere_that_ends_the_run_is_named() -> None:
     assert "control-1 failed" in tracker.results(ok=False)[0].cause
 
 
-def test_a_failure_that_was_mended_does_not_count() -> None:
+def test_a_handled_failure_does_not_count() -> None:
     tracker = Tracker(TWO, WORK, Silent())
-    tracker.on_event(ended("a", "node", Outcome.FAILED, "mended"))
+    tracker.on_event(ended("a", "node", Outcome.FAILED, "handled"))
     assert tracker.results(ok=True)[0].outcome is Outcome.UNCHANGED
 
 
 @pytest.mark.parametrize(
-    ("skip", "start", "left_out"),
+    ("skip", "start", "skipped"),
     [
         ([], None, []),
         (["node"], None, ["node"]),
@@ -119,12 +127,12 @@ def test_a_failure_that_was_mended_does_not_count() -> None:
         ),
     ],
 )
-def test_phases_are_left_out(skip: list[str], start: str | None, left_out: list[str]) -> None:
+def test_phases_are_skipped(skip: list[str], start: str | None, skipped: list[str]) -> None:
     every = (phases.PREFLIGHT, *phases.PREPARE, phases.WORKER, phases.READY)
-    assert phases.skipped(every, skip, start) == left_out
+    assert phases.skipped(every, skip, start) == skipped
 
 
-def test_machines_that_have_nothing_to_do_in_a_phase_are_spared_it() -> None:
+def test_phases_that_do_not_apply_to_machines() -> None:
     machines = {"cpu", "gpu"}
     applicable = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}}
     work = [phase for phase in gpu_install.OPERATION.phases if phase != phases.PREFLIGHT]
@@ -140,7 +148,7 @@ def test_machines_that_have_nothing_to_do_in_a_phase_are_spared_it() -> None:
 
 
 def test_an_unknown_phase_is_refused() -> None:
-    with pytest.raises(WrongInput, match="no phase 'x'"):
+    with pytest.raises(WrongInput, match="unknown phase 'x'"):
         phases.skipped((phases.NODE,), ["x"], None)
 
 

@@ -1,4 +1,4 @@
-"""The wheel carries all that a run needs, and nothing that belongs to the checkout only."""
+"""The wheel contains all files that a run needs, and no files of the checkout only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def tracked(folder: str) -> list[Path]:
-    """The files of a folder of the checkout, caches aside."""
+    """The files of a folder of the checkout, except caches."""
     return [
         path
         for path in (ROOT / folder).rglob("*")
@@ -37,31 +37,31 @@ def tracked(folder: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("folder", ["playbooks", "roles"])
-def test_playbooks_and_roles_are_inside(wheel: set[str], folder: str) -> None:
-    wanted = {f"gpunodes/content/{path.relative_to(ROOT)}" for path in tracked(folder)}
-    assert wanted
-    assert not wanted - wheel
+def test_the_wheel_has_playbooks_and_roles(wheel: set[str], folder: str) -> None:
+    expected = {f"gpunodes/content/{path.relative_to(ROOT)}" for path in tracked(folder)}
+    assert expected
+    assert not expected - wheel
 
 
-def test_the_whole_package_is_inside(wheel: set[str]) -> None:
-    """Modules for the machines, tables and pinned lists are not Python sources of the package, and needed like them."""
-    wanted = {str(path.relative_to(ROOT / "bootstrap")) for path in tracked("bootstrap/gpunodes")}
-    assert not wanted - wheel
+def test_the_wheel_has_the_whole_package(wheel: set[str]) -> None:
+    """Ansible modules, tables and pinned versions are not Python sources of the package, but needed as well."""
+    expected = {str(path.relative_to(ROOT / "bootstrap")) for path in tracked("bootstrap/gpunodes")}
+    assert not expected - wheel
     assert any(name.startswith("gpunodes/ansible/modules/") for name in wheel)
     assert any(name.startswith("gpunodes/planner/tables/") for name in wheel)
 
 
-def test_nothing_of_the_checkout_is_inside(wheel: set[str]) -> None:
+def test_the_wheel_has_no_other_files_of_the_checkout(wheel: set[str]) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel} == {"gpunodes"}
     assert not [name for name in wheel if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_the_licence_travels_along(wheel: set[str]) -> None:
+def test_the_wheel_has_the_licence(wheel: set[str]) -> None:
     assert [name for name in wheel if name.endswith(".dist-info/licenses/LICENSE")]
 
 
 def test_the_lock_names_no_host() -> None:
-    """Everybody installs from the index that their own pip is configured with, and gets what the hashes say."""
+    """Users install from the index of their own pip configuration; the hashes verify the packages."""
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith((" ", "#"))]
     assert not [line for line in lines if "://" in line or "index" in line or "find-links" in line]
@@ -69,6 +69,6 @@ def test_the_lock_names_no_host() -> None:
     assert sum("--hash=sha256:" in line for line in lines) >= len(pins)
 
 
-def test_scripts_can_be_executed() -> None:
+def test_scripts_are_executable() -> None:
     for script in (ROOT / ".ci" / "run", ROOT / "bootstrap" / "system-packages.sh"):
         assert os.access(script, os.X_OK), script

@@ -1,4 +1,4 @@
-"""The turns of the machine tests: every file has its part, and landings walk through all parts."""
+"""The parts of the machine tests: every file is in one part, and consecutive landings run all parts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def commit(tmp_path: Path) -> Callable[..., None]:
-    """Makes a git checkout of the temporary folder, by commits."""
+    """A git repository in the temporary folder; returns a function that runs git there."""
 
-    def git(*words: str) -> None:
+    def git(*arguments: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True)
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
     git("init", "--initial-branch", "main")
     return git
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.machines.parts", *words]
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.machines.parts", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -43,7 +43,7 @@ def test_each_part_stays_below_50_minutes_with_the_quick_tests() -> None:
     assert [name for name, part in parts.PARTS.items() if part.minutes > 39] == []
 
 
-def test_as_many_turns_as_there_are_parts_run_all() -> None:
+def test_one_turn_for_each_part_runs_all_parts() -> None:
     assert sorted(parts.in_turn(265 + number) for number in range(len(parts.PARTS))) == sorted(parts.PARTS)
 
 
@@ -58,18 +58,18 @@ def test_a_landing_is_one_turn_however_many_commits_it_merges(tmp_path: Path, co
     assert parts.by_commit(tmp_path)[0] == parts.in_turn(2)
 
 
-def test_a_checkout_without_history_goes_by_its_hash(tmp_path: Path, commit: Callable[..., None]) -> None:
+def test_a_shallow_checkout_chooses_a_part_by_its_hash(tmp_path: Path, commit: Callable[..., None]) -> None:
     for message in ("one", "two"):
         commit("commit", "--allow-empty", "--message", message)
     shallow = tmp_path / "shallow"
     commit("clone", "--depth", "1", tmp_path.as_uri(), str(shallow))
     name, why = parts.by_commit(shallow)
     assert name in parts.PARTS
-    assert "its history is not here" in why
+    assert "its history is missing" in why
     assert parts.by_commit(shallow) == (name, why)
 
 
-def test_no_checkout_at_all_gets_the_first_part(tmp_path: Path) -> None:
+def test_without_a_checkout_the_first_part_is_chosen(tmp_path: Path) -> None:
     assert parts.by_commit(tmp_path)[0] == next(iter(parts.PARTS))
 
 
@@ -83,7 +83,7 @@ def test_a_part_can_be_named() -> None:
     assert "docker" in wrong.stderr
 
 
-def test_the_part_in_turn_is_told_before_anything_is_run() -> None:
+def test_the_part_in_turn_is_printed_before_any_test_runs() -> None:
     done = run()
     assert done.returncode == 0
     assert re.search(r"part '\w+', \d+ of \d+, about \d+ min, ", done.stderr)
@@ -99,5 +99,5 @@ def test_a_workflow_runs_every_part_each_night() -> None:
     assert "make test-part PART=${{ matrix.part }}" in json.dumps(machines["steps"])
 
 
-def test_contributing_says_after_how_many_landings_all_have_run() -> None:
+def test_contributing_has_the_number_of_landings_that_run_all_parts() -> None:
     assert f"after {len(parts.PARTS)} landings" in " ".join((ROOT / "CONTRIBUTING.md").read_text().split())

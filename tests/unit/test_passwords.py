@@ -100,7 +100,7 @@ def test_a_file_or_a_program_gives_sudo_s_password(tmp_path: Path, monkeypatch: 
         expected = PASSWORD if name == "file" else "secret"
         assert found.connection("gpu-1")["ansible_become_password"] == expected
     monkeypatch.setenv("ANSIBLE_BECOME_PASSWORD_FILE", str(tmp_path / "none"))
-    with pytest.raises(WrongInput, match="gives no password"):
+    with pytest.raises(WrongInput, match="no password could be read from"):
         found.connection("gpu-1")
     assert "ansible_become_password" not in found.connection("gpu-2")
 

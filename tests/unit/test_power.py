@@ -45,7 +45,7 @@ def access(kind: str = "redfish", address: str = "", **more: Any) -> Access:
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """sushy-tools' emulator, as it is, over its fake driver; its address."""
+    """sushy-tools' unmodified emulator with its fake driver; its address."""
     import bcrypt
 
     folder, port = tmp_path_factory.mktemp("bmc"), free_port()
@@ -85,14 +85,14 @@ def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
     power.change(bmc, Order.OFF, 15, 0.1)
 
 
-def test_a_wrong_password_is_said_and_not_shown(emulator: str) -> None:
+def test_a_wrong_password_is_reported_but_not_shown(emulator: str) -> None:
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=emulator, password="wrong secret")).state()
     assert message.value.trouble is Trouble.LOGIN
     assert "wrong secret" not in str(message.value)
 
 
-def test_a_system_that_is_not_there_is_named(emulator: str) -> None:
+def test_an_unknown_system_is_reported_with_the_known_ones(emulator: str) -> None:
     with pytest.raises(PowerProblem, match=UUID):
         power.connect("gpu-1", access(address=emulator, system="none")).state()
     assert power.connect("gpu-1", access(address=emulator, system=UUID)).state() in set(PowerState)
@@ -101,11 +101,11 @@ def test_a_system_that_is_not_there_is_named(emulator: str) -> None:
 def test_a_bmc_that_is_down() -> None:
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access(address=f"http://127.0.0.1:{free_port()}")).state()
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
-@pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.LIED), ("refuses", Trouble.REFUSED)])
-def test_a_bmc_that_lies_and_one_that_refuses_are_told_apart(manner: str, trouble: Trouble) -> None:
+@pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.INCONSISTENT), ("refuses", Trouble.REFUSED)])
+def test_an_inconsistent_bmc_and_a_refusing_one_are_distinguished(manner: str, trouble: Trouble) -> None:
     server = redfish.fake(manner)
     bmc = power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
     with pytest.raises(PowerProblem) as message:
@@ -118,8 +118,8 @@ def at(server: ThreadingHTTPServer) -> power.Power:
     return power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
 
 
-def test_an_order_whose_answer_is_lost_is_given_once() -> None:
-    """Nobody knows whether a reset was carried out when the BMC hangs up; a second one would reset a second time."""
+def test_a_power_action_whose_response_is_lost_is_not_repeated() -> None:
+    """When the BMC closes the connection, the reset may have been carried out: a retry would reset twice."""
     orders: list[str] = []
     server = redfish.fake("hangs-up", orders=orders)
     with pytest.raises(PowerProblem):
@@ -130,7 +130,7 @@ def test_an_order_whose_answer_is_lost_is_given_once() -> None:
 
 @pytest.mark.parametrize("manner", ["drips", "drips-headers", "handshake", "resolver"])
 def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BMC that sends a byte now and then holds nobody: in its answer, in TLS, or in the name service."""
+    """A slow BMC or name service does not exceed the deadline: in its response, in TLS, or in the lookup."""
     monkeypatch.setattr(power_redfish, "_CALL_S", 1.0)
     threads = threading.active_count()
     address = "https://bmc.invalid"
@@ -152,7 +152,7 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
     for _ in range(2):
         with pytest.raises(PowerProblem, match="in time") as message:
             power.connect("gpu-1", access(address=address, verify=False)).state()
-        assert message.value.trouble is Trouble.DOWN
+        assert message.value.trouble is Trouble.UNREACHABLE
     assert time.monotonic() - began < 8
     done.set()
     if manner == "handshake":
@@ -167,7 +167,7 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
 
 
 def problem_of(ask: Callable[[], object]) -> PowerProblem | None:
-    """What went wrong, if anything did; any other exception is the test's failure."""
+    """The PowerProblem, None without one; any other exception fails the test."""
     try:
         ask()
     except PowerProblem as problem:
@@ -210,7 +210,7 @@ ODD = {**{name: (200, {}, body) for name, body in BODIES.items()}, **HEADERS}
 
 @pytest.mark.parametrize("path", [redfish.ROOT, redfish.SYSTEMS, redfish.SYSTEM, redfish.RESET])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_whatever_a_bmc_answers_is_a_state_or_a_sentence(
+def test_any_response_of_a_bmc_is_a_state_or_one_sentence(
     odd: tuple[int, Mapping[str, str], bytes], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists, strings, null, deep and huge JSON, redirects: one line without control characters, and no other error."""
@@ -226,14 +226,14 @@ def test_whatever_a_bmc_answers_is_a_state_or_a_sentence(
     server.shutdown()
 
 
-def test_a_bmcs_own_certificate_authority_that_is_not_there_is_named() -> None:
-    """A path that does not exist is said before anything is sent."""
+def test_a_missing_ca_file_is_reported() -> None:
+    """A path that does not exist is reported before the first request."""
     with pytest.raises(PowerProblem, match=r"/nowhere/ca\.pem"):
         power.connect("gpu-1", access(address="127.0.0.1:1", verify="/nowhere/ca.pem")).state()
 
 
 def bmc(**message: Any) -> Access:
-    """How a BMC with these settings is reached."""
+    """The access to a BMC with these settings."""
     found = power.access(
         "gpu-1", settings.resolve({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **message})
     )
@@ -245,13 +245,13 @@ def bmc(**message: Any) -> Access:
     ("value", "verified"),
     [("", True), (None, True), (True, True), ("true", True), (False, False), ("false", False), ("False", False)],
 )
-def test_only_false_turns_the_verification_of_a_certificate_off(value: Any, verified: bool) -> None:
-    """An empty setting did; INI inventories have words where YAML has booleans."""
+def test_only_false_disables_the_verification_of_a_certificate(value: Any, verified: bool) -> None:
+    """An empty setting disabled it; INI inventories have strings in place of booleans."""
     assert bmc(gpunodes_bmc_verify=value).verify is verified
 
 
 @pytest.mark.parametrize("value", ["0", 0, "no", "off", [], {}, "/no/such/ca.pem", 1])
-def test_what_is_neither_a_choice_nor_a_file_is_refused(value: Any) -> None:
+def test_an_invalid_value_for_the_verification_is_refused(value: Any) -> None:
     with pytest.raises(WrongInput, match="gpunodes_bmc_verify of gpu-1"):
         bmc(gpunodes_bmc_verify=value)
 
@@ -271,7 +271,7 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
-def test_tls_is_verified_unless_the_inventory_says_otherwise(certificate: Path) -> None:
+def test_tls_is_verified_unless_the_inventory_disables_it(certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server = redfish.fake("lies", context)
@@ -299,7 +299,7 @@ esac
 
 @pytest.fixture
 def ipmitool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for ipmitool, which is not on every machine: it takes the same words."""
+    """A stand-in for ipmitool with the same arguments: not every machine has it."""
     program = tmp_path / "bin" / "ipmitool"
     program.parent.mkdir()
     program.write_text(IPMITOOL)
@@ -340,10 +340,10 @@ def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
     assert message.value.trouble is Trouble.LOGIN
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
-def test_a_command_of_the_users_own(tmp_path: Path) -> None:
+def test_a_command_of_the_user(tmp_path: Path) -> None:
     program = tmp_path / "pdu"
     program.write_text(
         f'#!/bin/sh\n[ "$2" = gpu-1 ] || {{ echo "who is $2?" >&2; exit 1; }}\n'
@@ -360,7 +360,7 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
     assert message.value.trouble is Trouble.REFUSED
     with pytest.raises(PowerProblem) as message:
         power.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
-    assert message.value.trouble is Trouble.DOWN
+    assert message.value.trouble is Trouble.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -374,10 +374,10 @@ def test_a_command_of_the_users_own(tmp_path: Path) -> None:
         ("exec 2>&- 1>&-; sleep 60", "did not end in 1 s"),
     ],
 )
-def test_a_program_that_misbehaves_is_a_sentence(
+def test_a_misbehaving_program_is_one_sentence(
     script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No UTF-8, a flood, no end, children that hold its output: for commands of a user and for ipmitool."""
+    """Invalid UTF-8, too much output, no end, children that keep its output open; for both kinds of programs."""
     for module in (power_command, power_ipmi):
         monkeypatch.setattr(module, "_TIMEOUT_S", 1)
     program = tmp_path / "ipmitool"
@@ -396,20 +396,20 @@ def test_a_program_that_misbehaves_is_a_sentence(
     assert time.monotonic() - began < 8
 
 
-def test_a_program_that_has_ended_by_itself_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended between its last word and our verdict: that is still the verdict, and no traceback."""
+def test_a_program_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended between its last output and the check: the error stays the same, without a traceback."""
 
-    def heard(process: subprocess.Popen[bytes], *_: object) -> tuple[str, str]:
+    def read(process: subprocess.Popen[bytes], *_: object) -> tuple[str, str]:
         process.wait()
         raise power_program.Failed("printed more than 64 KiB")
 
-    monkeypatch.setattr(power_program, "_heard", heard)
+    monkeypatch.setattr(power_program, "_read", read)
     with pytest.raises(power_program.Failed, match="printed more"):
         power_program.run(["true"], 5)
 
 
 @pytest.mark.parametrize("command", ["'", " ", "x 'y"])
-def test_a_command_that_is_none_is_wrong_input(command: str) -> None:
+def test_an_invalid_command_is_wrong_input(command: str) -> None:
     with pytest.raises(WrongInput, match="gpunodes_bmc_command"):
         power.connect("gpu-1", access("command", command=command))
 
@@ -418,7 +418,7 @@ def of(**given: object) -> dict[str, Any]:
     return settings.resolve({f"gpunodes_bmc_{name}": value for name, value in given.items()})
 
 
-def test_where_a_password_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     assert power.access("gpu-1", of()) is None
     base = {"type": "redfish", "address": "10.0.0.9", "user": "admin"}
     vault = power.access("gpu-1", of(**base, password="in the vault"))
@@ -435,7 +435,7 @@ def test_where_a_password_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passwords_in_vaults(tmp_path: Path) -> None:
-    """A whole file and a single value, read with the password file that Ansible's settings name, and not without."""
+    """A whole file and a single value, decrypted with the password file of Ansible's settings only."""
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "group_vars" / "all").mkdir(parents=True)
     (tmp_path / "key").write_text("of the vault\n")
@@ -476,12 +476,12 @@ def test_passwords_in_vaults(tmp_path: Path) -> None:
         ({"type": "ipmi", "address": "x", "password_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
     ],
 )
-def test_settings_that_cannot_be_used_are_wrong_input(given: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_wrong_input(given: dict[str, str], message: str) -> None:
     with pytest.raises(WrongInput, match=message):
         power.access("gpu-1", of(**given))
 
 
-def test_a_password_command_that_fails_shows_nothing_of_what_it_printed() -> None:
+def test_the_output_of_a_failed_password_command_is_not_shown() -> None:
     with pytest.raises(GpunodesError) as message:
         power.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))
     assert "half-a-secret" not in str(message.value)

@@ -1,4 +1,4 @@
-"""What preflight says of machines that would not make nodes: one named case for each check."""
+"""Preflight findings on machines that cannot become nodes: one named case for each check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WANTS = ClusterRequirements(kubernetes="1.36")
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    """A good machine's facts, with changes."""
+    """The facts of a good machine, with changes."""
     good: dict[str, Any] = {
         "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
         "arch": "x86_64",
@@ -87,7 +87,7 @@ def test_a_good_machine_passes() -> None:
         ),
     ],
 )
-def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], message: str) -> None:
+def test_each_check_finds_its_problem(name: str, changes: Mapping[str, Any], message: str) -> None:
     found = check(changes)
     assert [finding.check for finding in found] == [name]
     assert message in found[0].fact
@@ -96,7 +96,7 @@ def test_each_check_finds_its_fault(name: str, changes: Mapping[str, Any], messa
 
 
 def test_every_check_has_a_case() -> None:
-    cases = next(mark for mark in test_each_check_finds_its_fault.pytestmark if mark.name == "parametrize").args[1]
+    cases = next(mark for mark in test_each_check_finds_its_problem.pytestmark if mark.name == "parametrize").args[1]
     assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster", "gates", "runtime"}
 
 
@@ -104,43 +104,46 @@ def test_swap_is_a_warning() -> None:
     assert [finding.severity for finding in check({"swap": ["/dev/sda2"]})] == [Severity.WARNING]
 
 
-def test_a_feature_gate_that_the_kubelet_does_not_know_is_refused() -> None:
+def test_an_unknown_feature_gate_is_refused() -> None:
     requested = RequestedSoftware("", gates={"Accelerators": True, "ResourceHealthStatus": True})
     found = judge([MachineFacts("worker-1", Role.WORKER, facts(), requested=requested)], WANTS)
     assert [finding.check for finding in found] == ["gates"]
     assert "1.11" in found[0].fact
 
 
-def test_nvidia_s_sources_matter_where_packages_come_from_them() -> None:
-    away = [{"name": "nvidia", "url": "http://m", "ok": False, "error": "no route"}]
+def test_nvidia_s_sources_matter_only_if_packages_come_from_them() -> None:
+    unreachable = [{"name": "nvidia", "url": "http://m", "ok": False, "error": "no route"}]
     functions = [{"address": "3b:00.0", "vendor": "10de", "device": "2330", "class": "030200"}]
     gpu = {"functions": functions, "headers": {"running": True, "package": None}}
-    assert [found.check for found in check({"gpu": gpu, "sources": away})] == ["sources"]
-    assert check({"sources": away}) == []
+    assert [found.check for found in check({"gpu": gpu, "sources": unreachable})] == ["sources"]
+    assert check({"sources": unreachable}) == []
     elsewhere = MachineFacts(
-        "worker-1", Role.WORKER, facts(gpu=gpu, sources=away), requested=RequestedSoftware("", source="distribution")
+        "worker-1",
+        Role.WORKER,
+        facts(gpu=gpu, sources=unreachable),
+        requested=RequestedSoftware("", source="distribution"),
     )
     assert judge([elsewhere], WANTS) == []
 
 
-def test_a_node_keeps_the_runtime_that_it_has_joined_with() -> None:
-    mine = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
-    requirements = ClusterRequirements(kubernetes="1.36", nodes=[mine])
+def test_a_node_keeps_the_runtime_with_which_it_joined() -> None:
+    node = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
+    requirements = ClusterRequirements(kubernetes="1.36", nodes=[node])
     requesting = MachineFacts("worker-1", Role.WORKER, facts(), requested=RequestedSoftware("", runtime="docker"))
-    assert [(one.check, one.remedy) for one in judge([requesting], requirements)] == [
-        ("runtime", "gpunodes remove worker-1, then join it again")
+    assert [(finding.check, finding.remedy) for finding in judge([requesting], requirements)] == [
+        ("runtime", "run `gpunodes remove worker-1`, then join it again")
     ]
-    assert judge([requesting], ClusterRequirements(kubernetes="1.36", nodes=[{**mine, "runtime": "docker"}])) == []
+    assert judge([requesting], ClusterRequirements(kubernetes="1.36", nodes=[{**node, "runtime": "docker"}])) == []
 
 
-def test_what_a_plan_warns_of_is_a_warning() -> None:
+def test_a_warning_of_a_plan_is_a_warning() -> None:
     functions = [{"address": "3b:00.0", "vendor": "10de", "device": "3500", "class": "030200"}]
     headers = {"running": True, "package": None}
     found = check({"gpu": {"functions": functions, "headers": headers}})
     assert [(finding.check, finding.severity) for finding in found] == [("gpu", Severity.WARNING)]
 
 
-def test_an_old_kubernetes_takes_cgroup_v1() -> None:
+def test_an_old_kubernetes_accepts_cgroup_v1() -> None:
     assert check({"cgroup": 1}, requirements=ClusterRequirements(kubernetes="1.34")) == []
 
 
@@ -149,11 +152,11 @@ def test_a_control_plane_needs_more() -> None:
     assert [finding.check for finding in found] == ["cpus", "memory", "ports"]
 
 
-def test_all_faults_of_all_machines_come_at_once() -> None:
+def test_all_problems_of_all_machines_are_reported_at_once() -> None:
     found = judge(
         [
             MachineFacts("a", Role.WORKER, facts(cpus=0, arch="i686", hostname="a", machine_id="1", product_uuid="1")),
-            MachineFacts("b", Role.WORKER, None, unreachable="SSH does not answer (timed out)"),
+            MachineFacts("b", Role.WORKER, None, unreachable="SSH does not respond (timed out)"),
             MachineFacts("c", Role.WORKER, facts(cgroup=1, hostname="c", machine_id="3", product_uuid="3")),
         ],
         WANTS,
@@ -170,7 +173,7 @@ JOINED = {"role": "worker", "ca_hash": "sha256:aa", "server": "https://10.0.0.1:
 CLUSTER = ClusterRequirements("1.36.3", "sha256:aa", [{"name": "worker-1", "machine_id": "0a", "product_uuid": "1a"}])
 
 
-def test_a_node_of_this_cluster_passes_with_its_ports_and_its_name_taken() -> None:
+def test_a_node_of_this_cluster_passes_although_its_ports_and_its_name_are_in_use() -> None:
     assert check({"kubernetes": JOINED, "listening": [10250], "disk_free_mib": 10}, requirements=CLUSTER) == []
 
 
@@ -179,7 +182,7 @@ def test_a_node_of_another_cluster_is_refused() -> None:
     assert "another cluster (https://10.9.9.9:6443)" in check({"kubernetes": other}, requirements=CLUSTER)[0].fact
 
 
-def test_a_control_plane_is_no_worker() -> None:
+def test_a_control_plane_is_not_a_worker() -> None:
     assert [
         finding.check for finding in check({"kubernetes": {**JOINED, "role": "control_plane"}}, requirements=CLUSTER)
     ] == ["cluster"]
@@ -189,14 +192,14 @@ def test_an_interrupted_join_is_the_same_machine() -> None:
     assert check({}, requirements=CLUSTER) == []
 
 
-def test_a_stranger_with_a_nodes_name_is_refused() -> None:
+def test_another_machine_with_a_nodes_name_is_refused() -> None:
     found = check({"machine_id": "9", "product_uuid": "9"}, requirements=CLUSTER)
     assert [finding.check for finding in found] == ["hostname"]
     assert "node worker-1" in found[0].fact
 
 
-def test_boards_without_a_uuid_of_their_own_share_none() -> None:
-    """Two boards on which the vendor left the default UUID could not join one cluster; a copied UUID still cannot."""
+def test_boards_with_a_placeholder_uuid_are_accepted() -> None:
+    """Two boards with the vendor's default UUID can join one cluster; two machines with a copied UUID cannot."""
 
     def judged(uuid: str) -> list[str]:
         pair = [

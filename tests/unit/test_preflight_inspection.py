@@ -1,4 +1,4 @@
-"""The first look: which version's package source the machines ask."""
+"""Preflight inspection: for which Kubernetes version the machines check their package source."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ workers: {hosts: {worker-1: {ansible_host: 10.0.0.2}}}
 """
 
 
-def versions_asked(
+def checked_versions(
     monkeypatch: pytest.MonkeyPatch, folder: Path, cluster: Mapping[str, Any] | None, requested: str = "1.36"
 ) -> list[str]:
-    """The versions that machines are asked about, look by look, where ``cluster`` is found; "" is the settings'."""
-    asked = []
+    """The versions of all inspections, in order, if ``cluster`` is found; "" is the version in the settings."""
+    checked = []
     if cluster:
         cluster = {"endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "a" * 64, "nodes": [], **cluster}
 
     def run(play: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.PlayResult:
-        asked.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
+        checked.append((play.variables or {}).get("gpunodes_kubernetes_version", ""))
         if cluster:
-            answer = {"cluster": cluster}
-            on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, answer))
+            result = {"cluster": cluster}
+            on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, result))
         on_event(
             TaskEnded(
                 "worker-1", "settings", "Read", Outcome.UNCHANGED, 1.0, {"host_facts": facts(gpu={"functions": []})}
@@ -45,25 +45,31 @@ def versions_asked(
     inventory = Inventory(folder / "hosts.yml")
     workers = [machine for machine in inventory.machines() if machine.name == "worker-1"]
     variables = {"gpunodes_kubernetes_version": requested} if requested else {}
-    seen = preflight.inspect(inventory, workers, folder, Silent(), variables)
-    assert seen.cluster == cluster
-    assert list(seen.facts) == ["worker-1"]
-    return asked
+    inspection = preflight.inspect(inventory, workers, folder, Silent(), variables)
+    assert inspection.cluster == cluster
+    assert list(inspection.facts) == ["worker-1"]
+    return checked
 
 
-def test_the_wished_version_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, None) == ["1.36"]
+def test_the_requested_version_is_checked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert checked_versions(monkeypatch, tmp_path, None) == ["1.36"]
 
 
-def test_so_it_is_where_the_cluster_has_that_minor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.36.2"}) == ["1.36"]
+def test_the_requested_version_is_checked_once_if_the_cluster_has_that_minor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert checked_versions(monkeypatch, tmp_path, {"version": "v1.36.2"}) == ["1.36"]
 
 
-def test_a_cluster_of_another_minor_needs_that_ones_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}) == ["1.36", "1.35.4"]
+def test_a_cluster_with_another_minor_is_checked_for_its_own_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert checked_versions(monkeypatch, tmp_path, {"version": "v1.35.4"}) == ["1.36", "1.35.4"]
 
 
-def test_so_it_does_where_nobody_named_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.35.4"}, requested="") == ["", "1.35.4"]
+def test_without_a_requested_version_the_cluster_s_version_is_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert checked_versions(monkeypatch, tmp_path, {"version": "v1.35.4"}, requested="") == ["", "1.35.4"]
     (tmp_path / "again").rmdir()
-    assert versions_asked(monkeypatch, tmp_path, {"version": "v1.36.2"}, requested="") == [""]
+    assert checked_versions(monkeypatch, tmp_path, {"version": "v1.36.2"}, requested="") == [""]

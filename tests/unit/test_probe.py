@@ -1,4 +1,4 @@
-"""The probe: on this very machine, on made-up ones below a folder, and on drivers that hang."""
+"""The probe on the local machine, on simulated machines in a folder, and on drivers that hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus><
 
 
 class Root:
-    """A made-up machine: a folder that the probe takes for the root."""
+    """A simulated machine: a folder that the probe takes as the file system root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +46,12 @@ class Root:
         return path
 
     def smi(self, script: str) -> Path:
-        """nvidia-smi, with its module loaded."""
+        """nvidia-smi, with the kernel module loaded."""
         (self.folder / "sys/module/nvidia").mkdir(parents=True, exist_ok=True)
         return self.program("nvidia-smi", script)
 
     def real_proc(self) -> None:
-        """This machine's own processes."""
+        """The processes of the local machine."""
         shutil.rmtree(self.folder / "proc")
         (self.folder / "proc").symlink_to("/proc")
 
@@ -77,7 +77,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that are ended at the end, whatever happened."""
+    """Processes that are killed after the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
@@ -86,17 +86,19 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def kmsg(lines: list[tuple[float, str]], first: int = 0) -> str:
-    return "".join(f"4,{first + number},{int(at * 1e6)},-;{text}\n" for number, (at, text) in enumerate(lines))
+    return "".join(
+        f"4,{first + number},{int(seconds * 1e6)},-;{text}\n" for number, (seconds, text) in enumerate(lines)
+    )
 
 
-# --- as it is sent ---------------------------------------------------------------------------------------------------
+# --- as a program ----------------------------------------------------------------------------------------------------
 
 
-def test_its_syntax_is_that_of_python_3_6() -> None:
+def test_syntax_is_valid_in_python_3_6() -> None:
     ast.parse(SOURCE.read_text(), feature_version=(3, 6))
 
 
-def test_it_imports_nothing_that_python_3_6_lacks() -> None:
+def test_imports_exist_in_python_3_6() -> None:
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(SOURCE.read_text()))
@@ -115,7 +117,7 @@ def test_it_imports_nothing_that_python_3_6_lacks() -> None:
 
 
 def run_sent(arguments: dict[str, Any], name: str = "probe", **keywords: Any) -> bytes:
-    """Run it as the sweep does: unpacked from standard input. ``name`` stands in the command line of its processes."""
+    """Run the probe as a scan does: unpacked from standard input. ``name`` is in the command line of its processes."""
     code = f"import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),{name!r},'exec'))"
     done = subprocess.run(
         ["/usr/bin/env", sys.executable, "-c", code, json.dumps(arguments)],
@@ -126,12 +128,12 @@ def run_sent(arguments: dict[str, Any], name: str = "probe", **keywords: Any) ->
         **keywords,
     )
     assert done.stderr == b""
-    answer: bytes = done.stdout
-    return answer
+    output: bytes = done.stdout
+    return output
 
 
-def test_this_machine_answers_and_nothing_is_left_behind() -> None:
-    name = f"probe-{uuid.uuid4()}"  # other tests run probes beside this one
+def test_local_machine_is_probed_and_no_process_is_left() -> None:
+    name = f"probe-{uuid.uuid4()}"  # other tests run probes at the same time
     facts = json.loads(run_sent({"deadline_s": 15}, name))
     assert shape.violation(facts) == ""
     assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -146,23 +148,23 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def test_framed_it_speaks_before_it_looks() -> None:
-    answer = run_sent({"deadline_s": 15, "framed": True})
-    ready, length, packed = answer.split(b"\n", 2)
+def test_framed_output_begins_before_facts_are_collected() -> None:
+    output = run_sent({"deadline_s": 15, "framed": True})
+    ready, length, packed = output.split(b"\n", 2)
     assert ready == probe.MARK + b"ready"
     assert length == probe.MARK + str(len(packed)).encode()
     assert shape.violation(json.loads(zlib.decompress(packed))) == ""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_without_root_it_says_what_it_lacks() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
+def test_missing_root_privilege_is_reported() -> None:
     facts = probe_as_nobody()
     assert shape.violation(facts) == ""
     assert any(error["what"] == "privilege" for error in facts["errors"])
 
 
 def probe_as_nobody() -> Any:
-    # A Python that nobody else can reach is of no use here.
+    # The system's Python: the user nobody may have no access to the one that runs the tests.
     done = subprocess.run(
         ["/usr/bin/python3", "-", '{"deadline_s": 15}'],
         input=SOURCE.read_bytes(),
@@ -178,8 +180,8 @@ def probe_as_nobody() -> Any:
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_ring_buffer_needs_no_journal(root: Root) -> None:
-    root.program("journalctl", f"touch {root.folder}/asked")
+def test_journal_is_not_read_when_the_ring_buffer_is_complete(root: Root) -> None:
+    root.program("journalctl", f"touch {root.folder}/journal-read")
     root.write("dev/kmsg", kmsg([(0, "Linux version"), (3.25, "NVRM: hello")]))
     log = root.read()["log"]
     assert log == {
@@ -188,10 +190,10 @@ def test_a_whole_ring_buffer_needs_no_journal(root: Root) -> None:
         "text": "[    0.000000] Linux version\n[    3.250000] NVRM: hello\n",
         "repeats": [],
     }
-    assert not (root.folder / "asked").exists()
+    assert not (root.folder / "journal-read").exists()
 
 
-def test_what_user_space_writes_is_left_out(root: Root) -> None:
+def test_lines_of_user_space_are_ignored(root: Root) -> None:
     forged = "12,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, forged\n SUBSYSTEM=pci\n"
     root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\\x0asecond\n")
     assert root.read()["log"]["text"].splitlines() == [
@@ -201,7 +203,7 @@ def test_what_user_space_writes_is_left_out(root: Root) -> None:
     ]
 
 
-def test_an_overflowed_ring_buffer_is_completed_from_the_journal(root: Root) -> None:
+def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
     root.write("dev/kmsg", kmsg([(50.0, "newest"), (51.0, "newer still")], first=900))
     root.program(
         "journalctl",
@@ -221,7 +223,7 @@ def test_an_overflowed_ring_buffer_is_completed_from_the_journal(root: Root) -> 
     ]
 
 
-def test_a_journal_that_hangs_costs_only_what_it_had(root: Root) -> None:
+def test_hanging_journal_costs_only_its_own_lines(root: Root) -> None:
     root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
     root.program("journalctl", "exec sleep 60")
     began = time.monotonic()
@@ -233,7 +235,7 @@ def test_a_journal_that_hangs_costs_only_what_it_had(root: Root) -> None:
     assert any("journalctl" in error["error"] for error in facts["errors"])
 
 
-def test_gpus_are_expected_as_the_boot_log_lists_them(root: Root) -> None:
+def test_expected_gpus_come_from_the_boot_log(root: Root) -> None:
     root.write(
         "dev/kmsg",
         kmsg(
@@ -250,13 +252,13 @@ def test_gpus_are_expected_as_the_boot_log_lists_them(root: Root) -> None:
 
 def deduplicator(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], bool]:
     found = probe._Deduplicator()
-    for at, text in lines:
-        found.add(at, text)
+    for seconds, text in lines:
+        found.add(seconds, text)
     text, cut = found.text()
     return text, found.repeats(), cut
 
 
-def test_a_storm_is_counted_and_what_it_would_bury_stays() -> None:
+def test_log_flood_is_counted_and_other_errors_stay() -> None:
     flood = [(float(n), f"NVRM: Xid (PCI:0000:3b:00): 31, pid={n}, name=python, Ch {n:08x}") for n in range(190_000)]
     flood.insert(100_000, (100_000.0, "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus."))
     flood.insert(120_000, (120_000.0, "NVRM: Xid (PCI:0000:3b:00): 119, Timeout after 45s of waiting for RPC"))
@@ -272,7 +274,7 @@ def test_a_storm_is_counted_and_what_it_would_bury_stays() -> None:
     assert max(repeat["last"] for repeat in repeats) == pytest.approx(189_999, abs=2)
 
 
-def test_reports_of_hung_tasks_stay_whole() -> None:
+def test_hung_task_reports_stay_complete() -> None:
     lines = []
     for n in range(60):
         name = "kworker/2:3" if n != 40 else "nvidia-smi"
@@ -291,7 +293,7 @@ def test_reports_of_hung_tasks_stay_whole() -> None:
     assert "[nvidia]" in block[: block.index("INFO: task", 5)]
 
 
-def test_a_log_of_all_different_lines_is_bounded_and_keeps_the_drivers() -> None:
+def test_log_of_different_lines_is_bounded_and_keeps_driver_lines() -> None:
     words = ["".join(chr(103 + (n >> shift) % 16) for shift in range(0, 20, 4)) for n in range(60_000)]
     lines = [(float(n), f"{word} " * 12) for n, word in enumerate(words)]
     lines.insert(10, (10.0, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."))
@@ -305,7 +307,7 @@ def test_a_log_of_all_different_lines_is_bounded_and_keeps_the_drivers() -> None
 # --- threads ---------------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_sleep_for_good_are_told_with_their_stacks(root: Root) -> None:
+def test_stuck_threads_are_reported_with_their_stacks(root: Root) -> None:
     root.thread(41, "kworker/2:3", "D", kthread=True, stack="[<0>] os_acquire_mutex+0x37/0x40 [nvidia]\n")
     root.thread(42, "nvidia-persiste", "S")
     root.thread(43, "nv_queue", "R", kthread=True, stack="[<0>] spin+0x1/0x2 [nvidia]\n")
@@ -327,26 +329,26 @@ def test_threads_that_sleep_for_good_are_told_with_their_stacks(root: Root) -> N
     assert tasks[45]["comm"] == "odd) D (name"
 
 
-def test_no_more_than_200_threads_are_told(root: Root) -> None:
+def test_at_most_200_threads_are_reported(root: Root) -> None:
     for pid in range(100, 350):
         root.thread(pid, "stuck", "D")
     facts = root.read()
     assert len(facts["tasks"]) == 200
-    assert {"what": "tasks", "error": "250 threads sleep uninterruptibly"} in facts["errors"]
+    assert {"what": "tasks", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
 
 
 # --- nvidia-smi ------------------------------------------------------------------------------------------------------
 
 
-def test_without_its_module_nvidia_smi_is_not_run(root: Root) -> None:
+def test_nvidia_smi_does_not_run_without_the_kernel_module(root: Root) -> None:
     root.program("nvidia-smi", f"touch {root.folder}/ran")
     smi = root.read()["smi"]
     assert smi["status"] == "absent"
-    assert smi["message"] == "the module nvidia is not loaded"
+    assert smi["message"] == "the kernel module nvidia is not loaded"
     assert not (root.folder / "ran").exists()
 
 
-def test_nvidia_smi_answers(root: Root) -> None:
+def test_nvidia_smi_succeeds(root: Root) -> None:
     root.smi(f"cat <<'END'\n{XML}END")
     smi = root.read()["smi"]
     assert (smi["status"], smi["rc"], smi["xml"], smi["pid"]) == ("ok", 0, XML, None)
@@ -362,9 +364,9 @@ def test_nvidia_smi_fails(root: Root) -> None:
 @pytest.mark.parametrize(
     "script",
     ["trap '' TERM HUP INT; while :; do sleep 1; done", "exec sleep 1000", "exec >&- 2>&-; exec sleep 1000"],
-    ids=["deaf", "asleep", "silent"],
+    ids=["ignores-signals", "sleeps", "closes-output"],
 )
-def test_nvidia_smi_that_does_not_end_is_ended(root: Root, script: str) -> None:
+def test_nvidia_smi_is_killed_at_its_deadline(root: Root, script: str) -> None:
     root.smi(f"echo $$ >{root.folder}/pid; echo begins; {script}")
     began = time.monotonic()
     facts = root.read(deadline_s=6, smi_s=2)
@@ -379,7 +381,7 @@ def test_nvidia_smi_that_does_not_end_is_ended(root: Root, script: str) -> None:
 @pytest.mark.parametrize(
     ("slept_s", "module", "waits"), [(60, "nvidia", False), (60, "nfs", True), (6, "nvidia", True)]
 )
-def test_beside_a_driver_that_hangs_nvidia_smi_gets_less_time(
+def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
     root: Root, monkeypatch: pytest.MonkeyPatch, slept_s: float, module: str, waits: bool
 ) -> None:
     root.thread(20, "kworker/u2:0", "D", kthread=True, stack=f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n")
@@ -392,19 +394,19 @@ def test_beside_a_driver_that_hangs_nvidia_smi_gets_less_time(
     assert (smi["took_s"] > 2) is waits
 
 
-def test_it_calls_stuck_what_the_rules_do() -> None:
+def test_probe_and_rules_agree_when_a_task_is_stuck() -> None:
     assert probe.STUCK_S == rules.STUCK_S
 
 
-def test_nvidia_smi_without_end_is_bounded(root: Root) -> None:
+def test_endless_output_of_nvidia_smi_is_bounded(root: Root) -> None:
     root.smi("exec yes '<nvidia_smi_log>'")
     facts = root.read(deadline_s=8, smi_s=3)
     assert facts["smi"]["status"] == "timeout"
     assert len(facts["smi"]["message"]) <= probe.MESSAGE_BYTES
 
 
-def test_nvidia_smi_that_cannot_be_killed_is_left_behind_and_told(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in: a signal that does nothing, for a process that no signal reaches."""
+def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal without effect is the stand-in for a process that no signal reaches."""
     root.real_proc()
     root.smi(f"echo $$ >{root.folder}/pid; exec sleep 1000")
     with monkeypatch.context() as patch:
@@ -422,10 +424,8 @@ def test_nvidia_smi_that_cannot_be_killed_is_left_behind_and_told(root: Root, mo
         os.kill(pid, 9)
 
 
-def test_beside_a_stuck_nvidia_smi_no_second_one_is_started(
-    root: Root, processes: list[subprocess.Popen[bytes]]
-) -> None:
-    """A stand-in for a driver that hangs: who waits for its vfork()ed child is in state D too."""
+def test_no_second_nvidia_smi_starts_while_one_is_stuck(root: Root, processes: list[subprocess.Popen[bytes]]) -> None:
+    """A process that waits for its vfork()ed child is in state D: the stand-in for a driver that hangs."""
     if not shutil.which("gcc"):
         pytest.skip("needs a C compiler")
     program = root.folder / "stuck/nvidia-smi"
@@ -456,8 +456,8 @@ def test_beside_a_stuck_nvidia_smi_no_second_one_is_started(
 # --- what blocks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_read_that_never_ends_costs_its_own_part_only(root: Root) -> None:
-    """A stand-in: a pipe that nobody writes to, for a file of a driver that hangs."""
+def test_hanging_read_costs_only_its_own_collector(root: Root) -> None:
+    """A pipe without a writer is the stand-in for a file of a driver that hangs."""
     root.write("sys/module/nvidia/version", "580.65.06\n")
     (root.folder / "proc/driver/nvidia/gpus/0000:3b:00.0").mkdir(parents=True)
     os.mkfifo(root.folder / "proc/driver/nvidia/gpus/0000:3b:00.0/information")
@@ -468,7 +468,7 @@ def test_a_read_that_never_ends_costs_its_own_part_only(root: Root) -> None:
     assert facts["driver"]["module"] == "580.65.06"
     assert facts["driver"]["gpus"] == []
     assert facts["smi"]["status"] == "ok"
-    assert any(error["what"] == "driver" and "did not answer" in error["error"] for error in facts["errors"])
+    assert any(error["what"] == "driver" and "did not finish" in error["error"] for error in facts["errors"])
 
 
 # --- devices, driver, services ---------------------------------------------------------------------------------------
@@ -512,8 +512,8 @@ def test_devices_driver_and_services(root: Root) -> None:
         "printf 'Id=nvidia-fabricmanager.service\\nLoadState=not-found\\nActiveState=inactive\\n'",
     )
     facts = root.read()
-    present, lost = facts["pci"]
-    assert present == {
+    responding, lost = facts["pci"]
+    assert responding == {
         "address": "0000:3b:00.0",
         "vendor": "10de",
         "device": "2330",

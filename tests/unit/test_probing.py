@@ -1,4 +1,4 @@
-"""The sweep, against real SSH servers on loopback addresses, some of which behave badly."""
+"""The scan, against real SSH servers on loopback addresses, some of them faulty."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROBE = Path(probe.__file__).read_bytes()
 
 
 def send(script: str) -> str:
-    """A command that prints what a Python expression in ``script`` gives, instead of the probe's answer."""
+    """A command that prints the value of a Python expression in place of the probe's output."""
     code = f"import sys,time,zlib,json; out=sys.stdout.buffer; {script}"
     return f'{sys.executable} -c "{code}"'
 
@@ -76,14 +76,14 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def places() -> dict[str, int]:
+def ports_of() -> dict[str, int]:
     names = ["good", "jump", *BAD]
     return dict(zip(names, sshd.free_ports(len(names)), strict=True))
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory, places: dict[str, int]) -> Iterator[sshd.Servers]:
-    listening = {("127.0.0.1", port): BAD.get(name, "") for name, port in places.items()}
+def servers(tmp_path_factory: pytest.TempPathFactory, ports_of: dict[str, int]) -> Iterator[sshd.Servers]:
+    listening = {("127.0.0.1", port): BAD.get(name, "") for name, port in ports_of.items()}
     with sshd.serving(tmp_path_factory.mktemp("sshd"), [listening]) as running:
         yield running
 
@@ -98,81 +98,81 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def machine(servers: sshd.Servers, places: dict[str, int]) -> Any:
+def machine(servers: sshd.Servers, ports_of: dict[str, int]) -> Any:
     """A target by the name of its behaviour."""
 
     def make(name: str, **others: Any) -> Target:
-        message = {"port": places.get(name, 0), "user": "root", "key_files": (str(servers.login),), **others}
+        message = {"port": ports_of.get(name, 0), "user": "root", "key_files": (str(servers.login),), **others}
         return Target(name, "127.0.0.1", **message)
 
     return make
 
 
-def ask(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, probing.ProbeResult]:
+def probe_targets(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, probing.ProbeResult]:
     chosen = ProbeSettings(PROBE, **{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
     return {answer.name: answer for answer in probing.probe(targets, chosen, deadline_s=deadline_s)}
 
 
-# --- a machine that is well ------------------------------------------------------------------------------------------
+# --- a healthy machine -----------------------------------------------------------------------------------------------
 
 
 @needs_sshd
-def test_a_machine_answers_and_its_key_is_learned_once(machine: Any) -> None:
-    found = ask(machine("good"))["good"]
+def test_a_machine_is_probed_and_its_key_is_learned_once(machine: Any) -> None:
+    found = probe_targets(machine("good"))["good"]
     assert (found.reach, found.message) == (Reach.ANSWERED, "")
     assert shape.violation(found.facts) == ""
     learned = settings.known_hosts().read_text()
     assert learned.count("\n") == 1
-    assert ask(machine("good"))["good"].reach is Reach.ANSWERED
+    assert probe_targets(machine("good"))["good"].reach is Reach.ANSWERED
     assert settings.known_hosts().read_text() == learned
 
 
 @needs_sshd
-def test_answers_come_while_others_are_asked_and_in_the_order_of_the_question(machine: Any) -> None:
-    came: list[str] = []
+def test_results_are_reported_when_available_and_returned_in_the_order_of_the_targets(machine: Any) -> None:
+    reported: list[str] = []
     targets = [machine("shell hangs"), machine("good")]
     chosen = ProbeSettings(PROBE, probe_s=15, machine_s=4)
-    answers = probing.probe(targets, chosen, deadline_s=20, on_answer=lambda answer: came.append(answer.name))
-    assert came == ["good", "shell hangs"]
+    answers = probing.probe(targets, chosen, deadline_s=20, on_result=lambda answer: reported.append(answer.name))
+    assert reported == ["good", "shell hangs"]
     assert [answer.name for answer in answers] == ["shell hangs", "good"]
 
 
 @needs_sshd
-def test_a_login_shell_may_print_something_first(tmp_path: Path) -> None:
+def test_a_login_shell_may_print_a_banner(tmp_path: Path) -> None:
     port = sshd.free_ports(1)[0]
     script = tmp_path / "noisy.sh"
     script.write_text(f"echo Welcome to gpu-1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n")
     folder = tmp_path / "other"
     folder.mkdir()
     with sshd.serving(folder, [{("127.0.0.1", port): f"sh {script}"}]) as other:
-        found = ask(Target("noisy", "127.0.0.1", port, "root", (str(other.login),)))["noisy"]
+        found = probe_targets(Target("noisy", "127.0.0.1", port, "root", (str(other.login),)))["noisy"]
     assert (found.reach, found.message) == (Reach.ANSWERED, "")
 
 
-# --- machines that do not answer -------------------------------------------------------------------------------------
+# --- machines without facts ------------------------------------------------------------------------------------------
 
 
 @needs_sshd
 @pytest.mark.parametrize(
     ("name", "reach", "message"),
     [
-        ("shell hangs", Reach.SHELL_HANGS, "no shell comes"),
-        ("chatters", Reach.PROBE_FAILED, "prints more than 65536 bytes"),
+        ("shell hangs", Reach.SHELL_HANGS, "no shell started in time"),
+        ("chatters", Reach.PROBE_FAILED, "printed more than 65536 bytes"),
         ("says no", Reach.PROBE_FAILED, "python3: not found"),
         ("probe hangs", Reach.TIMEOUT, "did not end in time"),
-        ("endless", Reach.PROBE_FAILED, "at most 2097152 are taken"),
-        ("breaks off", Reach.PROBE_FAILED, "breaks off"),
+        ("endless", Reach.PROBE_FAILED, "the limit is 2097152"),
+        ("breaks off", Reach.PROBE_FAILED, "output is incomplete"),
         ("gzip bomb", Reach.PROBE_FAILED, "unpacks to more than"),
         ("value bomb", Reach.PROBE_FAILED, "more than 1000000 values"),
-        ("deep", Reach.PROBE_FAILED, "cannot be read"),
-        ("no json", Reach.PROBE_FAILED, "cannot be read"),
-        ("list", Reach.PROBE_FAILED, "no JSON object"),
+        ("deep", Reach.PROBE_FAILED, "cannot be parsed"),
+        ("no json", Reach.PROBE_FAILED, "cannot be parsed"),
+        ("list", Reach.PROBE_FAILED, "not a JSON object"),
     ],
 )
-def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, message: str) -> None:
-    # What hangs is found out by waiting; on a busy machine what does not hang may take as long.
+def test_the_reason_for_missing_facts_is_reported(machine: Any, name: str, reach: Reach, message: str) -> None:
+    # Short for commands that hang; long for the others, which may be slow on a busy machine.
     for machine_s in (3, 60):
-        found = ask(machine(name), machine_s=machine_s, deadline_s=90)[name]
+        found = probe_targets(machine(name), machine_s=machine_s, deadline_s=90)[name]
         if found.reach is reach:
             break
     assert (found.reach, found.facts) == (reach, None)
@@ -183,26 +183,26 @@ def test_why_a_machine_gave_no_answer(machine: Any, name: str, reach: Reach, mes
 @needs_sshd
 def test_login_refused(machine: Any, tmp_path: Path) -> None:
     wrong = sshd.new_key(tmp_path / "wrong")
-    found = ask(machine("good", key_files=(str(wrong),)))["good"]
-    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 1 key")
-    found = ask(machine("good", key_files=(str(tmp_path / "none"),)))["good"]
-    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "root is not let in with 0 keys")
+    found = probe_targets(machine("good", key_files=(str(wrong),)))["good"]
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "sshd refused the login of root with 1 key")
+    found = probe_targets(machine("good", key_files=(str(tmp_path / "none"),)))["good"]
+    assert (found.reach, found.message) == (Reach.LOGIN_REFUSED, "sshd refused the login of root with 0 keys")
 
 
 @needs_sshd
-def test_a_changed_host_key_is_refused_and_told(machine: Any, tmp_path: Path) -> None:
+def test_a_changed_host_key_is_refused_and_reported(machine: Any, tmp_path: Path) -> None:
     other = sshd.new_key(tmp_path / "other").with_suffix(".pub").read_text().split()[:2]
     name = machine("good").host_key_name
     settings.known_hosts().write_text(f"{name} {' '.join(other)}\n")
-    found = ask(machine("good"))["good"]
+    found = probe_targets(machine("good"))["good"]
     assert found.reach is Reach.KEY_CHANGED
     assert "SHA256:" in found.message
     assert f"ssh-keygen -R '{name}'" in found.message
     assert settings.known_hosts().read_text().count("\n") == 1
 
 
-def test_a_name_server_that_hangs_holds_up_its_own_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in: a look-up that takes its time."""
+def test_a_hanging_name_server_delays_only_the_names_it_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for a slow name lookup."""
     real = socket.getaddrinfo
 
     def slow(host: str, *words: Any, **more: Any) -> Any:
@@ -211,23 +211,23 @@ def test_a_name_server_that_hangs_holds_up_its_own_machines_only(monkeypatch: py
         return real(host, *words, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    came: dict[str, float] = {}
+    reported: dict[str, float] = {}
     began = time.monotonic()
     names = [Target(f"gpu-{n}", f"gpu-{n}.example") for n in range(40)]
     answers = probing.probe(
         [*names, Target("closed", "127.0.0.1", sshd.free_ports(1)[0])],
         ProbeSettings(PROBE, connect_s=1),
         deadline_s=10,
-        on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+        on_result=lambda answer: reported.update({answer.name: time.monotonic() - began}),
     )
-    assert came["closed"] < 1
-    assert max(came.values()) < 2.5
+    assert reported["closed"] < 1
+    assert max(reported.values()) < 2.5
     assert {answer.reach for answer in answers} == {Reach.NO_ROUTE, Reach.REFUSED}
 
 
 @contextlib.contextmanager
-def mute(backlog: int = 64) -> Iterator[int]:
-    """Listens and never speaks."""
+def silent_listener(backlog: int = 64) -> Iterator[int]:
+    """A listening port that sends nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(backlog)
@@ -235,9 +235,9 @@ def mute(backlog: int = 64) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def blackhole() -> Iterator[int]:
-    """A port that answers nothing at all: its queue is full, so the kernel drops what comes."""
-    with mute(0) as port, contextlib.ExitStack() as stack:
+def full_listener() -> Iterator[int]:
+    """A port that does not respond: its queue is full, so the kernel drops new connections."""
+    with silent_listener(0) as port, contextlib.ExitStack() as stack:
         for _ in range(4):
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
@@ -248,8 +248,8 @@ def blackhole() -> Iterator[int]:
 
 def test_refused_and_no_route() -> None:
     free = sshd.free_ports(1)[0]
-    with mute() as silent, blackhole() as lost:
-        answers = ask(
+    with silent_listener() as silent, full_listener() as lost:
+        answers = probe_targets(
             Target("refused", "127.0.0.1", free),
             Target("nameless", "no-such-host.invalid"),
             Target("silent", "127.0.0.1", silent),
@@ -262,26 +262,26 @@ def test_refused_and_no_route() -> None:
         "silent": Reach.SHELL_HANGS,
         "lost": Reach.NO_ROUTE,
     }
-    assert answers["silent"].message == "it takes the connection, but its sshd does not greet"
+    assert answers["silent"].message == "connected, but sshd sends no SSH banner"
 
 
-def test_a_server_that_hangs_up() -> None:
+def test_a_server_that_closes_the_connection() -> None:
     code = (
         "import socket\ns=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(9)\n"
         "print(s.getsockname()[1],flush=True)\nwhile True: s.accept()[0].close()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = ask(Target("closing", "127.0.0.1", int(process.stdout.readline())))["closing"]
+        found = probe_targets(Target("closing", "127.0.0.1", int(process.stdout.readline())))["closing"]
         process.kill()
-    assert (found.reach, found.message) == (Reach.REFUSED, "its sshd hangs up before the login")
+    assert (found.reach, found.message) == (Reach.REFUSED, "sshd closed the connection before the login")
 
 
 @needs_sshd
-def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
-    came: dict[str, float] = {}
+def test_unresponsive_machines_do_not_delay_others(machine: Any) -> None:
+    reported: dict[str, float] = {}
     deadline_s = 12
-    with mute() as silent, blackhole() as lost:
+    with silent_listener() as silent, full_listener() as lost:
         dead = [Target(f"dead-{n}", "127.0.0.1", silent if n % 2 else lost) for n in range(20)]
         targets = [*dead, machine("good")]
         began = time.monotonic()
@@ -290,27 +290,27 @@ def test_machines_that_never_answer_delay_no_other(machine: Any) -> None:
             ProbeSettings(PROBE, probe_s=15, connect_s=60),
             deadline_s=deadline_s,
             parallel=2,
-            on_answer=lambda answer: came.update({answer.name: time.monotonic() - began}),
+            on_result=lambda answer: reported.update({answer.name: time.monotonic() - began}),
         )
         took = time.monotonic() - began
     assert took < deadline_s + 1
-    assert came["good"] < deadline_s
+    assert reported["good"] < deadline_s
     assert answers[-1].reach is Reach.ANSWERED
     assert {answer.reach for answer in answers[:-1]} == {Reach.SHELL_HANGS, Reach.NO_ROUTE}
 
 
-# --- ways ------------------------------------------------------------------------------------------------------------
+# --- connections -----------------------------------------------------------------------------------------------------
 
 
 @needs_sshd
-def test_through_a_jump_host(machine: Any, places: dict[str, int]) -> None:
+def test_through_a_jump_host(machine: Any, ports_of: dict[str, int]) -> None:
     jump = machine("jump")
     free = sshd.free_ports(1)[0]
-    answers = ask(
+    answers = probe_targets(
         machine("good", jump=(jump,)),
         machine("closed", port=free, jump=(jump,)),
-        machine("behind", port=places["good"], jump=(machine("gone", port=free),)),
-        machine("hangs", port=places["shell hangs"], jump=(jump,)),
+        machine("behind", port=ports_of["good"], jump=(machine("gone", port=free),)),
+        machine("hangs", port=ports_of["shell hangs"], jump=(jump,)),
         machine_s=12,
     )
     assert answers["good"].reach is Reach.ANSWERED
@@ -324,19 +324,19 @@ def test_through_a_jump_host(machine: Any, places: dict[str, int]) -> None:
 
 
 @needs_sshd
-def test_through_a_proxy_command_of_ssh_config(servers: sshd.Servers, places: dict[str, int], home: Path) -> None:
-    (home / ".ssh/more").write_text(f"Host gpu-*\n  HostName 127.0.0.1\n  Port {places['good']}\n  User root\n")
+def test_through_a_proxy_command_of_ssh_config(servers: sshd.Servers, ports_of: dict[str, int], home: Path) -> None:
+    (home / ".ssh/more").write_text(f"Host gpu-*\n  HostName 127.0.0.1\n  Port {ports_of['good']}\n  User root\n")
     (home / ".ssh/config").write_text(
         f"Include more\nHost gpu-1\n  IdentityFile {servers.login}\n"
         f"  ProxyCommand ssh -i {servers.login} -o BatchMode=yes -o StrictHostKeyChecking=no "
-        f"-o UserKnownHostsFile=/dev/null -p {places['jump']} -W %h:%p root@127.0.0.1\n"
-        f"Host gpu-2\n  IdentityFile {servers.login}\n  ProxyJump root@127.0.0.1:{places['jump']}\n"
+        f"-o UserKnownHostsFile=/dev/null -p {ports_of['jump']} -W %h:%p root@127.0.0.1\n"
+        f"Host gpu-2\n  IdentityFile {servers.login}\n  ProxyJump root@127.0.0.1:{ports_of['jump']}\n"
     )
     lookup = probing.ssh_config()
     found = [target(name, NOTHING, lookup) for name in ("gpu-1", "gpu-2")]
-    assert found[0].proxy_command.endswith(f"-W 127.0.0.1:{places['good']} root@127.0.0.1")
-    assert [hop.port for hop in found[1].jump] == [places["jump"]]
-    answers = ask(*found)
+    assert found[0].proxy_command.endswith(f"-W 127.0.0.1:{ports_of['good']} root@127.0.0.1")
+    assert [hop.port for hop in found[1].jump] == [ports_of["jump"]]
+    answers = probe_targets(*found)
     assert {answer.reach for answer in answers.values()} == {Reach.ANSWERED}, answers
 
 
@@ -349,7 +349,7 @@ def test_with_the_agents_key(machine: Any, servers: sshd.Servers, home: Path, mo
             while not (home / "agent").exists():
                 time.sleep(0.05)
             subprocess.run(["ssh-add", "-q", servers.login], check=True)
-            found = ask(
+            found = probe_targets(
                 machine("good", key_files=()),
                 machine("alone", port=machine("good").port, key_files=(), identities_only=True),
             )
@@ -366,7 +366,7 @@ def no_config(_host: str, _words: Sequence[str]) -> Mapping[str, Any]:
     return {}
 
 
-def test_what_the_inventory_says_goes_first() -> None:
+def test_the_inventory_overrides_ssh_config() -> None:
     config = {"hostname": "10.0.0.9", "port": "99", "user": "config", "identityfile": ["~/.ssh/config-key"]}
     variables = {
         "ansible_host": "10.0.0.1",
@@ -409,12 +409,12 @@ def test_a_proxy_command_of_the_inventory() -> None:
     "variables",
     [{"ansible_host": "{{ address }}"}, {"ansible_port": "ssh"}, {"ansible_ssh_common_args": "-o 'open"}],
 )
-def test_a_machine_that_cannot_be_reached_as_it_is_written(variables: Mapping[str, Any]) -> None:
+def test_invalid_connection_variables_are_wrong_input(variables: Mapping[str, Any]) -> None:
     with pytest.raises(WrongInput, match="gpu-1"):
         target("gpu-1", variables, no_config)
 
 
-def test_an_ssh_config_that_cannot_be_understood(home: Path) -> None:
+def test_an_invalid_ssh_config_is_wrong_input(home: Path) -> None:
     (home / ".ssh/config").write_text("Host gpu-1\n  nonsense\n")
     with pytest.raises(WrongInput, match="ssh_config"):
         probing.ssh_config()
@@ -429,7 +429,7 @@ def hashed(name: str) -> str:
     return "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
 
 
-def test_host_keys_in_every_form(tmp_path: Path) -> None:
+def test_host_keys_in_every_format(tmp_path: Path) -> None:
     ours, users = tmp_path / "ours/known_hosts", tmp_path / "known_hosts"
     key = base64.b64encode(b"key").decode()
     users.write_text(
@@ -487,7 +487,7 @@ def facts() -> dict[str, Any]:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a document."""
+    """The path of every value of a document."""
     yield path
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -509,7 +509,7 @@ def verdict(document: Any) -> Verdict:
     return operation.verdict_on(probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
 
 
-def test_a_wrong_type_anywhere_is_no_answer(facts: dict[str, Any]) -> None:
+def test_a_wrong_type_anywhere_makes_the_document_invalid(facts: dict[str, Any]) -> None:
     assert verdict(facts).state is not State.UNREACHABLE
     for path in leaves(facts):
         for wrong in (object(), [[1]], {"a": {}}, float("nan"), 1 << 80, -0.5, True, "\x1b[2J", None):
@@ -520,7 +520,7 @@ def test_a_wrong_type_anywhere_is_no_answer(facts: dict[str, Any]) -> None:
             assert found.findings[0].rule == "unreachable-probe-failed"
 
 
-def test_what_is_missing_is_no_answer(facts: dict[str, Any]) -> None:
+def test_a_missing_field_makes_the_document_invalid(facts: dict[str, Any]) -> None:
     # Who it is may be unknown: identity.py takes odd values for that.
     free = {"services", "hostname", "machine_id", "product_uuid", "product_serial", "macs"}
     for path in leaves(facts):
@@ -533,13 +533,13 @@ def test_what_is_missing_is_no_answer(facts: dict[str, Any]) -> None:
             assert verdict(changed).state is State.UNREACHABLE, path
 
 
-def test_a_newer_probe_may_say_more(facts: dict[str, Any]) -> None:
+def test_a_newer_probe_may_add_fields(facts: dict[str, Any]) -> None:
     assert shape.violation({**facts, "more": 1}) == ""
     assert "schema" in shape.violation({**facts, "schema": "gpunodes.probe/2"})
 
 
 @pytest.mark.parametrize("document", [b"{}", b"", b"x" * 100, b'{"a": 1e999}'])
-def test_unpacking_what_is_small(document: bytes) -> None:
+def test_unpacking_small_documents(document: bytes) -> None:
     with contextlib.suppress(probing._LostError):
         probing._unpacked(zlib.compress(document))
     with pytest.raises(probing._LostError):
@@ -552,8 +552,8 @@ def test_the_deadline_grows_with_the_number_of_machines() -> None:
 
 
 @needs_sshd
-def test_it_asks_again_until_it_is_stopped(tmp_path: Path) -> None:
-    """The machine answers once; in the second round it does not."""
+def test_watch_scans_again_until_it_is_stopped(tmp_path: Path) -> None:
+    """The machine responds in the first round and not in the second."""
     script = tmp_path / "once.sh"
     script.write_text(
         f"mkdir {tmp_path}/asked 2>/dev/null || exit 1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n"
@@ -576,7 +576,7 @@ def test_it_asks_again_until_it_is_stopped(tmp_path: Path) -> None:
             rounds: list[list[str]] = [[]]
             for line in running.stdout:
                 rounds[-1].append(line)
-                if re.fullmatch(r"\d of 1 well\.\n", line):
+                if re.fullmatch(r"\d of 1 healthy\.\n", line):
                     if len(rounds) == 2:
                         break
                     rounds.append([])
@@ -596,7 +596,7 @@ def write_inventory(folder: Path, **variables: object) -> Path:
     return path
 
 
-def test_a_site_says_what_codes_mean_and_how_many_gpus_there_should_be(tmp_path: Path) -> None:
+def test_site_settings_for_codes_and_expected_gpus(tmp_path: Path) -> None:
     inventory = Inventory(write_inventory(tmp_path, gpunodes_health_xids={13: "repair"}, gpunodes_health_gpus=8))
     (asked,) = operation.scan_targets(inventory, inventory.select(()))
     assert asked.site == SiteRules(xids={13: Action.REPAIR})
@@ -612,19 +612,19 @@ def test_a_site_says_what_codes_mean_and_how_many_gpus_there_should_be(tmp_path:
         {"gpunodes_health_gpus": "many"},
     ],
 )
-def test_a_site_that_says_nonsense(tmp_path: Path, variables: dict[str, Any]) -> None:
+def test_invalid_site_settings(tmp_path: Path, variables: dict[str, Any]) -> None:
     inventory = Inventory(write_inventory(tmp_path, **variables))
     with pytest.raises(WrongInput, match="gpunodes_health_"):
         operation.scan_targets(inventory, inventory.select(()))
 
 
-def test_a_machine_with_fewer_gpus_than_its_settings_say_is_not_well(facts: dict[str, Any]) -> None:
+def test_a_machine_with_fewer_gpus_than_its_settings_is_unhealthy(facts: dict[str, Any]) -> None:
     answer = probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=facts)
     found = operation.verdict_on(answer, SiteRules(), 8)
     assert (found.gpus_expected, found.state is State.HEALTHY) == (8, False)
 
 
-def test_the_filter_gives_the_same_verdict(facts: dict[str, Any]) -> None:
+def test_the_filter_returns_the_same_verdict(facts: dict[str, Any]) -> None:
     from gpunodes.ansible.filter_plugins.gpunodes import health
 
     found = health(facts, "gpu-1")
@@ -636,7 +636,7 @@ def test_the_filter_gives_the_same_verdict(facts: dict[str, Any]) -> None:
 
 
 @needs_sshd
-def test_the_playbook_says_the_same(machine: Any, tmp_path: Path) -> None:
+def test_the_playbook_returns_the_same_verdict(machine: Any, tmp_path: Path) -> None:
     good = machine("good")
     inventory = write_inventory(
         tmp_path, ansible_port=good.port, ansible_user="root", ansible_ssh_private_key_file=good.key_files[0]
@@ -656,6 +656,6 @@ def test_the_playbook_says_the_same(machine: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (message,) = re.findall(r'"msg": "(.*)"', done.stdout)
-    told = operation.verdict_on(ask(good)["good"], SiteRules())
+    told = operation.verdict_on(probe_targets(good)["good"], SiteRules())
     assert message.startswith(f"gpu-1: {told.state}")
     assert "changed=0" in done.stdout

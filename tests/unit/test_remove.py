@@ -1,4 +1,4 @@
-"""`remove` and `gpu remove`: they show which node goes, and ask, before anything is changed."""
+"""`remove` and `gpu remove` show the affected nodes and ask for confirmation before any change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\nworkers: {{hosts: {{{workers}}}}}\n")
 
     def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Inspection:
-        assert not sources, "package sources are not asked to remove anything"
+        assert not sources, "package sources are not queried for a removal"
         candidates = [MachineFacts(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
         return preflight.Inspection(candidates, {"nodes": [NODE]}, None, False, folder)
 
@@ -45,7 +45,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def carried(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
-    """What was carried out."""
+    """The options of the operations that were carried out."""
     done: list[RunOptions] = []
 
     def carry_out(operation: Operation, _: Any, __: Any, ___: Any, options: RunOptions) -> RunResult:
@@ -61,14 +61,16 @@ def run(inventory: Path, *words: str) -> Result:
 
 
 @pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
-def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[RunOptions], command: list[str]) -> None:
+def test_the_node_is_shown_and_confirmation_is_needed(
+    inventory: Path, carried: list[RunOptions], command: list[str]
+) -> None:
     """Without a terminal it needs --yes; what was read of machines and cluster is not read again."""
     refused = run(inventory, *command, "worker-1")
     assert "is not confirmed" in str(refused.exception)
     assert carried == []
     done = run(inventory, *command, "worker-1", "worker-6", "--yes")
     assert "worker-1: node worker-1, by its boot id" in done.stderr
-    assert "worker-6: no node of the cluster" in done.stderr
+    assert "worker-6: not a node of the cluster" in done.stderr
     assert carried[0].seen is not None
     assert carried[0].seen.facts["worker-1"] == REPORTED["worker-1"]
     assert run(inventory, *command, "worker-1", "--dry-run").exception is None
@@ -76,20 +78,20 @@ def test_the_node_is_shown_and_a_yes_is_needed(inventory: Path, carried: list[Ru
 
 
 @pytest.mark.parametrize("command", [["remove"], ["gpu", "remove"], ["reset"]])
-def test_a_clone_stops_the_command_before_anything_is_touched(
+def test_a_clone_stops_the_command_before_any_change(
     inventory: Path, carried: list[RunOptions], command: list[str]
 ) -> None:
-    """`remove worker-5`, whose cloned disk calls itself worker-1, drained and deleted worker-1."""
+    """`remove worker-5`, a clone with the hostname worker-1, drained and deleted worker-1."""
     done = run(inventory, *command, "worker-6", "worker-5", "--yes")
     assert "machine worker-5 (boot b5" in str(done.exception)
     assert "node worker-1 (boot b1" in str(done.exception)
     assert carried == []
 
 
-def test_a_node_whose_cluster_does_not_answer_is_left_alone(
+def test_a_node_whose_cluster_does_not_respond_is_not_changed(
     inventory: Path, carried: list[RunOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for a machine of no cluster, and its pods were not looked at."""
+    """It was taken for a machine without a cluster, and its pods were not checked."""
     monkeypatch.setitem(REPORTED, "worker-1", {**REPORTED["worker-1"], "kubernetes": {"role": "worker"}})
 
     def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
@@ -98,23 +100,23 @@ def test_a_node_whose_cluster_does_not_answer_is_left_alone(
 
     monkeypatch.setattr(preflight, "inspect", scan)
     done = run(inventory, "gpu", "remove", "worker-1", "--yes")
-    assert "worker-1 run as nodes, and control-1 cannot tell of which" in str(done.exception)
+    assert "worker-1 run as nodes, but the cluster is unknown: control-1" in str(done.exception)
     assert carried == []
-    # A cluster that is broken for good is left by a reset.
+    # A reset works without a cluster.
     done = run(inventory, "reset", "worker-1", "--yes")
-    assert "worker-1: no cluster answers, whose node it might be" in done.stderr
+    assert "worker-1: no cluster responds, so its node is unknown" in done.stderr
     assert len(carried) == 1
 
 
 @pytest.mark.parametrize("force", [True, False])
-def test_pods_are_forced_where_that_is_asked_for(inventory: Path, carried: list[RunOptions], force: bool) -> None:
-    """--force-drain of a removal is a setting of its run, which the role drain is told."""
+def test_pods_are_deleted_by_force_on_request(inventory: Path, carried: list[RunOptions], force: bool) -> None:
+    """--force-drain sets the variable of the role drain."""
     run(inventory, "remove", "worker-1", "--yes", *(["--force-drain"] if force else []))
     assert carried[0].variables.get("gpunodes_drain_force", False) is force
 
 
-def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: list[RunOptions]) -> None:
-    """Its node may be removed; it is the one that it was, whatever it is called."""
+def test_an_unreachable_machine_is_matched_by_its_last_report(inventory: Path, carried: list[RunOptions]) -> None:
+    """Its node may be removed; it is found by recorded identities, whatever its name."""
     identities.remember("control-1", {"dead": {"boot_id": "b1"}})
     done = run(inventory, "remove", "dead", "--yes")
     assert done.exception is not None
@@ -127,7 +129,7 @@ def test_a_dead_machine_goes_by_what_it_reported_last(inventory: Path, carried: 
 
 
 class _Inventory:
-    """An inventory without the machine that the node is called after."""
+    """An inventory without the machine that has the node's name."""
 
     dead = Machine("dead", "10.0.0.1", Role.WORKER)
     cluster = "control-1"

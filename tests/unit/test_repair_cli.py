@@ -1,4 +1,4 @@
-"""The commands of repair: what they refuse, in a sentence, before anything is touched; plans and documents."""
+"""The commands of repair: errors before any change, plans and JSON documents."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("repair", "--resume", "--dry-run"), "--dry-run"),
         (("repair", "gpu-9", "--yes"), "matches no machine"),
         (("repair", "gpu-1"), "--yes"),
-        (("repair", "gpu-1", "--yes", "--max-unavailable", "0"), "is no budget"),
+        (("repair", "gpu-1", "--yes", "--max-unavailable", "0"), "is not a budget"),
         (("repair", "gpu-1", "--from", "prayer"), "prayer"),
         (("health", "--reboot-hung"), "--yes"),
         (("health", "--reboot-hung", "--from", "x"), "--from"),
@@ -56,8 +56,8 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("health", "--yes"), "--reboot-hung"),
         (("power", "gpu-1", "status"), "gpu-1 has no BMC"),
         (("power", "gpu-1", "off"), "--yes"),
-        (("power", "gpu-*", "status"), "means 2 machines"),
-        (("uncordon", "gpu-*"), "means 2 machines"),
+        (("power", "gpu-*", "status"), "selects 2 machines"),
+        (("uncordon", "gpu-*"), "selects 2 machines"),
     ],
 )
 def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -65,17 +65,17 @@ def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert done.stdout == ""
-    assert "a fault of gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
 
 
-def test_a_control_plane_that_does_not_answer_stops_it_before_anything(tmp_path: Path) -> None:
+def test_an_unresponsive_control_plane_stops_it_before_any_change(tmp_path: Path) -> None:
     done = gpunodes(tmp_path, "repair", "gpu-1", "--yes", "--json")
     assert done.returncode == 1
     assert "--without-cluster" in json.loads(done.stdout)["remedy"]
     assert not list((tmp_path / "state" / "gpunodes" / "repairs").glob("*.json"))
 
 
-def test_clearing_without_a_cluster_is_remembered(tmp_path: Path) -> None:
+def test_clearing_without_a_cluster_is_in_the_history(tmp_path: Path) -> None:
     output = json.loads(gpunodes(tmp_path, "uncordon", "gpu-1", "--without-cluster", "--json").stdout)
     assert output == {"schema": "gpunodes.uncordon/1", "machine": "gpu-1", "node": "", "schedulable": None}
     found = json.loads(gpunodes(tmp_path, "history", "gpu-1", "--json").stdout)
@@ -83,7 +83,7 @@ def test_clearing_without_a_cluster_is_remembered(tmp_path: Path) -> None:
     assert "cleared" in gpunodes(tmp_path, "history").stdout
 
 
-def test_the_timer_names_what_it_is_called_with(tmp_path: Path) -> None:
+def test_the_timer_contains_its_options(tmp_path: Path) -> None:
     units = json.loads(gpunodes(tmp_path, "health", "timer", "--every", "5min", "--json").stdout)["units"]
     assert "OnUnitInactiveSec=5min" in units["gpunodes-health.timer"]
     assert f"WorkingDirectory={tmp_path}" in units["gpunodes-health.service"]
@@ -95,13 +95,13 @@ RESULT = RepairResult(
     "health",
     [
         MachineRepair("gpu-1", Decision.REPAIR, "hung", RepairOutcome.REPAIRED, VERDICT, "sysrq", (), "r1", 65.2),
-        MachineRepair("gpu-2", Decision.WAIT, "gpu-1 of pool workers not available; at most 1 may be", None, VERDICT),
-        MachineRepair("gpu-3", Decision.NOTHING, "its verdict asks for nothing"),
+        MachineRepair("gpu-2", Decision.WAIT, "gpu-1 of pool workers unavailable; the limit is 1", None, VERDICT),
+        MachineRepair("gpu-3", Decision.NOTHING, "its verdict's action is none"),
     ],
 )
 
 
-def test_a_summary_says_how_each_came_out() -> None:
+def test_a_summary_shows_the_result_of_each_machine() -> None:
     lines = views.summary(RESULT).splitlines()
     assert lines[0] == "gpu-1: repaired by sysrq in 1 min 05 s: hung"
     assert lines[1].startswith("gpu-2: wait: ")
@@ -109,13 +109,13 @@ def test_a_summary_says_how_each_came_out() -> None:
     assert RESULT.exit_code == 3
 
 
-def test_a_plan_shows_rungs_and_evidence_and_no_escapes() -> None:
+def test_a_plan_shows_steps_and_evidence_and_no_escapes() -> None:
     plan = RepairResult(
         "health", [MachineRepair("gpu-1", Decision.REPAIR, "hung", None, VERDICT, "reboot", ("GPU reset: no",))], True
     )
     message = views.summary(plan)
-    assert "it would start with: reboot" in message
-    assert "left out: GPU reset: no" in message
+    assert "first step: reboot" in message
+    assert "skipped: GPU reset: no" in message
     assert "INFO: task" in message
     assert "\x1b" not in message
 
@@ -133,7 +133,7 @@ def test_the_document() -> None:
 
 
 def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None:
-    """The pool of a machine is what `join` labels its node with: its group, gpunodes_pool, or a label of its own."""
+    """A machine's pool is the label that `join` gives its node: its group, gpunodes_pool, or a label setting."""
     (tmp_path / "hosts.yml").write_text(
         "control_plane: {hosts: {c1: {}}}\n"
         "h100: {hosts: {gpu-1: {}, gpu-2: {gpunodes_pool: spare}, gpu-3: {gpunodes_node_labels: {rack: r7}}}}\n"
@@ -146,38 +146,38 @@ def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None
     assert [fleet.pool_label(name) for name in names] == ["", "", "r7", ""]
 
 
-def test_deadline_and_parallel_hold_for_what_a_repair_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`health --deadline --parallel` bound the probes of --reboot-hung, too."""
+def test_deadline_and_parallel_apply_to_the_scans_of_a_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`health --deadline --parallel` limit the scans of --reboot-hung, too."""
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
     bounds: list[tuple[float, int]] = []
 
-    def sweep_them(targets: Any, *_: Any, deadline_s: float, parallel: int, on_answer: Any) -> None:
+    def probe_all(targets: Any, *_: Any, deadline_s: float, parallel: int, on_result: Any) -> None:
         bounds.append((deadline_s, parallel))
         for target in targets:
-            on_answer(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
+            on_result(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
 
-    monkeypatch.setattr(probing, "probe", sweep_them)
+    monkeypatch.setattr(probing, "probe", probe_all)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     words = ["--reboot-hung", "--dry-run", "--without-cluster", "-i", str(tmp_path / "hosts.yml")]
     CliRunner().invoke(health.command, [*words, "--deadline", "7", "--parallel", "3"], standalone_mode=False)
     CliRunner().invoke(health.command, words, standalone_mode=False)
     assert bounds == [(7.0, 3), (60.5, 64)]
-    # A machine that has just started may need longer: its verification is no scan.
+    # A machine that has just booted may need longer: its verification ignores the deadline.
     place = repair.Fleet(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
     place.scan(place.inventory.machines()[:1], full=False)
     assert bounds[2:] == [(60.25, 3)]
 
 
-def test_what_is_no_document_of_the_probe_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that answers nonsense was refused by `gpunodes repair` for a word that was not there."""
+def test_an_invalid_probe_document_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpunodes repair` failed with a missing key for a machine that reported nonsense."""
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
 
-    def sweep_them(targets: Any, *_: Any, on_answer: Any, **__: Any) -> None:
+    def probe_all(targets: Any, *_: Any, on_result: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
-            on_answer(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
+            on_result(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
 
-    monkeypatch.setattr(probing, "probe", sweep_them)
+    monkeypatch.setattr(probing, "probe", probe_all)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     place = repair.Fleet(Inventory(tmp_path / "hosts.yml"))
     (seen,) = place.scan(place.inventory.machines()[:1]).values()

@@ -1,4 +1,4 @@
-"""Evidence of repairs: a place of its own, for days and within a size."""
+"""Evidence of repairs: its folder, its age and size limits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def keep(repair_id: str, mib: float, age_days: float) -> Path:
     return folder
 
 
-def test_sweeps_that_find_nothing_leave_nothing_and_evidence_outlives_them() -> None:
-    """A timer that looks every ten minutes does not push out what a repair kept; it leaves no folder itself."""
+def test_scans_without_findings_leave_nothing_and_evidence_is_kept() -> None:
+    """The runs of a timer leave no folder and do not displace the evidence of a repair."""
     place = fleet(5, ["w1"])
     (found,) = [each for each in run(place).machines if each.machine == "w1"]
     kept = Path(found.evidence)
@@ -53,8 +53,8 @@ def test_sweeps_that_find_nothing_leave_nothing_and_evidence_outlives_them() -> 
     assert len(list((state_home() / "runs").iterdir())) == journal.KEEP
 
 
-def test_the_place_is_named_at_the_end_and_in_the_history() -> None:
-    """Whoever reads the result, its JSON or the history finds the folder."""
+def test_the_folder_is_named_in_the_result_and_in_the_history() -> None:
+    """The summary, the JSON document and the history name the folder."""
     result = run(fleet(5, ["w1"]))
     (found,) = [each for each in result.machines if each.machine == "w1"]
     assert f"evidence: {found.evidence}" in views.summary(result)
@@ -64,16 +64,16 @@ def test_the_place_is_named_at_the_end_and_in_the_history() -> None:
     assert collected.detail == f"{found.evidence}: w1.kernel.log"
 
 
-def test_nothing_came_and_no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that gives nothing leaves no empty folder behind."""
-    monkeypatch.setattr("tests.repair_fleet.Hands.collect", lambda *_, **__: [])
+def test_without_evidence_no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without evidence leaves no empty folder."""
+    monkeypatch.setattr("tests.repair_fleet.StandInControl.collect", lambda *_, **__: [])
     (found,) = [each for each in run(fleet(5, ["w1"])).machines if each.machine == "w1"]
     assert found.evidence == ""
     assert list((state_home() / "evidence").iterdir()) == []
 
 
-def test_evidence_is_kept_for_days_and_within_a_size() -> None:
-    """What is too old goes, then the oldest of what is too much; never that of a repair that goes on."""
+def test_evidence_is_kept_within_age_and_size_limits() -> None:
+    """Old evidence is deleted, then the oldest above the size limit, but never that of an unfinished repair."""
     old, young, newest = keep("old", 1, 91), keep("young", 3, 80), keep("newest", 3, 1)
     evidence.prune(90, 100)
     assert [path.exists() for path in (old, young, newest)] == [False, True, True]
@@ -83,10 +83,10 @@ def test_evidence_is_kept_for_days_and_within_a_size() -> None:
     assert [path.exists() for path in (young, newest)] == [False, True]
 
 
-def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Days and MiB are settings; what was kept of a repair that is gone on with stays, however old."""
+def test_a_repair_prunes_by_its_settings_except_unfinished_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days and MiB are settings; the evidence of an unfinished repair stays, however old."""
     place = fleet(5)
-    old, large, going = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30)
+    old, large, unfinished = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30)
     given = place.settings()
     changed = {"gpunodes_repair_evidence_days": 2, "gpunodes_repair_evidence_mib": 3}
     place.cordon("w1", "r1")
@@ -94,17 +94,17 @@ def test_a_repair_prunes_by_its_settings_and_not_what_goes_on(monkeypatch: pytes
     records.write(RepairRecord("r1", "w1", "test", stage=Stage.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
     monkeypatch.setattr(place, "settings", lambda: {**given, **changed})
     run(place)
-    assert [path.exists() for path in (old, large, going)] == [False, False, True]
+    assert [path.exists() for path in (old, large, unfinished)] == [False, False, True]
 
 
 @pytest.mark.parametrize("repair_id", ["", "..", "../runs", "a/b", "-", "a\n", "x" * 300])
-def test_a_repairs_id_is_no_path(repair_id: str) -> None:
+def test_a_repairs_id_cannot_be_a_path(repair_id: str) -> None:
     """An id may come from a lock in the cluster."""
-    with pytest.raises(GpunodesError, match="is no id"):
+    with pytest.raises(GpunodesError, match="is not a repair id"):
         evidence.open_folder(repair_id)
 
 
-def test_a_result_says_nothing_of_evidence_where_there_is_none() -> None:
+def test_a_result_without_evidence_does_not_mention_it() -> None:
     result = run(fleet(3))
     assert all(each.evidence == "" for each in result.machines)
     assert "evidence" not in views.summary(dataclasses.replace(result, dry_run=True))

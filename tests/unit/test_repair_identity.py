@@ -1,4 +1,4 @@
-"""A repair works on the node that is its machine beyond doubt, or on none: what was drained in another's place."""
+"""A repair only changes the node that certainly matches its machine; otherwise it changes none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, and rungs that wait for a moment only."""
+    """The test's own state folder, and very short time limits."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
     limits = repair_one.TimeLimits
@@ -38,14 +38,14 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(place: Fleet, name: str, *, by_hand: bool = False, **request: Any) -> repair.MachineRepair:
-    """The result of one machine; by hand it alone is repaired."""
+    """The result of one machine; with ``by_hand`` only this machine is repaired."""
     chosen = [entry for entry in place.entries if entry.name == name or not by_hand]
     made = repair.RepairRequest("repair", RepairLimits(by_hand=by_hand), **request)
     return next(each for each in repair.run(place, chosen, made, lambda *_: None).machines if each.machine == name)
 
 
 def refused(place: Fleet, name: str, **request: Any) -> str:
-    """Why nothing is done to a machine; nothing is."""
+    """Why a machine is refused; checks that nothing is changed."""
     machine, found = place.machines[name], run(place, name, **request)
     assert found.decision is Decision.REFUSE, found
     assert machine.done == []
@@ -60,7 +60,7 @@ def renamed(place: Fleet, name: str, new: str) -> None:
     place.machines = {new if each == name else each: machine for each, machine in place.machines.items()}
 
 
-def test_an_inventory_name_with_a_domain_is_the_node_in_the_machine_s_boot() -> None:
+def test_an_inventory_name_with_a_domain_matches_the_node_by_boot_id() -> None:
     """It was rebooted without lock, cordon and drain, since no node had its name."""
     place = fleet(5, ["w1"])
     place.api.add_pod("job", "w1")
@@ -72,8 +72,8 @@ def test_an_inventory_name_with_a_domain_is_the_node_in_the_machine_s_boot() -> 
 
 
 @pytest.mark.parametrize("name", ["w1.example.org", "rack-7"])
-def test_a_machine_that_no_node_is_known_to_be_is_not_rebooted(name: str) -> None:
-    """Both sides are named where a node comes near; --without-cluster is the way around it."""
+def test_a_machine_without_a_matching_node_is_not_rebooted(name: str) -> None:
+    """A similar node is named in the message; --without-cluster repairs the machine anyway."""
     place = fleet(5, ["w1"])
     renamed(place, "w1", name)
     place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
@@ -83,8 +83,8 @@ def test_a_machine_that_no_node_is_known_to_be_is_not_rebooted(name: str) -> Non
     assert run(place, name, without_cluster=True).outcome is RepairOutcome.REPAIRED
 
 
-def test_a_node_that_reports_the_address_of_another_is_not_drained_in_its_place() -> None:
-    """The sick machine was rebooted under its pods, and the node that gave its address was drained."""
+def test_a_node_that_reports_the_address_of_another_is_not_drained() -> None:
+    """The machine was rebooted with its pods, and the node that reported its address was drained."""
     place = fleet(5, ["w4"])
     place.api.nodes["w0"]["status"]["addresses"].append({"type": "ExternalIP", "address": "addr-w4"})
     place.api.add_pod("job", "w4")
@@ -100,11 +100,11 @@ def test_a_node_that_reports_the_address_of_another_is_not_drained_in_its_place(
 def test_two_nodes_in_one_boot_are_refused() -> None:
     place = fleet(5, ["w1"])
     place.api.nodes["w3"]["status"]["nodeInfo"]["bootID"] = "w1-boot-1"
-    assert "the nodes w1 and w3 report one boot id" in refused(place, "w1")
+    assert "the nodes w1 and w3 report the same boot id" in refused(place, "w1")
 
 
-def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
-    """Another machine that took over its node is not drained for it, and its power stays."""
+def test_an_unreachable_machine_is_matched_by_its_name_and_its_last_report() -> None:
+    """Another machine that took over its node is neither drained nor reset."""
     place = fleet(5, ["w1"], off=True)
     identities.remember("test", {"w1": {"boot_id": "older", "product_uuid": UUID}})
     place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = OTHER
@@ -113,7 +113,7 @@ def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
     assert OTHER in why
     place.api.nodes["w1"]["status"]["nodeInfo"]["systemUUID"] = UUID.upper()
     assert run(place, "w1", by_hand=True, named=frozenset({"w1"})).outcome is RepairOutcome.REPAIRED
-    # With a name that no node has, what was recorded finds the node.
+    # If no node has the machine's name, the recorded boot id finds the node.
     place = fleet(5, ["w1"], off=True)
     renamed(place, "w1", "rack-7")
     identities.remember("test", {"rack-7": {"boot_id": "w1-boot-1"}})
@@ -121,7 +121,7 @@ def test_a_dead_machine_goes_by_its_name_and_by_what_it_reported_last() -> None:
 
 
 def left_behind(place: Fleet, machine: str, node: str, lock: str = "") -> None:
-    """The Lease of an operator who is dead: it holds a repair of ``machine``, whose node it says is ``node``."""
+    """The Lease of a dead controller with a repair of ``machine`` whose recorded node is ``node``."""
     record = RepairRecord(
         id="r1", machine=machine, cluster="theirs", started=time.time(), reason="sick", action="reboot",
         stage=Stage.ESCALATE, node=node, step="reboot", named=True, boot_id=f"{machine}-boot-1",
@@ -139,17 +139,17 @@ def resumed(place: Fleet) -> list[repair.MachineRepair]:
     return list(repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None).machines)
 
 
-def test_a_repair_in_a_lock_is_gone_on_with_on_its_own_machine_and_node() -> None:
+def test_a_repair_in_a_lock_is_resumed_on_its_own_machine_and_node() -> None:
     place = fleet(5, ["w1"])
     left_behind(place, "w1", "w1")
     (found,) = resumed(place)
     assert (found.machine, found.outcome) == ("w1", RepairOutcome.REPAIRED)
-    assert records.read("theirs") == {}, "it is ours from then on"
+    assert records.read("theirs") == {}, "it is filed under this cluster"
 
 
 @pytest.mark.parametrize(("machine", "node"), [("w1", "w2"), ("rack-7", "w2")])
-def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str, node: str) -> None:
-    """Another operator's inventory calls another machine so: it was rebooted under the pods of its own node."""
+def test_a_repair_in_a_lock_changes_no_machine_that_is_not_its_node(machine: str, node: str) -> None:
+    """Another inventory gives another machine that name: it was rebooted with the pods of its own node."""
     place = fleet(5, ["w1"])
     if machine != "w1":
         renamed(place, "w1", machine)
@@ -157,11 +157,11 @@ def test_a_repair_in_a_lock_touches_no_machine_that_is_not_its_node(machine: str
     left_behind(place, machine, node)
     (found,) = resumed(place)
     assert (found.decision, found.outcome) == (Decision.REFUSE, None)
-    assert f"its repair is of the node {node}, and" in found.why
+    assert f"its repair was started for the node {node}, but" in found.why
     assert place.machines[machine].done == []
 
 
-def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
+def test_a_repair_in_the_lock_of_another_node_is_ignored() -> None:
     place = fleet(5, ["w1"])
     left_behind(place, "w1", "w1", lock="w2")
     place.api.nodes["w1"]["metadata"]["annotations"].clear()
@@ -169,7 +169,7 @@ def test_a_repair_in_the_lock_of_another_node_is_none() -> None:
     assert place.machines["w1"].done == []
 
 
-def test_a_control_plane_that_is_away_for_one_question_ends_no_other_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_plane_that_misses_one_query_ends_no_other_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1", "w2"])
     left_behind(place, "w1", "w1")
     left_behind(place, "w2", "w2")
@@ -187,8 +187,8 @@ def test_a_control_plane_that_is_away_for_one_question_ends_no_other_repair(monk
     assert found["w2"].outcome is RepairOutcome.REPAIRED
 
 
-def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BMC that nothing identifies gets orders for a machine that its user named, and by nobody else's word."""
+def test_a_machine_is_only_named_by_its_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unidentified BMC is used only for a machine that the user of this controller named."""
     place = fleet(5, ["w1"])
     named: list[bool] = []
     machine_control = place.machine_control
@@ -210,7 +210,7 @@ def test_who_was_named_stays_named_when_another_command_goes_on(monkeypatch: pyt
     assert named == [False, True]
 
 
-def test_marks_are_cleared_on_the_machine_s_own_node_only() -> None:
+def test_marks_are_cleared_only_on_the_machine_s_own_node() -> None:
     place = fleet(2)
     place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
     with pytest.raises(WrongInput, match="node w1"):
@@ -218,7 +218,7 @@ def test_marks_are_cleared_on_the_machine_s_own_node_only() -> None:
     assert power.clear(place, place.entries[0], without_cluster=False).node == "w0"
 
 
-def test_records_of_identities_are_private_and_hold_what_is_plain() -> None:
+def test_records_of_identities_are_private_and_limited() -> None:
     odd = {"boot_id": "b", "machine_id": ["much"], "macs": ["3c:ec:ef:00:00:01"] * 1000, "log": {"text": "much"}}
     identities.remember("test", {"gpu-1": odd, "gpu-2": None})
     (path,) = (Path(os.environ["XDG_STATE_HOME"]) / "gpunodes" / "identities").glob("*.json")
@@ -226,11 +226,11 @@ def test_records_of_identities_are_private_and_hold_what_is_plain() -> None:
     assert path.stat().st_size < 10000
     identities.remember("test", {"gpu-1": {"boot_id": "c"}})
     found = identities.recall_all("test", {"gpu-1": "10.0.0.1", "gpu-3": "10.0.0.3"})
-    assert (found["gpu-1"].boot_id, found["gpu-1"].answered, found["gpu-3"].boot_id) == ("c", False, "")
+    assert (found["gpu-1"].boot_id, found["gpu-1"].responded, found["gpu-3"].boot_id) == ("c", False, "")
 
 
 @pytest.mark.parametrize("text", ["[broken", "[]", "5", "[" * 100_000])
-def test_records_of_identities_that_cannot_be_read_are_neither_lost_nor_passed_over(text: str) -> None:
+def test_invalid_records_of_identities_are_neither_overwritten_nor_ignored(text: str) -> None:
     identities.remember("test", {"gpu-1": {"boot_id": "b"}})
     (path,) = (Path(os.environ["XDG_STATE_HOME"]) / "gpunodes" / "identities").glob("*.json")
     path.write_text(text)
@@ -260,7 +260,7 @@ NODES = [node("worker-1", "10.0.0.1", "b1", UUID), node("w6", "10.0.0.6", "b6", 
 
 
 def test_playbooks_match_as_commands_do() -> None:
-    """A clone that calls itself worker-1 is not that node; neither when it joins, though its machine-id is the same."""
+    """A clone with the hostname worker-1 is not that node, not even when it joins with the same machine-id."""
     clone = facts("worker-1", "b5", OTHER)
     for joins in (False, True):
         found = filters.match(NODES, clone, "worker-5", MACHINES, "c", joins=joins)
@@ -276,8 +276,8 @@ def test_playbooks_match_as_commands_do() -> None:
     }
 
 
-def test_a_clone_that_calls_itself_as_another_is_neither_drained_nor_reset(tmp_path: Path) -> None:
-    """`remove worker-5`, whose cloned disk calls itself worker-1, drained and deleted worker-1."""
+def test_a_clone_with_the_hostname_of_another_is_neither_drained_nor_reset(tmp_path: Path) -> None:
+    """`remove worker-5`, a clone with the hostname worker-1, drained and deleted worker-1."""
     (tmp_path / "hosts.yml").write_text(
         "all:\n  vars: {ansible_connection: local, ansible_become: false}\n  children:\n"
         "    control_plane: {hosts: {control-1: {ansible_host: 10.0.0.9}}}\n"
@@ -285,8 +285,8 @@ def test_a_clone_that_calls_itself_as_another_is_neither_drained_nor_reset(tmp_p
     )
     cluster = {"version": "v1.36.3", "endpoint": "10.0.0.9:6443", "ca_hash": "sha256:aa", "nodes": NODES}
     known = {
-        "gpunodes_facts": {"worker-5": runner._sealed(facts("worker-1", "b5", OTHER))},
-        "gpunodes_cluster": runner._sealed(cluster),
+        "gpunodes_facts": {"worker-5": runner._encoded(facts("worker-1", "b5", OTHER))},
+        "gpunodes_cluster": runner._encoded(cluster),
     }
     (tmp_path / "known.json").write_text(json.dumps(known))
     root = Path(__file__).parents[2]

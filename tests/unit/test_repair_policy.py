@@ -1,4 +1,4 @@
-"""Who may be repaired now: actions, budget, control planes, mass sickness, loop guard, order."""
+"""Which machines may be repaired now: actions, budget, control planes, unhealthy pools, loop guard, order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HOUR = 3600.0
 
 
 def verdict(name: str, action: Action = Action.REBOOT, *, hung: bool = False, state: State | None = None) -> Verdict:
-    calm = State.HEALTHY if action is Action.NONE else State.SICK
-    return Verdict(name, "live", state or (State.HUNG if hung else calm), action, hung_in_driver=hung)
+    default = State.HEALTHY if action is Action.NONE else State.SICK
+    return Verdict(name, "live", state or (State.HUNG if hung else default), action, hung_in_driver=hung)
 
 
 def candidate(name: str, action: Action = Action.REBOOT, **changes: object) -> RepairCandidate:
@@ -40,7 +40,7 @@ def decide(
     return policy.decide(candidates, nodes, limits or RepairLimits(), NOW)
 
 
-def test_what_asks_for_a_reboot_is_repaired_and_nothing_else() -> None:
+def test_only_machines_that_need_a_reboot_are_repaired() -> None:
     decisions = decide(
         [
             candidate("w0"),
@@ -58,13 +58,13 @@ def test_what_asks_for_a_reboot_is_repaired_and_nothing_else() -> None:
     }
 
 
-def test_wider_actions_take_a_reset_too() -> None:
+def test_more_actions_allow_a_gpu_reset_too() -> None:
     limits = RepairLimits(actions=frozenset({Action.RESET_GPU, Action.REBOOT}), max_unavailable=Budget(2))
     decisions = decide([candidate("w0"), candidate("w1", Action.RESET_GPU)], workers(20), limits)
     assert set(decided(decisions).values()) == {Decision.REPAIR}
 
 
-def test_hands_and_the_unreachable_are_not_rebooted() -> None:
+def test_machines_for_manual_repair_and_unreachable_ones_are_not_rebooted() -> None:
     far = RepairCandidate("w1", verdict("w1", Action.NONE, state=State.UNREACHABLE), Node("w1", ready=False))
     decisions = decide([candidate("w0", Action.REPAIR), far], workers(20))
     assert decided(decisions) == {"w0": Decision.NEEDS_REPAIR, "w1": Decision.REFUSE}
@@ -72,7 +72,7 @@ def test_hands_and_the_unreachable_are_not_rebooted() -> None:
     assert decided(decide([far], workers(20), by_hand)) == {"w1": Decision.REPAIR}
 
 
-def test_the_budget_counts_what_is_down_already() -> None:
+def test_the_budget_counts_unavailable_machines() -> None:
     down = Node("w5", ready=False)
     cordoned = Node("w6", cordoned=True)
     assert decided(decide([candidate("w0")], workers(9, w5=down))) == {"w0": Decision.WAIT}
@@ -82,7 +82,7 @@ def test_the_budget_counts_what_is_down_already() -> None:
     assert decided(decide([candidate("w0")], workers(9, w5=down, w6=cordoned), two)) == {"w0": Decision.WAIT}
 
 
-def test_one_at_a_time_and_the_lost_one_first() -> None:
+def test_one_at_a_time_and_unavailable_machines_first() -> None:
     lost = candidate("w7", node=Node("w7", ready=False), verdict=verdict("w7", hung=True))
     decisions = decide([candidate("w0"), lost], workers(20, w7=Node("w7", ready=False)))
     assert [(decision.machine, decision.decision) for decision in decisions] == [
@@ -91,8 +91,8 @@ def test_one_at_a_time_and_the_lost_one_first() -> None:
     ]
 
 
-def test_what_is_lost_counts_for_everybody_but_itself() -> None:
-    """A node that is not ready, or that somebody cordoned, is unavailable, whichever of its pool is to be repaired."""
+def test_an_unavailable_machine_counts_for_all_others() -> None:
+    """A node that is not ready, or cordoned, is unavailable for the repair of every other machine of its pool."""
     nodes = workers(20, w1=Node("w1", ready=False), w2=Node("w2", ready=False))
     both = [candidate("w1", node=nodes[1]), candidate("w2", node=nodes[2])]
     assert set(decided(decide(both, nodes)).values()) == {Decision.WAIT}
@@ -102,19 +102,19 @@ def test_what_is_lost_counts_for_everybody_but_itself() -> None:
     assert decided(decide(both[:1], cordoned)) == {"w1": Decision.WAIT}
 
 
-def test_a_selection_does_not_shrink_what_is_sick() -> None:
-    """One selected of three that are sick is no single case: the pool counts, by its nodes and by what was judged."""
+def test_a_selection_does_not_reduce_the_unhealthy_count() -> None:
+    """One selected of three unhealthy machines is not a single case: the whole pool counts, by nodes and verdicts."""
     lost = workers(4, **{f"w{index}": Node(f"w{index}", ready=False) for index in range(3)})
     (decision,) = decide([candidate("w0", node=lost[0])], lost, RepairLimits(max_unavailable=Budget(4)))
     assert (decision.decision, decision.why[:6]) == (Decision.REFUSE, "3 of 4")
     ready = workers(4)
-    beside = [candidate("w1"), candidate("w2"), candidate("w3", Action.NONE)]
-    (decision,) = policy.decide([candidate("w0")], ready, RepairLimits(), NOW, beside)
+    others = [candidate("w1"), candidate("w2"), candidate("w3", Action.NONE)]
+    (decision,) = policy.decide([candidate("w0")], ready, RepairLimits(), NOW, others)
     assert (decision.decision, decision.why[:6]) == (Decision.REFUSE, "3 of 4")
 
 
-def test_gpu_workers_are_a_pool_apart_from_the_others() -> None:
-    """Sixteen CPU nodes do not make three sick GPU nodes of four look like few."""
+def test_gpu_workers_are_a_separate_pool() -> None:
+    """Sixteen CPU nodes do not dilute three unhealthy GPU nodes of four."""
     nodes = [*workers(4), *(Node(f"cpu{index}", pool=policy.pool_of("", gpus=False)) for index in range(16))]
     decisions = decide([candidate(f"w{index}") for index in range(3)], nodes)
     assert set(decided(decisions).values()) == {Decision.REFUSE}
@@ -122,8 +122,8 @@ def test_gpu_workers_are_a_pool_apart_from_the_others() -> None:
     assert policy.pool_of("a100", gpus=True) == "a100"
 
 
-def test_a_repair_stamped_by_a_fast_clock_counts() -> None:
-    """A repair that another operator's clock dates to tomorrow was made by now."""
+def test_a_repair_dated_by_a_fast_clock_counts() -> None:
+    """A repair that another controller's clock dates to tomorrow has already happened."""
     ahead = candidate("w0", repairs=(NOW + HOUR, NOW + 40 * HOUR))
     assert decided(decide([ahead], workers(9))) == {"w0": Decision.NEEDS_REPAIR}
 
@@ -163,10 +163,10 @@ LIMITS = st.builds(
     LIMITS,
 )
 @settings(max_examples=300, deadline=None)
-def test_no_selection_goes_past_budget_and_percentage(
+def test_no_selection_exceeds_budget_and_percentage(
     nodes: list[Node], data: st.DataObject, limits: RepairLimits
 ) -> None:
-    """Whatever is selected of whatever pools: in none are more unavailable, or more sick, than what is allowed."""
+    """For any selection, no pool has more unavailable or unhealthy machines than allowed."""
     machines = [
         RepairCandidate(node.name, dataclasses.replace(data.draw(VERDICTS), name=node.name), node, named=True)
         for node in nodes
@@ -179,31 +179,31 @@ def test_no_selection_goes_past_budget_and_percentage(
         NOW,
         [each for each in machines if each.name not in chosen],
     )
-    begun = {decision.machine for decision in decisions if decision.decision is Decision.REPAIR}
+    started = {decision.machine for decision in decisions if decision.decision is Decision.REPAIR}
     for pool in {policy.pool_name(node) for node in nodes}:
         members = [each for each in machines if policy.pool_name(each.node or Node("")) == pool]
-        if not {each.name for each in members} & begun:
+        if not {each.name for each in members} & started:
             continue
-        down = {each.name for each in members if each.node and not each.node.available} | begun & {
+        down = {each.name for each in members if each.node and not each.node.available} | started & {
             each.name for each in members
         }
-        assert len(down) <= limits.max_unavailable.of(len(members))
+        assert len(down) <= limits.max_unavailable.limit(len(members))
         assert pool != policy.CONTROL_PLANE_POOL or len(down) == 1
-        ill = sum(policy.is_unhealthy(each.verdict) or not (each.node and each.node.ready) for each in members)
-        assert limits.by_hand or ill <= 1 or ill * 100 <= limits.unhealthy_percent * len(members)
+        unhealthy = sum(policy.is_unhealthy(each.verdict) or not (each.node and each.node.ready) for each in members)
+        assert limits.by_hand or unhealthy <= 1 or unhealthy * 100 <= limits.unhealthy_percent * len(members)
 
 
 def test_pools_have_budgets_of_their_own() -> None:
     nodes = [Node(f"{pool}{index}", pool=pool) for pool in "ab" for index in range(10)]
-    sick = [candidate("a0", node=nodes[0]), candidate("a1", node=nodes[1]), candidate("b0", node=nodes[10])]
-    assert decided(decide(sick, nodes)) == {"a0": Decision.REPAIR, "a1": Decision.WAIT, "b0": Decision.REPAIR}
+    unhealthy = [candidate("a0", node=nodes[0]), candidate("a1", node=nodes[1]), candidate("b0", node=nodes[10])]
+    assert decided(decide(unhealthy, nodes)) == {"a0": Decision.REPAIR, "a1": Decision.WAIT, "b0": Decision.REPAIR}
 
 
 def test_a_percentage_is_of_the_pool() -> None:
     nodes = workers(50)
     ten = RepairLimits(max_unavailable=policy.budget("10%"))
-    sick = [candidate(f"w{index}", node=nodes[index]) for index in range(8)]
-    counted = list(decided(decide(sick, nodes, ten)).values())
+    unhealthy = [candidate(f"w{index}", node=nodes[index]) for index in range(8)]
+    counted = list(decided(decide(unhealthy, nodes, ten)).values())
     assert counted.count(Decision.REPAIR) == 5
     assert counted.count(Decision.WAIT) == 3
 
@@ -217,15 +217,17 @@ def test_control_planes_must_be_named_and_go_one_by_one() -> None:
     assert decided(decide(both, nodes, generous)) == {"c0": Decision.REPAIR, "c1": Decision.WAIT}
 
 
-def test_a_pool_that_is_sick_as_a_whole_is_left_alone() -> None:
+def test_a_mostly_unhealthy_pool_is_not_repaired() -> None:
     nodes = workers(4)
     decisions = decide([candidate(f"w{index}", node=nodes[index]) for index in range(3)], nodes)
     assert set(decided(decisions).values()) == {Decision.REFUSE}
     assert "3 of 4" in decisions[0].why
-    assert decided(decide([candidate("w0")], workers(2))) == {"w0": Decision.REPAIR}, "one is never too many"
+    assert decided(decide([candidate("w0")], workers(2))) == {"w0": Decision.REPAIR}, (
+        "a single machine never exceeds the limit"
+    )
 
 
-def test_the_unreachable_count_as_sick() -> None:
+def test_unreachable_machines_count_as_unhealthy() -> None:
     nodes = workers(10)
     far = [
         RepairCandidate(f"w{i}", verdict(f"w{i}", Action.NONE, state=State.UNREACHABLE), nodes[i]) for i in range(1, 5)
@@ -245,7 +247,7 @@ def test_the_loop_guard_counts_history_and_node_once() -> None:
 
 
 @pytest.mark.parametrize("where", ["history", "node"])
-def test_a_machine_that_was_given_up_is_not_rebooted_again(where: str) -> None:
+def test_a_machine_marked_as_needing_repair_is_not_rebooted_again(where: str) -> None:
     given_up = (
         candidate("w0", needs_repair="GPU lost")
         if where == "history"
@@ -257,23 +259,23 @@ def test_a_machine_that_was_given_up_is_not_rebooted_again(where: str) -> None:
         assert "gpunodes uncordon w0" in decisions[0].why
 
 
-def test_nobody_repairs_what_another_repairs() -> None:
+def test_a_machine_locked_by_another_command_is_refused() -> None:
     assert decided(decide([candidate("w0", busy="ann@desk")], workers(9))) == {"w0": Decision.REFUSE}
 
 
 def test_without_a_cluster_the_candidates_are_the_pool() -> None:
-    alone = [RepairCandidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
-    sick = RepairCandidate("w9", verdict("w9"))
-    assert decided(policy.decide([*alone, sick], [], RepairLimits(), NOW))["w9"] is Decision.REPAIR
+    healthy = [RepairCandidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
+    unhealthy = RepairCandidate("w9", verdict("w9"))
+    assert decided(policy.decide([*healthy, unhealthy], [], RepairLimits(), NOW))["w9"] is Decision.REPAIR
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "101%", "ten", "", "1.5", "%"])
-def test_a_budget_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_budget_is_refused(text: str) -> None:
     with pytest.raises(WrongInput):
         policy.budget(text)
 
 
-def test_where_the_ladder_starts() -> None:
+def test_the_starting_step() -> None:
     assert escalation.start(verdict("w0")).step.name == "reboot"
     assert [step.name for step in escalation.start(verdict("w0")).skipped] == ["gpu-reset"]
     assert escalation.start(verdict("w0", Action.RESET_GPU)).step.name == "gpu-reset"
@@ -285,7 +287,7 @@ def test_where_the_ladder_starts() -> None:
         escalation.start(verdict("w0"), "prayer")
 
 
-def test_what_a_machine_climbs_by_itself() -> None:
+def test_steps_that_a_machine_performs_by_itself() -> None:
     assert escalation.armed("reboot", hung=True) == [(10.0, "force"), (15.0, "sysrq")]
     assert escalation.armed("force", hung=False) == [(20.0, "sysrq")]
     assert escalation.armed("sysrq", hung=True) == []

@@ -1,4 +1,4 @@
-"""A repair beside people and other commands: what they do between its steps counts before the next one."""
+"""Repairs concurrent with users and other commands: a repair respects their changes before its next stage."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, locks of a second, rungs of a moment."""
+    """The test's own state folder, locks of one second, and very short time limits."""
     hurry(monkeypatch, tmp_path)
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
 
 
 def run(place: Fleet, message: list[str] | None = None, **request: Any) -> dict[str, repair.MachineRepair]:
     made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
-    told = message if message is not None else []
-    result = repair.run(place, place.entries, made, lambda name, text: told.append(f"{name}: {text}"))
+    messages = message if message is not None else []
+    result = repair.run(place, place.entries, made, lambda name, text: messages.append(f"{name}: {text}"))
     return {each.machine: each for each in result.machines}
 
 
@@ -50,50 +50,50 @@ def entry(place: Fleet, name: str) -> Machine:
 
 
 def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Run a repair that dies in a method of Hands, and let its Lease expire."""
+    """Run a repair that dies in a method of the machine control, and let its Lease expire."""
 
     def dies(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_fleet.Hands, method, dies)
+        patch.setattr(repair_fleet.StandInControl, method, dies)
         patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
         run(place)
     time.sleep(1.2)
 
 
-def test_a_person_who_cordons_while_evidence_is_collected_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_cordoned_by_a_user_during_collection_is_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1"])
     place.api.add_pod("job", "w1")
-    collect = repair_fleet.Hands.collect
+    collect = repair_fleet.StandInControl.collect
 
     def slow(machine_control: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         place.cordon("w1")
         return collect(machine_control, folder, facts, bug_report=bug_report)
 
-    monkeypatch.setattr(repair_fleet.Hands, "collect", slow)
+    monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
     found = run(place)["w1"]
     assert found.outcome is RepairOutcome.NOT_REPAIRED
-    assert "somebody cordoned its node meanwhile" in found.why
+    assert "a user or another program cordoned its node in the meantime" in found.why
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
     assert place.api.leases == {}
     found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w1"}))["w1"]
-    assert found.outcome is RepairOutcome.REPAIRED, "who names it means it"
+    assert found.outcome is RepairOutcome.REPAIRED, "named machines are repaired despite the cordon"
 
 
-def test_a_person_who_cordons_after_a_kill_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_cordoned_by_a_user_after_a_kill_is_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1"])
     kill(place, monkeypatch, "collect")
     place.cordon("w1")
     found = run(place)["w1"]
     assert found.decision is Decision.REFUSE
-    assert "somebody cordoned it" in found.why
+    assert "a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
 
 
 def test_maintenance_that_begins_before_the_lock_counts() -> None:
-    """The decision has read the nodes already."""
+    """The decision has already read the nodes."""
     place, armed = fleet(5, ["w1"]), [True]
 
     def before(method: str, path: str) -> None:
@@ -108,23 +108,23 @@ def test_maintenance_that_begins_before_the_lock_counts() -> None:
     assert place.api.leases == {}
 
 
-def test_maintenance_goes_by_the_control_planes_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of the timer is five hours ahead."""
+def test_maintenance_uses_the_control_planes_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's clock is five hours ahead."""
     place = fleet(5, ["w1"])
     maintenance.begin(place, [entry(place, "w1")], "until the evening", time.time() + 4 * 3600)
-    real, ask = time.time, place.api.ask
+    real, request = time.time, place.api.request
     monkeypatch.setattr(time, "time", lambda: real() + 5 * 3600)
-    monkeypatch.setattr(place.api, "ask", lambda *a, **k: dataclasses.replace(ask(*a, **k), time=real()))
+    monkeypatch.setattr(place.api, "request", lambda *a, **k: dataclasses.replace(request(*a, **k), time=real()))
     assert run(place)["w1"].decision is Decision.REFUSE
     assert place.machines["w1"].done == []
-    # And who begins one there says it in the control plane's time, too.
+    # Maintenance that starts there is stored in the control plane's time, too.
     maintenance.begin(place, [entry(place, "w1")], "an hour", time.time() + 3600)
     (kept,) = maintenance.listed(place)
     assert kept.maintenance is not None
     assert kept.maintenance.until == pytest.approx(real() + 3600, abs=5)
 
 
-def test_maintenance_of_a_node_that_goes_meanwhile_is_an_error() -> None:
+def test_maintenance_of_a_node_deleted_in_the_meantime_is_an_error() -> None:
     place = fleet(3)
 
     def before(method: str, path: str) -> None:
@@ -132,12 +132,12 @@ def test_maintenance_of_a_node_that_goes_meanwhile_is_an_error() -> None:
             place.api.nodes.pop("w1", None)
 
     place.api.before = before
-    with pytest.raises(GpunodesError, match="w1 went meanwhile"):
+    with pytest.raises(GpunodesError, match="w1 was deleted in the meantime"):
         maintenance.begin(place, [entry(place, "w1")], "x", None)
 
 
 def test_a_node_that_was_cleared_by_hand_is_not_repaired_from_an_old_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repair was killed, a person mended the machine and gave it back: the timer rebooted it under its pods."""
+    """A repair was killed and a user fixed and uncordoned the machine; the timer then rebooted it with its pods."""
     place = fleet(5, ["w1"])
     kill(place, monkeypatch, "boot")
     place.machines["w1"].sick = False
@@ -153,7 +153,7 @@ def test_a_node_that_was_cleared_by_hand_is_not_repaired_from_an_old_record(monk
 def test_a_record_of_a_repair_that_another_command_has_ended_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """We lost the lock, they repaired the machine and gave it back: its pods were evicted by our next run."""
+    """The lock was lost and another command repaired the machine; the next run of the first one evicted its pods."""
     place = fleet(5, ["w1"])
 
     def lost(_: Leases, __: str) -> None:
@@ -170,13 +170,13 @@ def test_a_record_of_a_repair_that_another_command_has_ended_is_dropped(
     place.api.add_pod("job", "w1")
     message: list[str] = []
     assert run(place, message)["w1"].decision is Decision.NOTHING
-    assert "its node was given back meanwhile" in "".join(message)
+    assert "its node was uncordoned in the meantime" in "".join(message)
     assert "job" in place.api.pods
     assert records.read("test") == {}
 
 
 def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
-    """`gpunodes remove` took it; every later run ended with that machine."""
+    """`gpunodes remove` deleted it; every later run failed at that machine."""
     place = fleet(5, ["w1"])
     held = Leases(Cluster(place.session()), "repair")
     fields = {"started": 1.0, "reason": "x", "action": "reboot", "step": "reboot", "boot_id": "w1-boot-1"}
@@ -189,37 +189,37 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
     message: list[str] = []
     result = repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
     assert result.exit_code == 0
-    assert message == ["its repair r1 is not gone on with: its node is no more"]
+    assert message == ["its repair r1 is not resumed: its node no longer exists"]
     assert place.api.leases == {}
 
 
-def test_a_repair_that_ended_with_an_error_lets_its_lock_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`repair --resume` is to go on with it, while this command works on others."""
+def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`repair --resume` can resume it while this command works on others."""
     place = fleet(12, ["w1", "w2"])
-    boot = repair_fleet.Hands.boot
+    boot = repair_fleet.StandInControl.boot
 
     def odd(machine_control: Any) -> Any:
         if machine_control._machine.name == "w1":
             raise RuntimeError("odd")
         return boot(machine_control)
 
-    monkeypatch.setattr(repair_fleet.Hands, "boot", odd)
+    monkeypatch.setattr(repair_fleet.StandInControl, "boot", odd)
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 2.5)
     place.machines["w2"].deaf = frozenset({"reboot"})
     thread = threading.Thread(target=run, args=(place,), kwargs={"limits": RepairLimits(max_unavailable=Budget(2))})
     thread.start()
     time.sleep(1.5)
     anns = Leases(Cluster(place.session()), "repair")
-    anns._me = ANN
+    anns._holder = ANN
     assert "odd" not in anns.take("w1", None)
     assert records.read("test")["w1"].stage is Stage.ESCALATE
-    anns.put_back()
+    anns.release_all()
     anns.close()
     thread.join()
 
 
-def test_the_control_plane_is_repaired_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it reboots nobody's Lease can be renewed: the repair of a worker beside it ended halfway."""
+def test_the_control_plane_is_not_repaired_together_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Lease can be renewed while it reboots, so a concurrent repair of a worker was aborted."""
     place = fleet(5, ["w0", "w1"])
     place._control_planes = ("w0",)
     use, away = repair_fleet.Machine.use, list[str]()
@@ -239,7 +239,7 @@ def test_the_control_plane_is_repaired_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert {name: found[name].outcome for name in ("w0", "w1")} == dict.fromkeys(("w0", "w1"), RepairOutcome.REPAIRED)
 
 
-def test_who_finds_no_api_while_the_control_plane_is_repaired_finds_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repair_of_the_control_plane_holds_the_ssh_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     place, held = fleet(3, ["w0"]), list[tuple[str, str]]()
     place._control_planes = ("w0",)
     lock = place.lock

@@ -1,4 +1,4 @@
-"""What repair does on a machine and over a pipe: bounded commands, the program that climbs, the session's pruning."""
+"""What repair runs on a machine and over SSH: bounded commands, the escalation program, the API session."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from gpunodes.views import repair as views
 from tests.hostile import ATTACKS
 
 
-def test_a_command_that_never_ends_is_ended_with_all_that_it_started() -> None:
+def test_command_past_its_deadline_is_killed_with_its_children() -> None:
     began = time.monotonic()
     result = shell.local(["sh", "-c", "echo begun; sleep 300 & sleep 300"], deadline_s=1)
-    assert result.reached is Reached.LATE
+    assert result.reached is Reached.TIMEOUT
     assert result.out == b"begun\n"
     assert time.monotonic() - began < 10
 
 
 def test_output_is_bounded() -> None:
-    result = shell.local(["sh", "-c", "yes"], deadline_s=20, most=100_000)
+    result = shell.local(["sh", "-c", "yes"], deadline_s=20, max_bytes=100_000)
     assert result.cut
     assert len(result.out) == 100_000
     assert len(shell.local(["sh", "-c", "yes >&2 | head -c 1"], deadline_s=1).err) <= 1 << 16
 
 
-def test_what_is_enough_ends_the_waiting() -> None:
+def test_waiting_ends_when_the_output_is_enough() -> None:
     began = time.monotonic()
     result = shell.local(
-        ["sh", "-c", "echo one; echo two; sleep 60"], deadline_s=30, enough=lambda out: out.endswith(b"two\n")
+        ["sh", "-c", "echo one; echo two; sleep 60"], deadline_s=30, is_complete=lambda out: out.endswith(b"two\n")
     )
     assert (result.reached, result.out) == (Reached.ENDED, b"one\ntwo\n")
     assert time.monotonic() - began < 10
 
 
-def test_input_comes_through_and_may_be_ignored() -> None:
+def test_command_reads_its_input_or_ignores_it() -> None:
     data = b"x" * 300_000
     assert shell.local(["wc", "-c"], deadline_s=20, stdin=data).out.strip() == b"300000"
     assert shell.local(["true"], deadline_s=20, stdin=data).ok
@@ -59,16 +59,16 @@ def test_input_comes_through_and_may_be_ignored() -> None:
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", Reached.REFUSED),
         ("Connection timed out during banner exchange", Reached.REFUSED),
         ("kex_exchange_identification: read: Connection reset by peer", Reached.REFUSED),
-        ("ssh: connect to host 10.0.0.1 port 22: Connection timed out", Reached.SILENT),
-        ("ssh: connect to host 10.0.0.1 port 22: No route to host", Reached.SILENT),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection timed out", Reached.NO_RESPONSE),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", Reached.NO_RESPONSE),
     ],
 )
-def test_how_far_ssh_came(message: str, reached: Reached) -> None:
+def test_ssh_errors_tell_how_far_the_connection_came(message: str, reached: Reached) -> None:
     assert shell.local(["sh", "-c", f"echo '{message}' >&2; exit 255"], deadline_s=20).reached is reached
 
 
 def harmless(folder: Path) -> str:
-    """The program as it is sent, with the three words that bring a machine down replaced."""
+    """The program as it is sent, with every path and command that affects the machine replaced."""
     source = Path(escalate.__file__).read_text()
     for real, fake in (
         ('"/proc/sysrq-trigger"', f'"{folder}/trigger"'),
@@ -84,7 +84,7 @@ def harmless(folder: Path) -> str:
     return source
 
 
-def climbs(folder: Path, path: str = "", **options: Any) -> dict[str, Any]:
+def run_step(folder: Path, path: str = "", **options: Any) -> dict[str, Any]:
     environment = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
     done = subprocess.run(
         [sys.executable, "-c", escalate.BOOT, json.dumps(options)],
@@ -95,8 +95,8 @@ def climbs(folder: Path, path: str = "", **options: Any) -> dict[str, Any]:
         timeout=60,
         check=True,
     )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def wait_for(path: Path, text: str = "") -> None:
@@ -106,35 +106,35 @@ def wait_for(path: Path, text: str = "") -> None:
         time.sleep(0.1)
 
 
-def test_a_rung_and_what_follows_when_the_machine_is_still_there(tmp_path: Path) -> None:
+def test_later_steps_follow_when_the_machine_still_runs(tmp_path: Path) -> None:
     (tmp_path / "trigger").touch()
-    answer = climbs(tmp_path, step="reboot", boot_id="", later=[[1.0, "force"], [1.5, "sysrq"]])
-    assert answer["done"]
-    assert answer["armed"] == ["force", "sysrq"]
+    result = run_step(tmp_path, step="reboot", boot_id="", later=[[1.0, "force"], [1.5, "sysrq"]])
+    assert result["done"]
+    assert result["armed"] == ["force", "sysrq"]
     wait_for(tmp_path / "reboot")
     survivors = subprocess.run(["pgrep", "-f", f"^{escalate.SURVIVOR}"], capture_output=True, text=True, check=False)
-    assert survivors.stdout.strip(), "spared by systemd for its name"
+    assert survivors.stdout.strip(), "systemd skips processes of this name"
     wait_for(tmp_path / "force")
     wait_for(tmp_path / "trigger", "sub")
 
 
-def test_another_boot_is_left_alone(tmp_path: Path) -> None:
-    answer = climbs(tmp_path, step="reboot", boot_id="the boot before", later=[[0.0, "force"]])
-    assert not answer["done"]
+def test_machine_that_has_already_rebooted_is_not_rebooted(tmp_path: Path) -> None:
+    result = run_step(tmp_path, step="reboot", boot_id="the boot before", later=[[0.0, "force"]])
+    assert not result["done"]
     time.sleep(1)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("code", "asked"), [(0, True), (1, False)])
-def test_a_gpu_reset_tells_what_nvidia_smi_said(tmp_path: Path, code: int, asked: bool) -> None:
+@pytest.mark.parametrize(("code", "succeeds"), [(0, True), (1, False)])
+def test_gpu_reset_returns_the_output_of_nvidia_smi(tmp_path: Path, code: int, succeeds: bool) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\necho said so\nexit {code}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/calls\necho the output\nexit {code}\n')
     program.chmod(0o755)
-    answer = climbs(tmp_path, str(program.parent), step="gpu-reset", boot_id="", gpus=[], limit_s=20)
-    assert answer == {"done": asked, "message": "said so"}
-    assert (tmp_path / "asked").read_text() == "--gpu-reset\n"
-    assert (tmp_path / "reset").exists() == asked, "what the log says of before is over"
+    result = run_step(tmp_path, str(program.parent), step="gpu-reset", boot_id="", gpus=[], limit_s=20)
+    assert result == {"done": succeeds, "message": "the output"}
+    assert (tmp_path / "calls").read_text() == "--gpu-reset\n"
+    assert (tmp_path / "reset").exists() == succeeds, "only a successful reset resolves earlier errors in the log"
 
 
 GPUS = ("0000:3b:00.0", "0000:5e:00.0")
@@ -142,7 +142,7 @@ GPUS = ("0000:3b:00.0", "0000:5e:00.0")
 
 @pytest.fixture
 def two_gpus(tmp_path: Path) -> Path:
-    """A machine with two GPUs, whose nvidia-smi writes down what it is asked for; the folder of all that."""
+    """The folder of a machine with two GPUs, whose nvidia-smi records its arguments."""
     for minor, gpu in enumerate(GPUS):
         (tmp_path / gpu).write_text(f"Model: \t\t NVIDIA A100\nDevice Minor: \t {minor}\nGPU Excluded: \t No\n")
         (tmp_path / f"nvidia{minor}").touch()
@@ -150,49 +150,49 @@ def two_gpus(tmp_path: Path) -> Path:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ ! -e {tmp_path}/joined ] || [ -z "$2" ] || exit 3\n'
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n[ ! -e {tmp_path}/joined ] || [ -z "$2" ] || exit 3\n'
     )
     program.chmod(0o755)
     return tmp_path
 
 
 def reset(folder: Path, *gpus: str) -> tuple[bool, list[str], str]:
-    """Ask for a reset; whether it was done, what nvidia-smi was asked for, and what came of it."""
-    answer = climbs(folder, str(folder / "bin"), step="gpu-reset", boot_id="", gpus=gpus, limit_s=3)
-    asked = (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
-    return answer["done"], asked, answer["message"]
+    """Reset GPUs; whether that succeeded, the arguments of all nvidia-smi calls so far, and the message."""
+    result = run_step(folder, str(folder / "bin"), step="gpu-reset", boot_id="", gpus=gpus, limit_s=3)
+    calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+    return result["done"], calls, result["message"]
 
 
 def test_one_gpu_is_reset_while_the_other_is_used(two_gpus: Path) -> None:
-    """A process on another GPU, or one that only has the driver's control device open, does not hold up a reset."""
+    """A process that uses another GPU, or only the driver's control device, does not block a reset."""
     with (two_gpus / "nvidia1").open(), (two_gpus / "nvidiactl").open():
         assert reset(two_gpus, GPUS[0]) == (True, [f"--gpu-reset -i {GPUS[0]}"], "")
-        done, asked, message = reset(two_gpus, *GPUS)
-        assert (done, len(asked)) == (False, 1)
-        assert message.startswith("the GPU is held by ")
+        done, calls, message = reset(two_gpus, *GPUS)
+        assert (done, len(calls)) == (False, 1)
+        assert message.startswith("the GPU is used by ")
     assert reset(two_gpus, *GPUS)[1][-1] == f"--gpu-reset -i {','.join(GPUS)}", "together, in one command"
 
 
-def test_gpus_that_nvlink_joins_are_reset_together_where_none_is_used(two_gpus: Path) -> None:
-    """nvidia-smi refuses one of several that belong together: then all are reset, unless somebody uses one."""
+def test_gpus_with_nvlink_are_reset_together_unless_one_is_used(two_gpus: Path) -> None:
+    """nvidia-smi refuses to reset one GPU of a connected group: all are reset, unless a process uses one."""
     (two_gpus / "joined").touch()
     with (two_gpus / "nvidia1").open():
         assert reset(two_gpus, GPUS[0])[:2] == (False, [f"--gpu-reset -i {GPUS[0]}"])
     assert reset(two_gpus, GPUS[0])[:2] == (True, [f"--gpu-reset -i {GPUS[0]}"] * 2 + ["--gpu-reset"])
 
 
-def test_a_gpu_that_the_driver_does_not_know_is_held_by_whoever_holds_any(two_gpus: Path) -> None:
-    """Without its device's number nobody can tell who holds it."""
+def test_gpu_with_unknown_device_file_is_not_reset_while_any_gpu_is_used(two_gpus: Path) -> None:
+    """Without the device number, the processes that use it are unknown."""
     with (two_gpus / "nvidia1").open():
         assert not reset(two_gpus, "0000:99:00.0")[0]
 
 
 @pytest.mark.parametrize("gpu", ["0", "-r", "GPU-1; reboot", "0000:3b:00", "0000:3b:00.0\n", "../../etc/passwd"])
-def test_what_is_no_pci_address_is_not_reset(two_gpus: Path, gpu: str) -> None:
-    """What a record names is checked where it is used."""
-    done, asked, message = reset(two_gpus, gpu)
-    assert (done, asked) == (False, [])
-    assert "no PCI addresses" in message
+def test_only_pci_addresses_are_reset(two_gpus: Path, gpu: str) -> None:
+    """The addresses come from a record and are validated where they are used."""
+    done, calls, message = reset(two_gpus, gpu)
+    assert (done, calls) == (False, [])
+    assert "not PCI addresses" in message
 
 
 GPU_3B = {"address": "0000:3b:00.0", "vendor": "10de", "class": "030200"}
@@ -212,30 +212,30 @@ SWITCH = {"address": "0000:c5:00.0", "vendor": "10de", "class": "068000"}
         ([], [GPU_3B], ()),
     ],
 )
-def test_which_gpus_a_reset_names(findings: Any, pci: Any, expected: tuple[str, ...]) -> None:
-    """The GPUs that the verdict names, where nothing else is wrong and no NVSwitch joins them; else all."""
-    made = tuple(
+def test_gpus_to_reset(findings: Any, pci: Any, expected: tuple[str, ...]) -> None:
+    """The GPUs that the verdict names, if it has no other findings and no NVSwitch connects them; otherwise all."""
+    found = tuple(
         Finding("xid", gpu, action, State.HEALTHY if action is Action.NONE else State.DEGRADED)
         for gpu, action in findings
     )
-    verdict = Verdict("gpu-1", "live", State.DEGRADED, Action.RESET_GPU, findings=made)
+    verdict = Verdict("gpu-1", "live", State.DEGRADED, Action.RESET_GPU, findings=found)
     assert repair_one.resets(verdict, {"pci": pci}) == expected
     assert repair_one.resets(verdict, None) == ()
 
 
-def test_a_gpu_reset_that_hangs_is_left_behind(tmp_path: Path) -> None:
+def test_hanging_gpu_reset_is_bounded(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexec sleep 20\n")
     program.chmod(0o755)
-    answer = climbs(tmp_path, str(program.parent), step="gpu-reset", boot_id="", gpus=[], limit_s=1)
-    assert not answer["done"]
-    assert "did not end in time" in answer["message"]
+    result = run_step(tmp_path, str(program.parent), step="gpu-reset", boot_id="", gpus=[], limit_s=1)
+    assert not result["done"]
+    assert "nvidia-smi did not end in time" in result["message"]
 
 
-def test_the_program_knows_all_rungs_that_need_a_shell() -> None:
+def test_program_implements_all_steps_over_ssh() -> None:
     source = Path(escalate.__file__).read_text()
-    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.over is escalation.Channel.SSH)
+    assert all(f'"{step.name}"' in source for step in escalation.steps() if step.channel is escalation.Channel.SSH)
 
 
 BANNERS = {
@@ -249,128 +249,140 @@ BANNERS = {
 
 
 @pytest.fixture(params=list(BANNERS))
-def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> machine_control.MachineControl:
-    """A machine, this one, whose login shell prints a banner before each command."""
+def with_banner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> machine_control.MachineControl:
+    """The local machine, with a login shell that prints a banner before each command."""
     banner = BANNERS[request.param]
 
-    def run(_address: str, _variables: object, words: str, **more: Any) -> shell.RemoteResult:
-        printing = f"printf '%b' '{banner}{'' if banner.endswith('c') or not banner else chr(92) + 'n'}'; "
-        return shell.local(["sh", "-c", printing + words], **more)
+    def run(_address: str, _variables: object, command: str, **options: Any) -> shell.RemoteResult:
+        print_banner = f"printf '%b' '{banner}{'' if banner.endswith('c') or not banner else chr(92) + 'n'}'; "
+        return shell.local(["sh", "-c", print_banner + command], **options)
 
     monkeypatch.setattr(shell, "run", run)
-    # Root's work, by whoever runs this.
+    # The tests may run without root privileges.
     remote = shell.remote
     monkeypatch.setattr(
-        shell, "remote", lambda words, variables, _rise="": remote(words, variables, shell.Become.NEVER)
+        shell, "remote", lambda command, variables, _rise="": remote(command, variables, shell.Become.NEVER)
     )
     return machine_control.MachineControl("gpu-1", "addr", {"ansible_python_interpreter": sys.executable}, 0.0)
 
 
-def test_a_banner_is_no_boot_id_and_hides_none(greeted: machine_control.MachineControl) -> None:
-    """What a login shell prints is not taken for the machine's boot, and does not keep the boot from being read."""
-    boot = greeted.boot()
+def test_boot_id_is_read_despite_a_banner(with_banner: machine_control.MachineControl) -> None:
+    """The output of a login shell is not taken for the boot id."""
+    boot = with_banner.boot()
     assert boot.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert boot.uptime_s > 0
 
 
-def test_a_banner_is_no_answer_to_an_order(greeted: machine_control.MachineControl) -> None:
-    """An order that was refused stays refused, whatever the login shell prints before."""
-    asked = greeted.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
-    assert asked == machine_control.StepResult(False, "another boot runs already")
+def test_banner_is_not_taken_for_the_result_of_a_step(with_banner: machine_control.MachineControl) -> None:
+    """A refused step stays refused, whatever the login shell prints before."""
+    result = with_banner.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    assert result == machine_control.StepResult(False, "the machine has already rebooted")
 
 
-def test_evidence_holds_no_banner(
-    greeted: machine_control.MachineControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_evidence_contains_no_banner(
+    with_banner: machine_control.MachineControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compressed report with a banner before it could not be unpacked."""
     monkeypatch.setattr(machine_control, "_BUG_REPORT", "printf '\\037\\213'")
-    assert greeted.collect(tmp_path, None, bug_report=True)
+    assert with_banner.collect(tmp_path, None, bug_report=True)
     assert (tmp_path / "gpu-1.nvidia-bug-report.log.gz").read_bytes() == b"\x1f\x8b"
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "load: 0.42", "0.42 0.42", "01234567-89ab-cdef-0123-456789abcdef", "x" * 36 + " 1.0 2.0"]
+    "output", ["", "load: 0.42", "0.42 0.42", "01234567-89ab-cdef-0123-456789abcdef", "x" * 36 + " 1.0 2.0"]
 )
-def test_what_is_no_boot_id_is_no_boot(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """Another text than before is taken for a reboot only where it is a boot id."""
+def test_invalid_boot_id_is_ignored(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    """A different text counts as a reboot only if it is a valid boot id."""
     monkeypatch.setattr(
         shell,
         "run",
-        lambda *_, **__: shell.RemoteResult(Reached.ENDED, 0, f"\ngpunodes-answer-follows\n{answer}\n".encode()),
+        lambda *_, **__: shell.RemoteResult(Reached.ENDED, 0, f"\ngpunodes-answer-follows\n{output}\n".encode()),
     )
     assert machine_control.MachineControl("gpu-1", "addr", {}, 0.0).boot() == machine_control.Boot(Reached.ENDED)
 
 
-def test_a_session_passes_over_a_banner() -> None:
-    """A control plane whose login shell prints a banner can be asked."""
+def test_a_session_that_breaks_at_once_reports_the_reason_of_ssh() -> None:
+    """Not the broken pipe, which is found first when the program is sent."""
+    refused = "ssh: connect to host c1 port 22: Connection refused"
+    program = f"exec 0<&-; sleep 0.3; echo '{refused}' >&2; exit 255"
+    api_session = cluster.Session(cluster.Transport(["sh", "-c", program]))
+    began = time.monotonic()
+    response = api_session.request("GET", "/version")
+    assert (response.status, "refused" in response.error) == (cluster._NO_SESSION, True), response
+    assert time.monotonic() - began < 4
+    api_session.close()
+
+
+def test_session_ignores_a_banner() -> None:
+    """Requests work on a control plane whose login shell prints a banner."""
     program = (
         "import json, sys; print('Welcome'); print('[1]'); sys.stdin.readline(); "
-        "asked = json.loads(sys.stdin.readline()); "
-        "print(json.dumps({'id': asked['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
+        "request = json.loads(sys.stdin.readline()); "
+        "print(json.dumps({'id': request['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
     )
-    session_here = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
-    assert session_here.ask("GET", "/version").status == 200
-    session_here.close()
+    api_session = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
+    assert api_session.request("GET", "/version").status == 200
+    api_session.close()
 
 
 GOOD = {"status": 200, "body": {"items": []}, "error": "", "time": 1.0}
 
 
 @pytest.mark.parametrize(
-    "odd", [{"id": [1]}, {"status": "\x1b"}, {"error": 5}, {"time": "now"}, {"time": float("nan")}]
+    "wrong", [{"id": [1]}, {"status": "\x1b"}, {"error": 5}, {"time": "now"}, {"time": float("nan")}]
 )
-def test_a_session_whose_answer_has_another_shape_ends_the_call_at_once(odd: dict[str, Any]) -> None:
-    """In a sentence, and not at the end of its patience; the next answer may be a good one."""
+def test_invalid_response_of_a_session_fails_the_call_at_once(wrong: dict[str, Any]) -> None:
+    """The call fails with a message, without retries; the next response may be valid."""
     program = (
         "import json, sys\n"
         "sys.stdin.readline()\n"
-        f"for odd in ({odd!r}, {{}}):\n"
-        "    asked = json.loads(sys.stdin.readline())\n"
-        f"    print(json.dumps({{'id': asked['id'], **{GOOD!r}, **odd}}), flush=True)\n"
+        f"for wrong in ({wrong!r}, {{}}):\n"
+        "    request = json.loads(sys.stdin.readline())\n"
+        f"    print(json.dumps({{'id': request['id'], **{GOOD!r}, **wrong}}), flush=True)\n"
     ).replace(": nan", ": float('nan')")
     api = cluster.Cluster(cluster.Session(cluster.Transport([sys.executable, "-c", program])))
     began = time.monotonic()
-    with pytest.raises(cluster.NoResponse, match=f"its answer has no (int|str|float) in {next(iter(odd))}"):
+    with pytest.raises(cluster.NoResponse, match=f"expected (int|str|float) in {next(iter(wrong))}"):
         api.nodes()
     assert time.monotonic() - began < 10
     assert api.nodes() == []
     api.session.close()
 
 
-def test_a_machine_s_words_reach_the_cluster_as_one_printable_line() -> None:
+def test_text_from_a_machine_reaches_the_cluster_as_one_printable_line() -> None:
     class Api(cluster.Session):
         def __init__(self) -> None:
             self.sent: list[Any] = []
 
-        def ask(self, method: str, *arguments: Any, **_: Any) -> cluster.Response:
+        def request(self, method: str, *arguments: Any, **_: Any) -> cluster.Response:
             node = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
             self.sent += [arguments[1]] if method != "GET" else []
             return cluster.Response(200, node, "", 1.0)
 
-    words = "".join(ATTACKS)
+    text = "".join(ATTACKS)
     api = Api()
-    repaired = cluster.Cluster(api)
-    repaired.cordon("gpu-1", "r1", words)
-    repaired.give_up("gpu-1", "r1", words)
-    repaired.event("gpu-1", "Repair", words, warning=True)
-    assert [sent["message"] for sent in api.sent if "message" in sent] == [printable(words)[:1000]]
+    kubernetes = cluster.Cluster(api)
+    kubernetes.cordon("gpu-1", "r1", text)
+    kubernetes.give_up("gpu-1", "r1", text)
+    kubernetes.event("gpu-1", "Repair", text, warning=True)
+    assert [sent["message"] for sent in api.sent if "message" in sent] == [printable(text)[:1000]]
     annotations = [sent["metadata"]["annotations"] for sent in api.sent if "message" not in sent]
-    assert [found[cluster.REASON] for found in annotations] == [printable(words)] * 2
-    assert annotations[1][cluster.NEEDS_REPAIR] == printable(words)
+    assert [found[cluster.REASON] for found in annotations] == [printable(text)] * 2
+    assert annotations[1][cluster.NEEDS_REPAIR] == printable(text)
 
 
-def test_only_what_is_kept_of_an_answer_travels() -> None:
+def test_session_returns_only_the_requested_fields() -> None:
     node = {"metadata": {"name": "a", "managedFields": ["much"]}, "spec": {"podCIDR": "x"}, "status": {"images": [1]}}
     keep = ["metadata.name", "spec.unschedulable", "status.nodeInfo.bootID", "gone.far"]
     assert session.pruned(node, keep) == {"metadata": {"name": "a"}, "spec": {}, "status": {}}
 
 
-def test_the_timer_is_one_that_systemd_takes(tmp_path: Path) -> None:
+def test_systemd_accepts_the_timer(tmp_path: Path) -> None:
     units = views.units("/opt/gpu nodes/gpunodes", "root", Path("/srv"), Path("/srv/a b/hosts.yml"), "10min")
     assert set(units) == {"gpunodes-health.service", "gpunodes-health.timer"}
     assert "--reboot-hung --yes" in units["gpunodes-health.service"]
     for name, text in units.items():
-        # systemd-analyze wants a program that is there.
+        # systemd-analyze checks that the program exists.
         (tmp_path / name).write_text(text.replace('"/opt/gpu nodes/gpunodes"', "/bin/true"))
     if Path("/usr/bin/systemd-analyze").exists():
         done = subprocess.run(
@@ -382,30 +394,30 @@ def test_the_timer_is_one_that_systemd_takes(tmp_path: Path) -> None:
         assert str(tmp_path) not in done.stderr, done.stderr
 
 
-def test_a_bug_report_is_kept_only_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_report_is_collected_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / "nvidia-bug-report.sh"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n[ "$1 $2" = "--safe-mode --output-file" ] && echo the report >"$3.gz"\n')
     program.chmod(0o755)
     monkeypatch.setattr(machine_control, "_BUG_REPORT", machine_control._BUG_REPORT.replace("/run/", f"{tmp_path}/"))
-    asked: list[str] = []
+    commands: list[str] = []
 
-    def run(_address: str, _variables: object, words: str, **bounds: Any) -> shell.RemoteResult:
-        asked.append(words)
-        if "bug-report" not in words:
+    def run(_address: str, _variables: object, command: str, **limits: Any) -> shell.RemoteResult:
+        commands.append(command)
+        if "bug-report" not in command:
             return shell.RemoteResult(Reached.ENDED, 0, b"\ngpunodes-answer-follows\nsomething")
-        program = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", words]
-        return shell.local(program, deadline_s=bounds["deadline_s"], most=bounds["most"])
+        argv = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", command]
+        return shell.local(argv, deadline_s=limits["deadline_s"], max_bytes=limits["max_bytes"])
 
     monkeypatch.setattr(shell, "run", run)
-    # Root's work, by whoever runs this.
+    # The tests may run without root privileges.
     remote = shell.remote
     monkeypatch.setattr(
-        shell, "remote", lambda words, variables, _rise="": remote(words, variables, shell.Become.NEVER)
+        shell, "remote", lambda command, variables, _rise="": remote(command, variables, shell.Become.NEVER)
     )
     machine = machine_control.MachineControl("gpu-1", "addr", {}, 0.0)
     assert machine.collect(tmp_path, None, bug_report=False) == ["gpu-1.kernel.log", "gpu-1.processes.txt"]
-    assert not any("bug-report" in words for words in asked)
+    assert not any("bug-report" in command for command in commands)
     assert "gpu-1.nvidia-bug-report.log.gz" in machine.collect(tmp_path, {"a": 1}, bug_report=True)
     assert (tmp_path / "gpu-1.nvidia-bug-report.log.gz").read_text() == "the report\n"
     assert not list(tmp_path.glob("gpunodes-bug-report*")), "nothing is left on the machine"

@@ -1,4 +1,4 @@
-"""What a machine or a cluster reports has its shape, or is refused in a sentence: nothing odd comes further."""
+"""Reports of machines and clusters match their shape, or are refused with a message: odd values are not used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FREE = {
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),
     *(("nodes", "managed", "taints", name) for name in ("key", "value", "effect")),
 }  # fmt: skip
-"""Where any text may stand: it is shown, or compared with its like, and goes into no name, path or command."""
+"""Values with free text: they are shown or compared, and never used in names, paths or commands."""
 
 
 def places(document: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -78,7 +78,7 @@ def test_good_reports_pass() -> None:
 
 @pytest.mark.parametrize("where", list(places(MACHINE)), ids=str)
 def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ...]) -> None:
-    """Whatever stands in one place of a machine's report: a sentence, or a judgement; never another error."""
+    """Any value anywhere in a machine's report leads to a violation or to a judgement; never to another error."""
     for value in ODD:
         document = changed(MACHINE, where, value)
         violation = reports.of_machine(document)
@@ -107,19 +107,19 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
 
 
 @pytest.mark.parametrize("name", CLUSTER["nodes"][0])
-def test_a_node_that_lacks_something_that_is_read_is_refused(name: str) -> None:
+def test_a_node_without_a_required_field_is_refused(name: str) -> None:
     (first, *others) = CLUSTER["nodes"]
-    less = {**CLUSTER, "nodes": [{key: value for key, value in first.items() if key != name}, *others]}
-    assert reports.of_cluster(less) == f"its answer has no nodes.{name}"
+    incomplete = {**CLUSTER, "nodes": [{key: value for key, value in first.items() if key != name}, *others]}
+    assert reports.of_cluster(incomplete) == f"its answer is invalid: nodes.{name} is missing"
     assert reports.of_cluster(changed(CLUSTER, ("nodes", 0, name), None))
 
 
-def test_names_of_packages_have_their_form_too() -> None:
+def test_package_names_must_match_their_pattern_too() -> None:
     for name in ATTACKS:
         assert reports.of_machine(changed(MACHINE, ("packages",), {name: None}))
 
 
-def test_facts_of_a_file_may_lack_some() -> None:
+def test_facts_from_a_file_may_be_incomplete() -> None:
     assert reports.saved({"os": {"id": "debian"}, "arch": "x86_64"}) == ""
     assert reports.saved({"os": {"id": ATTACKS[1]}})
     assert reports.saved({"arch": "x86_64"})

@@ -88,12 +88,12 @@ def test_playbooks_only_wire(playbook: Path) -> None:
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
-def test_a_survey_asks_only_for_roles_of_its_play(playbook: Path) -> None:
-    """What a role wishes (``node_wanted``) is known where that role is."""
+def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
+    """A role's desired state (``node_wanted``) is defined only in plays with that role."""
     everywhere = load(ROOT / "playbooks/group_vars/all.yml")
     for play in load(playbook):
         wired = {**everywhere, **play.get("vars", {})}
         roles = {entry["role"] for entry in play.get("roles", [])}
         if "host_diff" in roles:
-            asked = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
-            assert set(re.findall(r"\b([a-z_]+)_wanted\b", asked)) <= roles
+            compared = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
+            assert set(re.findall(r"\b([a-z_]+)_wanted\b", compared)) <= roles

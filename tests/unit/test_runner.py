@@ -1,4 +1,4 @@
-"""Ansible's process and ours."""
+"""Ansible's process and its wrapper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import subprocess, sys, time
 from pathlib import Path
 from gpunodes.engine import runner
 sys.executable = sys.argv[1] + "/python"
-program = runner._mortal(Path(sys.argv[2])) / "ansible-playbook"
+program = runner._wrapper_folder(Path(sys.argv[2])) / "ansible-playbook"
 print(subprocess.Popen([program]).pid, flush=True)
 time.sleep(60)
 """
@@ -41,12 +41,12 @@ def test_ansible_dies_with_the_command_even_by_kill_9(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_an_interrupted_command_lets_ansible_end_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_lets_ansible_end_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "ansible-playbook"
     stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
     stand_in.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    programs = runner._mortal(tmp_path / "bin")
+    programs = runner._wrapper_folder(tmp_path / "bin")
     with subprocess.Popen([programs / "ansible-playbook"]) as ansible, runner._Stop(programs / "pid") as stop:
         deadline = time.monotonic() + 30
         while _comm(ansible.pid) != "sleep":
@@ -56,7 +56,7 @@ def test_an_interrupted_command_lets_ansible_end_its_own(tmp_path: Path, monkeyp
         os.kill(os.getpid(), signal.SIGINT)
         assert not stop.overdue(), "it has some seconds"
         assert ansible.wait(30) == -signal.SIGTERM
-        assert stop.asked
+        assert stop.requested
 
 
 def _comm(process: int) -> str:

@@ -1,4 +1,4 @@
-"""Programs on a machine, over whatever login shell, with a sudo that asks and one that does not."""
+"""Programs on a machine, with any login shell, and with a sudo with and without a password."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ BY_SUDO=yes exec "$@"
 _SAY = ("sh", "-c", 'echo "$BY_SUDO it is $(cat)"')
 
 
-def _say(
+def _run(
     tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: shell.Become = shell.Become.ALWAYS
 ) -> tuple[bytes | None, str]:
-    """What came back from the program, and what stood on standard error."""
+    """The output of the program, and standard error."""
     for name, text in (("sudo", _SUDO), ("id", f"#!/bin/sh\necho {user}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -61,23 +61,23 @@ def test_the_password_goes_to_sudo_and_the_rest_to_the_program(
 ) -> None:
     variables = {"ansible_become_password": 'pa ss"w\\n$x'}
     by_sudo = b"yes" if user == "1000" else b""
-    assert _say(tmp_path, variables, user, asks, rise)[0] == by_sudo + b" it is first\nsecond\n"
+    assert _run(tmp_path, variables, user, asks, rise)[0] == by_sudo + b" it is first\nsecond\n"
     assert "pa ss" not in shell.remote(["true"], variables)
 
 
 def test_without_a_password_nothing_stands_before_the_input(tmp_path: Path) -> None:
-    assert _say(tmp_path, {}, "1000", "")[0] == b"yes it is first\nsecond\n"
-    assert "a password is required" in _say(tmp_path, {}, "1000", "x")[1]
+    assert _run(tmp_path, {}, "1000", "")[0] == b"yes it is first\nsecond\n"
+    assert "a password is required" in _run(tmp_path, {}, "1000", "x")[1]
 
 
-def test_what_need_not_be_root_is_not_where_sudo_asks(tmp_path: Path) -> None:
-    assert _say(tmp_path, {}, "1000", "x", shell.Become.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
-    assert _say(tmp_path, {}, "1000", "", shell.Become.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
-    assert _say(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Become.NEVER)[0] == b" it is first\nsecond\n"
+def test_an_optional_sudo_is_skipped_where_it_asks_for_a_password(tmp_path: Path) -> None:
+    assert _run(tmp_path, {}, "1000", "x", shell.Become.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
+    assert _run(tmp_path, {}, "1000", "", shell.Become.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
+    assert _run(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Become.NEVER)[0] == b" it is first\nsecond\n"
 
 
-def test_a_wrong_password_is_said(tmp_path: Path) -> None:
-    answer, error = _say(tmp_path, {"ansible_become_pass": "wrong"}, "1000", "right")
+def test_a_wrong_password_is_reported(tmp_path: Path) -> None:
+    answer, error = _run(tmp_path, {"ansible_become_pass": "wrong"}, "1000", "right")
     assert answer is None
     assert "try again" in error
 
@@ -108,27 +108,27 @@ ODD = [
 ]
 
 
-def _there(name: str) -> str:
+def _installed(name: str) -> str:
     program = SHELLS[name].split()[0]
     assert program == "echo" or shutil.which(program), f"{program} is missing; make setup installs it"
     return name
 
 
 @pytest.mark.parametrize("name", [name for name in SHELLS if name != "greets"])
-def test_every_login_shell_hands_on_the_same_words(name: str, tmp_path: Path) -> None:
-    """fish and csh read quotes, backslashes and exclamation marks in their own ways."""
-    words = [*SHELLS[_there(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Become.NEVER)]
+def test_every_login_shell_passes_the_same_arguments(name: str, tmp_path: Path) -> None:
+    """fish and csh treat quotes, backslashes and exclamation marks differently."""
+    words = [*SHELLS[_installed(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Become.NEVER)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
     assert (shell.unframed(done.stdout) or b"").decode() == "".join(f"<{word}>" for word in ODD)
 
 
-def test_no_word_steers_a_terminal_or_ends_a_line() -> None:
+def test_control_characters_and_line_breaks_are_refused() -> None:
     for word in ("a\nb", "a\0b", "\x1b[2J"):
         with pytest.raises(ValueError, match="command line"):
             shell.quoted(word)
 
 
-def test_a_program_is_run_by_the_python_that_the_inventory_names() -> None:
+def test_a_program_runs_with_the_python_of_the_inventory() -> None:
     source = "import sys\nprint('it\\'s', sys.argv[1:])\n"
     words = shell.python({"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"}, source, "a b")
     assert subprocess.run(words, capture_output=True, check=True).stdout == b"it's ['a b']\n"
@@ -145,7 +145,7 @@ needs_sshd = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, int], sshd.Servers]]:
-    """Machines, each of which has another login shell; it gets what is asked for as sshd hands it over."""
+    """Machines with different login shells, which get the command as sshd passes it."""
     folder = tmp_path_factory.mktemp("asks")
     for name, text in (("sudo", _SUDO), ("id", "#!/bin/sh\necho 1000\n")):
         (folder / name).write_text(text)
@@ -168,7 +168,7 @@ def machine(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     found, servers = ports
     return {
-        "ansible_port": found[request.param if request.param == ASKS else _there(request.param)],
+        "ansible_port": found[request.param if request.param == ASKS else _installed(request.param)],
         "ansible_user": "root",
         "ansible_ssh_private_key_file": str(servers.login),
         "ansible_python_interpreter": sys.executable,
@@ -178,23 +178,23 @@ def machine(
 
 @needs_sshd
 def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
-    """With fish none of its steps over SSH worked, so that it went straight to the BMC."""
-    there = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
-    assert there.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    asked = there.ask(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
-    assert asked == machine_control.StepResult(False, "another boot runs already")
-    assert "gpu-1.processes.txt" in there.collect(tmp_path, None, bug_report=False)
+    """With fish no step over SSH worked, and the repair used the BMC at once."""
+    control = machine_control.MachineControl("gpu-1", "127.0.0.1", machine, 0.0)
+    assert control.boot().boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    result = control.run_step(escalation.step("reboot"), "another boot", [(0.0, "force")], ())
+    assert result == machine_control.StepResult(False, "the machine has already rebooted")
+    assert "gpu-1.processes.txt" in control.collect(tmp_path, None, bug_report=False)
     assert (tmp_path / "gpu-1.processes.txt").read_text().split()[:2] == ["PID", "PPID"]
 
 
 @needs_sshd
-def test_the_probe_answers(machine: dict[str, Any]) -> None:
-    answer = ask(machine)
+def test_the_probe_works(machine: dict[str, Any]) -> None:
+    answer = probe_machine(machine)
     assert (answer.reach, answer.message) == (probing.Reach.ANSWERED, "")
 
 
-def ask(machine: Mapping[str, Any]) -> probing.ProbeResult:
-    """What comes of the probe on this machine."""
+def probe_machine(machine: Mapping[str, Any]) -> probing.ProbeResult:
+    """The result of the probe on this machine."""
     found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda *_: {})
     (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
     return answer
@@ -202,28 +202,28 @@ def ask(machine: Mapping[str, Any]) -> probing.ProbeResult:
 
 @needs_sshd
 @pytest.mark.parametrize("machine", [ASKS], indirect=True)
-def test_the_probe_says_when_sudo_does_not_like_the_password(machine: dict[str, Any]) -> None:
-    """Without a password it runs as who logs in."""
-    answer = ask({**machine, "ansible_become_password": "wrong"})
+def test_the_probe_reports_a_wrong_sudo_password(machine: dict[str, Any]) -> None:
+    """Without a password it runs as the login user."""
+    answer = probe_machine({**machine, "ansible_become_password": "wrong"})
     assert (answer.reach, answer.message) == (probing.Reach.PROBE_FAILED, "Sorry, try again.")
     without = {name: value for name, value in machine.items() if name != "ansible_become_password"}
-    assert ask(without).reach is probing.Reach.ANSWERED
-    assert ask({**machine, "ansible_become": False}).reach is probing.Reach.ANSWERED
+    assert probe_machine(without).reach is probing.Reach.ANSWERED
+    assert probe_machine({**machine, "ansible_become": False}).reach is probing.Reach.ANSWERED
 
 
 @needs_sshd
-def test_the_cluster_can_be_asked(machine: dict[str, Any], tmp_path: Path) -> None:
-    """There is none here: the session's own program says so."""
+def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Path) -> None:
+    """No cluster runs here: the program of the session reports that."""
     transport = cluster.over_ssh("127.0.0.1", machine)
     session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
     try:
-        assert f"there is no {tmp_path}/none" in session.ask("GET", "/version").error
+        assert f"{tmp_path}/none does not exist" in session.request("GET", "/version").error
     finally:
         session.close()
 
 
 @needs_sshd
-def test_the_lock_is_held(machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_over_ssh_works(machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "COMMAND_LOCK", str(tmp_path / "lock"))
     another = locks.hold("127.0.0.1", machine, "join")
     refused = pytest.raises(GpunodesError, match="another command works on this cluster: join")
@@ -233,5 +233,5 @@ def test_the_lock_is_held(machine: dict[str, Any], tmp_path: Path, monkeypatch: 
         pass
 
 
-def test_the_program_of_the_escalation_needs_no_line_end() -> None:
+def test_the_escalation_program_has_one_line() -> None:
     assert escalate.BOOT.isprintable()

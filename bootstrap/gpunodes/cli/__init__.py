@@ -1,10 +1,13 @@
-"""The command line. One command a file, loaded only when it is called, so that ``gpunodes --help`` stays quick."""
+"""The command line. One command a file, loaded only when it is called, so that ``gpunodes --help`` stays fast."""
 
 from __future__ import annotations
 
+import errno
 import importlib
+import itertools
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,36 +18,74 @@ from gpunodes.cli import terminal
 if TYPE_CHECKING:
     from gpunodes.errors import GpunodesError
 
-# Name -> one line of help. Each command is the object `command` of the module of its name; a test holds these lines
-# against the commands' own help.
+# Name -> one line of help. Each command is the object `command` of the module of its name; a test compares these lines
+# with the commands' own help.
 COMMANDS = {
-    "init-master": "Make a machine the control plane of a new cluster.",
+    "init-control-plane": "Make a machine the control plane of a new cluster.",
+    "init-master": "Another name of init-control-plane.",
     "join": "Join machines to the cluster as workers.",
-    "up": "Bring the whole inventory up: control plane and workers, prepared side by side.",
-    "status": "Show the cluster's machines and how they are.",
+    "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
+    "status": "Show the nodes of the cluster and their states.",
     "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
-    "remove": "Empty a node, delete it from the cluster and reset its machine.",
-    "reset": "Bring machines back to what they were before us.",
-    "health": "Say of each GPU machine whether it is well, what to do, and why.",
-    "preflight": "Say what would stop a join; nothing is touched.",
-    "gpu": "Plan, install, prove and remove what machines with GPUs get.",
+    "remove": "Drain a node, delete it from the cluster and reset its machine.",
+    "reset": "Undo everything that gpunodes changed on machines.",
+    "health": "Check GPU machines: state, evidence and recommended action.",
+    "preflight": "Check what would stop a join; nothing is changed.",
+    "gpu": "Plan, install, verify and remove the GPU software of machines.",
     "gates": "List the kubelet's feature gates that matter for GPUs.",
-    "repair": "Repair machines by hand: empty, reboot by whatever it takes, prove well, give back.",
-    "history": "Show what was found and done about a machine, or about all.",
-    "maintenance": "Keep repairs and new pods from machines that somebody works on.",
-    "power": "Switch a machine on or off by its BMC, or say whether it is on.",
-    "uncordon": 'Clear "needs repair": a machine that was given up may be scheduled to, and repaired, again.',
+    "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
+    "history": "Show the recorded verdicts and repairs of one machine, or of all.",
+    "maintenance": "Keep repairs and new pods away from machines under maintenance.",
+    "power": "Show a machine's power state, or switch it by its BMC.",
+    "uncordon": 'Clear "needs repair" of a machine: it can be scheduled to, and repaired, again.',
     "lab": "Virtual machines to try gpunodes on.",
+    "help": "Show the help of a command.",
+    "completion": "Print a script that completes commands, machines and files in a shell.",
+    "version": "Show the versions of gpunodes and of the software that it runs on.",
 }
+# Another name of a command -> the name of its module.
+MODULES = {"init-control-plane": "init-master"}
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module, of the package ``where``, only when that command is called."""
+class HelpfulGroup(click.Group):
+    """A group that shows its help without a command, and the nearest command for an unknown one."""
 
-    def __init__(self, *arguments: Any, listing: Mapping[str, str], where: str, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **{"invoke_without_command": True, "no_args_is_help": False, **keywords})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        result = super().invoke(ctx)
+        if ctx.invoked_subcommand is None:
+            terminal.echo(ctx.get_help())
+        return result
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            raise _no_command(ctx.command_path, name, self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(HelpfulGroup):
+    """A group that imports a command's module, of the package ``where``, only when that command is called.
+
+    ``modules`` maps commands to modules of another name.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        listing: Mapping[str, str],
+        where: str,
+        modules: Mapping[str, str] | None = None,
+        **keywords: Any,
+    ) -> None:
         super().__init__(*arguments, **keywords)
         self._listing = listing
         self._where = where
+        self._modules = modules or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self._listing)
@@ -52,7 +93,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         if cmd_name not in self._listing:
             return None
-        module = importlib.import_module(f"{self._where}.{cmd_name.replace('-', '_')}")
+        module_name = self._modules.get(cmd_name, cmd_name).replace("-", "_")
+        module = importlib.import_module(f"{self._where}.{module_name}")
         command: click.Command = module.command
         return command
 
@@ -65,29 +107,70 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     listing=COMMANDS,
     where="gpunodes.cli",
+    modules=MODULES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="gpunodes")
 def root() -> None:
-    """Turn bare machines that answer on SSH into a GPU Kubernetes cluster, and keep it healthy.
+    """Turn bare SSH machines into a GPU Kubernetes cluster, and keep it healthy.
 
     Machines come from an Ansible inventory (inventory/hosts.yml, or -i). Exit codes: 0 done, 1 failed, 2 wrong input
-    and nothing touched, 3 partly done, 130 interrupted.
+    and nothing changed, 3 partly done, 130 interrupted.
     """
 
 
-def _fail(error: GpunodesError) -> int:
-    """Say an error, as a document too where one is wanted; returns its exit code."""
-    terminal.line(f"gpunodes: {error}", err=True)
-    if "--json" in sys.argv:
-        from gpunodes.views import document
+def _no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
+    import difflib
 
-        terminal.echo(document.error(error))
+    from gpunodes.errors import WrongInput
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(f'`{path} {each}`' for each in near)}? " if near else ""
+    return WrongInput(f"{path} has no command {name!r}", "", f"{guess}`{path} --help` lists the commands")
+
+
+def _fail(error: GpunodesError) -> int:
+    """Print an error, as a document too where one is requested; returns its exit code."""
+    terminal.error(error)
+    _document(error)
     return error.exit_code
 
 
+def _interrupted() -> int:
+    """Print that the user stopped the command, as a document too where one is requested; returns the exit code."""
+    from gpunodes.errors import ExitCode, Interrupted
+
+    # The terminal has echoed ^C.
+    terminal.echo(f"\n{terminal.INTERRUPTED}" if sys.stderr.isatty() else terminal.INTERRUPTED, err=True)
+    _document(Interrupted())
+    return ExitCode.INTERRUPTED
+
+
+def _document(error: GpunodesError) -> None:
+    """Print an error as a document, where the arguments request one: they may be wrong, and are not parsed then."""
+    found = _format(sys.argv[1:])
+    if found:
+        from gpunodes.views import document
+
+        text = document.error(error)
+        terminal.echo(document.as_yaml(text) if found == "yaml" else text)
+
+
+def _format(argv: Sequence[str]) -> str:
+    """``json``, ``yaml`` or nothing."""
+    if "--json" in argv:
+        return "json"
+    # The --output of `kubeconfig` is a file.
+    words = [] if "kubeconfig" in argv else argv
+    given = [
+        word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
+    ]
+    given += [after for word, after in itertools.pairwise(words) if word in {"-o", "--output"}]
+    return next((word for word in given if word in {"json", "yaml"}), "")
+
+
 def _unexpected(error: Exception) -> GpunodesError:
-    """What nobody foresaw, in a sentence; its traceback, for those who mend it, is in a file."""
+    """An error that no code expected, in a sentence; its traceback is in a file, for a bug report."""
     import traceback
 
     from gpunodes.errors import GpunodesError, sentence
@@ -96,30 +179,78 @@ def _unexpected(error: Exception) -> GpunodesError:
     try:
         path = state_home() / "traceback.txt"
         path.write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
-    except OSError:
-        return GpunodesError(sentence(error), "", "this is a fault of gpunodes")
-    return GpunodesError(sentence(error), "", f"this is a fault of gpunodes; please report it with {path}")
+    except (OSError, GpunodesError):
+        return GpunodesError(sentence(error), "", "this is a bug in gpunodes")
+    return GpunodesError(sentence(error), "", f"this is a bug in gpunodes; please report it with {path}")
+
+
+# Errors of the controller's operating system -> remedy.
+_REMEDIES = {
+    errno.ENOSPC: "free some space there, then run the same command again",
+    errno.EDQUOT: "free some space there, then run the same command again",
+    errno.EACCES: "give this user access to it, then run the same command again",
+    errno.EPERM: "give this user access to it, then run the same command again",
+    errno.EROFS: "name a folder that can be written, then run the same command again",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n 4096`), then run the same command again",
+}
+
+
+def _refused(error: OSError) -> GpunodesError:
+    """An error of the controller's own files, or an unexpected one."""
+    from gpunodes.errors import GpunodesError, sentence
+
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return _unexpected(error)
+    return GpunodesError(sentence(error) if error.filename else f"cannot write: {error.strerror}", "", remedy)
+
+
+def _drop_output() -> None:
+    """Discard further output: the interpreter flushes its buffers when it ends, and would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def main() -> None:
     """The entry point: the only place that turns errors into exit codes."""
-    from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+    from gpunodes.errors import ExitCode
 
     try:
-        code = root.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        terminal.echo("gpunodes: interrupted", err=True)
-        sys.exit(ExitCode.INTERRUPTED)
+        code = _run()
+    except terminal.OutputClosed:
+        _drop_output()
+        code = ExitCode.DONE
+    except OSError:
+        # Not even the error could be printed.
+        _drop_output()
+        code = ExitCode.FAILED
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command that the arguments name; returns its exit code."""
+    from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
+
+    try:
+        code = root.main(prog_name="gpunodes", standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt, Interrupted):
+        return _interrupted()
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         path = context.command_path if context else "gpunodes"
-        sys.exit(_fail(WrongInput(error.format_message().rstrip("."), "", f"see `{path} --help`")))
+        message = " ".join(error.format_message().rstrip(".").split())
+        return _fail(WrongInput(message[:1].lower() + message[1:], "", f"see `{path} --help`"))
     except GpunodesError as error:
-        sys.exit(_fail(error))
-    except BrokenPipeError:
-        # The reader of a pipe (`gpunodes status | head`) went away: nothing is wrong with us.
-        sys.stderr.close()
-        sys.exit(ExitCode.DONE)
+        return _fail(error)
+    except terminal.OutputClosed:
+        raise
+    except OSError as error:
+        code = _fail(_refused(error))
+        if error.errno == errno.ENOSPC and not error.filename:
+            # Standard output is on the full disk.
+            _drop_output()
+        return code
     except Exception as error:
-        sys.exit(_fail(_unexpected(error)))
-    sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+        return _fail(_unexpected(error))
+    return code if isinstance(code, int) else ExitCode.DONE

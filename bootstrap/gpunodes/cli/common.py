@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import click
 
 from gpunodes import inventory as inventories
+from gpunodes import settings
 from gpunodes.cli import passwords, terminal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, RunResult
+from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import skipped
 from gpunodes.operations.run import Operation, RunOptions, carry_out
@@ -28,7 +29,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """What a user said of a run."""
+    """The options that every run has."""
 
     inventory: Path
     as_json: bool
@@ -37,9 +38,17 @@ class CommonOptions:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How machines are reached that the inventory does not know yet."""
+    """SSH connection of machines that the inventory does not have yet."""
 
     variables: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Machines that this command added to the inventory, by their addresses."""
+
+    change: inventories.Tentative
+    names: Sequence[str]
 
 
 def inventory_option(command: _Command) -> _Command:
@@ -55,9 +64,53 @@ def inventory_option(command: _Command) -> _Command:
     )(passwords.options(command))
 
 
+def ansible_options(command: _Command) -> _Command:
+    """The options of a command that runs Ansible: the inventory with its passwords, and -v/--verbose."""
+    return click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_verbose,
+        help="Show Ansible's own output on standard error while it runs.",
+    )(inventory_option(command))
+
+
+def _verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
+    if value and not context.resilient_parsing:
+        os.environ[settings.VERBOSE] = "1"
+
+
 def json_option(command: _Command) -> _Command:
     """--json"""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
+
+
+def output_option(command: _Command) -> _Command:
+    """-o/--output and --json, passed as ``output``: ``json``, ``yaml``, ``wide`` or empty."""
+
+    @click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["json", "yaml", "wide"]),
+        help="One document as JSON or YAML, or a table that is not fitted to the terminal.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, output: str | None, as_json: bool, **kwargs: Any) -> Any:
+        if as_json and output not in {None, "json"}:
+            raise WrongInput(f"--json and -o {output} exclude each other", "one of them", "leave one out")
+        return command(*args, output="json" if as_json else output or "", **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
+def show_output(output: str, document_text: Callable[[], str], table: Callable[[int | None], str]) -> None:
+    """Print a document or a table; ``table`` gets the width of the screen that it must fit, None for any."""
+    if output in {"json", "yaml"}:
+        terminal.echo(document.as_yaml(document_text()) if output == "yaml" else document_text())
+    else:
+        terminal.echo(table(None if output == "wide" else terminal.columns()))
 
 
 def version_option(command: _Command) -> _Command:
@@ -65,20 +118,22 @@ def version_option(command: _Command) -> _Command:
     return click.option(
         "--kubernetes-version",
         metavar="VERSION",
-        help="A minor (its newest patch) or an exact version; by default the setting gpunodes_kubernetes_version.",
+        help="A minor version (its newest patch) or an exact one; by default the setting gpunodes_kubernetes_version.",
     )(command)
 
 
 def gpu_options(command: _Command) -> _Command:
-    """--driver, --with-cuda, --with-cudnn and --runtime, handed on as ``wishes``: settings of this run.
+    """--driver, --with-cuda, --with-cudnn and --runtime, passed as ``requested``: settings of this run.
 
     Raises WrongInput for a version that no machine can have.
     """
 
-    @click.option("--driver", metavar="BRANCH", help="A branch of NVIDIA's driver, such as 580; by default what fits.")
-    @click.option("--with-cuda", metavar="VERSION", multiple=True, help="Install this CUDA on the machine; repeatable.")
-    @click.option("--with-cudnn", metavar="VERSION", help="Install this cuDNN, such as 9, on the machine.")
-    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="What runs containers.")
+    @click.option("--driver", metavar="BRANCH", help="Branch of the driver, such as 580; by default a compatible one.")
+    @click.option(
+        "--with-cuda", metavar="VERSION", multiple=True, help="CUDA version to install on the machine; may be repeated."
+    )
+    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN to install on the machine, such as 9.")
+    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="Container runtime.")
     @functools.wraps(command)
     def wrapped(
         *args: Any,
@@ -101,9 +156,9 @@ def gpu_options(command: _Command) -> _Command:
 
 
 def reboot_option(command: _Command) -> _Command:
-    """--no-reboot, added to ``wishes``; below gpu_options."""
+    """--no-reboot, added to ``requested``; below gpu_options."""
 
-    @click.option("--no-reboot", is_flag=True, help="Reboot no machine for its driver: say what is left to do.")
+    @click.option("--no-reboot", is_flag=True, help="Do not reboot machines for their driver; report the rest.")
     @functools.wraps(command)
     def wrapped(*args: Any, no_reboot: bool, requested: dict[str, Any], **kwargs: Any) -> Any:
         if no_reboot:
@@ -114,9 +169,9 @@ def reboot_option(command: _Command) -> _Command:
 
 
 def connection_options(command: _Command) -> _Command:
-    """--user, --key and --port, handed on as ``connection``; raises WrongInput for values that cannot be used."""
+    """--user, --key and --port, passed as ``connection``; raises WrongInput for invalid values."""
 
-    @click.option("--user", help="SSH user of machines that the inventory does not know yet.")
+    @click.option("--user", help="SSH user of machines that are not in the inventory yet.")
     @click.option("--key", type=click.Path(path_type=Path), help="SSH private key for such machines.")
     @click.option("--port", type=click.IntRange(1, 65535), help="SSH port of such machines.")
     @functools.wraps(command)
@@ -127,20 +182,24 @@ def connection_options(command: _Command) -> _Command:
 
 
 def run_options(operation: Operation) -> Callable[[_Command], _Command]:
-    """The options of every run, handed on as ``flags``; the operation's phases go into the help."""
+    """The options of every run, passed as ``flags``; the operation's phases go into the help."""
     phases = operation.phases
     width = max(len(phase.name) for phase in phases)
     listing = "\n".join(f"  {phase.name:<{width}}  {phase.purpose}" for phase in phases)
     names = [phase.name for phase in phases]
 
     def decorate(command: _Command) -> _Command:
-        @inventory_option
+        @ansible_options
         @version_option
         @click.option(
-            "--skip-phase", type=click.Choice(names), metavar="PHASE", multiple=True, help="Leave this phase out."
+            "--skip-phase",
+            type=click.Choice(names),
+            metavar="PHASE",
+            multiple=True,
+            help="Skip this phase; may be repeated.",
         )
-        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Begin with this phase.")
-        @click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Start at this phase.")
+        @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
         @json_option
         @functools.wraps(command)
         def wrapped(
@@ -168,21 +227,47 @@ def requesting(flags: CommonOptions, requested: Mapping[str, Any]) -> CommonOpti
 
 
 def check(operation: Operation, flags: CommonOptions) -> None:
-    """Raise WrongInput for options that cannot be used, before an inventory is written for them."""
+    """Raise WrongInput for invalid options, before an inventory is written for them."""
     options = flags.options
     skipped(operation.phases, options.skip_phases, options.from_phase)
     if options.kubernetes:
         versions.check(options.kubernetes)
 
 
-def execute(operation: Operation, inventory: Inventory, machines: Sequence[Machine], flags: CommonOptions) -> int:
-    """Carry an operation out with progress on standard error; prints its result, returns its exit code."""
+def execute(
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    flags: CommonOptions,
+    added: Added | None = None,
+) -> int:
+    """Carry an operation out with progress on standard error; prints its result, returns its exit code.
+
+    Machines of ``added`` that never responded are removed from the inventory: their addresses may be mistyped.
+    """
     view = text.progress()
     try:
         result = carry_out(operation, inventory, machines, view, flags.options)
     finally:
         view.close()
+    if added is not None:
+        _drop_unreached(added, result, inventory.path)
     return show(result, as_json=flags.as_json)
+
+
+def _drop_unreached(added: Added, result: RunResult, path: Path) -> None:
+    unreached = {finding.machine for finding in result.findings if finding.check == "reachable"}
+    # Without preflight, or when it was interrupted because a machine did not respond.
+    unreached |= {
+        machine.name
+        for machine in result.machines
+        if (machine.outcome is Outcome.UNREACHABLE and not machine.changes)
+        or (machine.outcome is Outcome.SKIPPED and result.interrupted)
+    }
+    names = [name for name in added.names if name in unreached]
+    if names and not result.dry_run:
+        added.change.drop(names)
+        terminal.line(f"not reached, and not added to {path}: {', '.join(names)}", err=True)
 
 
 def execute_confirmed(
@@ -190,22 +275,19 @@ def execute_confirmed(
     inventory: Inventory,
     machines: Sequence[Machine],
     flags: CommonOptions,
-    question: str,
+    consequence: str,
     *,
     yes: bool,
     needs_cluster: bool = True,
 ) -> int:
-    """Show which node each machine is, ask ``question``, then carry the operation out; returns the exit code.
+    """Show which node each machine is, ask for a confirmation, then carry the operation out; returns the exit code.
 
-    ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises WrongInput where
-    nobody can be asked, GpunodesError where a machine and a node contradict each other.
+    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
+    WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
     """
     names = ", ".join(machine.name for machine in machines)
-    asks = not yes and not flags.options.dry_run
-    if asks and not sys.stdin.isatty():
-        raise WrongInput(
-            f"{operation.name} of {names} is not confirmed", "a yes", "add --yes where nobody can be asked"
-        )
+    yes = yes or flags.options.dry_run
+    terminal.check_confirmable(f"{operation.name} of {names}", yes=yes)
     view = text.progress()
     try:
         chosen = nodes.choose(operation.name, inventory, machines, view, needs_cluster=needs_cluster)
@@ -213,22 +295,23 @@ def execute_confirmed(
         view.close()
     for line in chosen.lines:
         terminal.line(line, err=True)
-    if asks:
-        terminal.confirm(question.format(names))
+    terminal.confirm(consequence.format(names), yes=yes)
     return execute(operation, inventory, machines, replace(flags, options=replace(flags.options, seen=chosen.seen)))
 
 
 def show(result: RunResult, *, as_json: bool) -> int:
     """Print a run's result; returns its exit code."""
     terminal.echo(document.run(result) if as_json else text.summary(result))
+    if result.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
 
 
 def _connection(user: str | None, key: Path | None, port: int | None) -> Connection:
     variables: dict[str, object] = {}
     if user:
-        if not all(sign.isalnum() or sign in "._-" for sign in user):
-            raise WrongInput(f"{user!r} is not a user's name", "letters, digits, dots and dashes", "correct --user")
+        if not all(character.isalnum() or character in "._-" for character in user):
+            raise WrongInput(f"{user!r} is not a user name", "letters, digits, dots and dashes", "correct --user")
         variables["ansible_user"] = user
     if key:
         variables["ansible_ssh_private_key_file"] = str(_readable_key(key))

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-import os
+import re
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpunodes.cli import passwords, repair_options, terminal
+from gpunodes.cli import complete, passwords, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+# systemd.time(7)
+_UNITS = "us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?"
+_TIME_SPAN = re.compile(rf"\s*(\d+|(\d+(\.\d+)?\s*({_UNITS})\s*)+)\s*")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
-class _MachinesOrWord(click.Group):
-    """A command of its own that takes machines, unless the first word is one of its sub-commands.
+def _kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
+    """The kinds of codes, for shell completion."""
+    return [kind for kind in ("xid", "sxid") if kind.startswith(incomplete)]
 
-    A machine of such a name is selected after two dashes: ``gpunodes health -- rules``.
+
+class _MachinesOrCommand(click.Group):
+    """A command that takes machines, unless its first argument is the name of one of its sub-commands.
+
+    A machine with such a name is selected after two dashes: ``gpunodes health -- rules``.
     """
 
-    _WORDS = "gpunodes.health.words"
+    _ARGV = "gpunodes.health.argv"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands and ctx.resilient_parsing:
+            # Shell completion goes on with what is left.
+            click.Command.parse_args(self, ctx, [])
+            ctx.args = args
+            return args
         if args and args[0] in self.commands:
-            ctx.meta[self._WORDS] = args
+            ctx.meta[self._ARGV] = args
             args = []
         return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        words = ctx.meta.get(self._WORDS)
-        if words is None:
+        argv = ctx.meta.get(self._ARGV)
+        if argv is None:
             return click.Command.invoke(self, ctx)
-        with self.commands[words[0]].make_context(words[0], words[1:], parent=ctx) as context:
+        # Not below this context: its path would have PATTERNS in it.
+        path = f"{ctx.info_name} {argv[0]}"
+        with self.commands[argv[0]].make_context(path, argv[1:], parent=ctx.parent) as context:
             return context.command.invoke(context)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -43,13 +60,20 @@ class _MachinesOrWord(click.Group):
 
 # Options may stand after the machines, as everywhere; click's groups would take them for machines.
 @click.group(
-    cls=_MachinesOrWord,
+    cls=_MachinesOrCommand,
     invoke_without_command=True,
     no_args_is_help=False,
     context_settings={"allow_interspersed_args": True},
 )
-@click.argument("patterns", nargs=-1)
-@click.option("--from", "files", multiple=True, metavar="FILE", help="A saved log of one machine; may be given again.")
+@click.argument("patterns", nargs=-1, shell_complete=complete.machines_or_files)
+@click.option(
+    "--from",
+    "files",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE...",
+    help="Saved logs of one machine: files, or folders with such files.",
+)
 @click.option(
     "-i",
     "--inventory",
@@ -59,13 +83,13 @@ class _MachinesOrWord(click.Group):
     show_default=True,
     help="The Ansible inventory.",
 )
-@click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Ask again every so many seconds.")
+@click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Repeat the scan every so many seconds.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="When to end, answers or not. By default 60, and a quarter more for each machine. With --reboot-hung this is "
-    "the end of each scan; repairs take their own time.",
+    help="Time limit of the scan; by default 60, and a quarter of a second for each machine. With --reboot-hung it "
+    "limits each scan, not the repairs.",
 )
 @click.option(
     "--parallel",
@@ -73,13 +97,13 @@ class _MachinesOrWord(click.Group):
     default=64,
     show_default=True,
     metavar="NUMBER",
-    help="How many machines to talk to at once.",
+    help="How many machines to probe at once.",
 )
-@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict asks for a reboot.")
+@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict recommends a reboot.")
 @click.option(
     "--actions",
     metavar="ACTIONS",
-    help="With --reboot-hung: the verdicts' actions to act on, such as reset_gpu,reboot. By default reboot.",
+    help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
 @passwords.options
@@ -96,48 +120,60 @@ def command(
     repair_flags: repair_options.RepairOptions,
     as_json: bool,
 ) -> int:
-    """Say of each GPU machine whether it is well, what to do, and why.
+    """Check GPU machines: state, evidence and recommended action.
 
-    PATTERNS name machines of the inventory; without one, all of them are asked. With --from nothing is asked: the
-    verdict is on the one machine whose kernel logs, journals, nvidia-smi output, bug reports or sosreports the files
-    are, packed or not; - is standard input. Exit code 3 when a machine is not well or does not answer.
+    PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from no machine
+    is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
+    machine, packed or not; - is standard input. Exit code 3 when a machine is not healthy or does not respond.
 
-    With --reboot-hung, hung machines are emptied, rebooted by whatever it takes, proven well and given back; what is
-    not, stays cordoned with the reason. A repair that a command left behind is gone on with.
+    With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
+    escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
+    repair is resumed.
     """
     if reboot_hung:
         if files or watch:
-            raise WrongInput(
-                "--reboot-hung repairs live machines", "no --from and no --watch beside it", "leave it out"
-            )
+            raise WrongInput("--reboot-hung repairs live machines", "no --from and no --watch with it", "leave it out")
         pace = (deadline, parallel)
         return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
     if actions or repair_flags.given():
-        raise WrongInput("a repair is described and not asked for", "--reboot-hung", "add it")
+        raise WrongInput("these options are for repairs", "--reboot-hung", "add --reboot-hung, or leave them out")
     if not files:
         if watch and as_json:
-            raise WrongInput("--watch goes on, and --json gives one document", "one of them", "leave one out")
+            raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
         return _live(patterns, inventory_path, watch, deadline, parallel, as_json=as_json)
-    if patterns or watch:
-        raise WrongInput("--from judges saved logs", "no machines and no --watch beside it", "leave them out")
+    if watch:
+        raise WrongInput("--from reads saved logs", "no --watch with it", "leave one out")
     from gpunodes.operations import health
+    from gpunodes.views import health as view
 
-    return _show([health.of_files(files)], as_json=as_json)
+    # A shell expands `--from *.log` to one value and arguments.
+    verdict = health.of_files([*files, *patterns])
+    if not as_json:
+        for line in view.files(verdict):
+            terminal.line(line, err=True)
+    return _show([verdict], as_json=as_json)
 
 
 @command.command()
-@click.argument("kind", type=click.Choice(["xid", "sxid"], case_sensitive=False))
-@click.argument("code", type=click.IntRange(0, 999_999))
+@click.argument("kind", metavar="{xid|sxid}", shell_complete=_kinds)
+@click.argument("code", required=False, metavar="CODE")
 @_json_option
-def explain(kind: str, code: int, as_json: bool) -> int:
-    """Say what a code of the driver or of an NVSwitch means, what to do, and who says so.
+def explain(kind: str, code: str | None, as_json: bool) -> int:
+    """Show what an Xid or SXid code means, what to do, and the source.
 
     Exit code 2 for a code that NVIDIA's catalog does not have.
     """
     from gpunodes.operations import health
     from gpunodes.views import health as view
 
-    meaning = health.explain(kind, code)
+    if kind.isdecimal() and code is None:
+        kind, code = "xid", kind
+    if kind.lower() not in {"xid", "sxid"} or code is None or not code.isdecimal():
+        given = kind if code is None else f"{kind} {code}"
+        raise WrongInput(
+            f"{given!r} is not a code", "xid or sxid, and a number", "try `gpunodes health explain xid 79`"
+        )
+    meaning = health.explain(kind.lower(), int(code))
     terminal.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
     return ExitCode.DONE
 
@@ -145,7 +181,7 @@ def explain(kind: str, code: int, as_json: bool) -> int:
 @command.command()
 @_json_option
 def rules(as_json: bool) -> int:
-    """List the rules by which machines are judged."""
+    """List the rules that lead to a verdict."""
     from gpunodes.operations import health
     from gpunodes.views import health as view
 
@@ -155,7 +191,13 @@ def rules(as_json: bool) -> int:
 
 
 @command.command()
-@click.option("--every", default="10min", show_default=True, metavar="TIME", help="How often, in systemd's words.")
+@click.option(
+    "--every",
+    default="10min",
+    show_default=True,
+    metavar="TIME",
+    help="Time between two checks, as a systemd time span.",
+)
 @click.option(
     "-i",
     "--inventory",
@@ -169,14 +211,22 @@ def rules(as_json: bool) -> int:
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 
-    They run as the user and in the folder that this command is called by and in.
+    They run as the current user, in the current folder.
     """
     import getpass
     import shutil
-    import sys
 
+    from gpunodes.errors import together
     from gpunodes.views import repair as view
 
+    problems = []
+    if not _TIME_SPAN.fullmatch(every):
+        problems.append(WrongInput(f"{every!r} is not a time span", "one such as 10min or 1h 30min", "correct --every"))
+    if not inventory_path.exists():
+        wanted = "an Ansible inventory"
+        problems.append(WrongInput(f"there is no inventory at {inventory_path}", wanted, "name it with -i"))
+    if problems:
+        raise together(problems)
     program = shutil.which(sys.argv[0]) or sys.argv[0]
     units = view.units(str(Path(program).absolute()), getpass.getuser(), Path.cwd(), inventory_path.absolute(), every)
     if as_json:
@@ -197,7 +247,7 @@ def _repair(
     *,
     as_json: bool,
 ) -> int:
-    """Look at machines and repair those that ask for it; returns the exit code."""
+    """Scan machines and repair those whose verdict recommends it; returns the exit code."""
     from gpunodes.inventory import Inventory
     from gpunodes.operations import repair
 
@@ -217,14 +267,18 @@ def _live(
     *,
     as_json: bool,
 ) -> int:
-    """Ask the machines of the inventory, once or for ever; returns the exit code."""
+    """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
     from gpunodes.inventory import Inventory
     from gpunodes.operations import scan
     from gpunodes.views import health_map
 
-    inventory = Inventory(inventory_path)
-    machines = scan.scan_targets(inventory, inventory.select(patterns))
-    view = health_map.progress(colour="NO_COLOR" not in os.environ)
+    try:
+        inventory = Inventory(inventory_path)
+        machines = scan.scan_targets(inventory, inventory.select(patterns))
+    except WrongInput:
+        _refuse_files(patterns)
+        raise
+    view = health_map.progress(colour=terminal.coloured(sys.stderr))
     while True:
         began = time.monotonic()
         try:
@@ -242,6 +296,17 @@ def _live(
             return code
         time.sleep(max(0.0, began + watch - time.monotonic()))
         click.clear()
+
+
+def _refuse_files(patterns: tuple[str, ...]) -> None:
+    """Raise WrongInput for existing files, which are named without --from."""
+    files = [pattern for pattern in patterns if Path(pattern).is_file()]
+    if files:
+        raise WrongInput(
+            f"{files[0]} is a file, and no machine",
+            "machines of the inventory",
+            f"`gpunodes health --from {shlex.join(files)}` reads saved logs",
+        )
 
 
 def _show(verdicts: list[Verdict], *, as_json: bool) -> int:

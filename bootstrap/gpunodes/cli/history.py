@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete
 
 
 @click.command()
-@click.argument("machine", default="")
-@common.json_option
-def command(machine: str, as_json: bool) -> int:
-    """Show what was found and done about a machine, or about all.
+@click.argument("machine", default="", shell_complete=complete.machines)
+@common.output_option
+def command(machine: str, output: str) -> int:
+    """Show the recorded verdicts and repairs of one machine, or of all.
 
-    MACHINE is a name of the inventory. What is shown was recorded by the commands of this user on this machine; the
-    Events of a Node tell of the others'.
+    MACHINE is a name of the inventory. The history has the commands of this user on this controller; the Events of a
+    Node show those of others, too.
     """
     import dataclasses
 
@@ -23,8 +23,9 @@ def command(machine: str, as_json: bool) -> int:
     from gpunodes.views import document, repair
 
     entries = [dataclasses.asdict(entry) for entry in history.entries(machine)]
-    if as_json:
-        terminal.echo(document.dump({"schema": "gpunodes.history/1", "entries": entries}))
-    else:
-        terminal.echo(repair.history(entries))
+    common.show_output(
+        output,
+        lambda: document.dump({"schema": "gpunodes.history/1", "entries": entries}),
+        lambda columns: repair.history(entries, columns),
+    )
     return ExitCode.DONE

@@ -1,11 +1,11 @@
-"""gpunodes init-master"""
+"""gpunodes init-control-plane, and its other name init-master"""
 
 from __future__ import annotations
 
 import click
 
 from gpunodes import inventory as inventories
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
@@ -13,28 +13,30 @@ from gpunodes.operations.init_master import OPERATION
 
 
 @click.command()
-@click.argument("machine", required=False)
+@click.argument("machine", required=False, shell_complete=complete.machines)
 @common.connection_options
 @common.run_options(OPERATION)
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
-    MACHINE is a name or address of the inventory; by default its control plane. Without an inventory an address
-    begins one, with --user and --key as its connection.
+    MACHINE is a name or address of the inventory; by default its control plane. Where no inventory exists, an address
+    creates one, with --user, --key and --port as its connection.
     """
     path = flags.inventory
     names = [machine] if machine else []
     if machine:
         inventories.check_pattern(machine)
-    with inventories.as_it_was(path, when=flags.options.dry_run):
+    with inventories.tentative(path, dry_run=flags.options.dry_run) as change:
+        added: list[str] = []
         if machine and not path.exists():
             inventories.check_address(machine)
             common.check(OPERATION, flags)
             inventories.add(path, Role.CONTROL_PLANE, names, connection.variables)
+            added = names
         elif connection.variables:
             inventories.reconnect(path, Inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = Inventory(path)
         chosen = inventory.select(names, Role.CONTROL_PLANE)
         if len(chosen) > 1 or chosen[0] != inventory.control_plane():
             raise WrongInput(f"{machine!r} names {len(chosen)} machines", "one control plane", "name one machine")
-        return common.execute(OPERATION, inventory, chosen, flags)
+        return common.execute(OPERATION, inventory, chosen, flags, common.Added(change, added))

@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from gpunodes import inventory as inventories
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations.join import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.connection_options
 @common.gpu_options
 @common.reboot_option
@@ -25,8 +25,8 @@ def command(
 ) -> int:
     """Join machines to the cluster as workers.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A machine that is in the cluster already, and
-    right, is left as it is. An address that is not in an inventory made by `init-master ADDRESS` is added to it.
+    MACHINES are names, addresses, groups or patterns of the inventory. A machine that has joined already is not
+    changed where everything is right. A new address is added to an inventory that `init-master ADDRESS` made.
     """
     for pattern in machines:
         inventories.check_pattern(pattern)
@@ -34,7 +34,7 @@ def command(
     new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
     others = [pattern for pattern in machines if pattern not in new]
     known = inventory.select(others, Role.WORKER) if others else []
-    with inventories.as_it_was(flags.inventory, when=flags.options.dry_run):
+    with inventories.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         if new:
             common.check(OPERATION, flags)
             inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
@@ -42,4 +42,5 @@ def command(
             inventories.reconnect(flags.inventory, known, connection.variables)
         inventory = Inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
-        return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested))
+        added = common.Added(change, new)
+        return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

@@ -13,9 +13,7 @@ from gpunodes.views import document
 
 
 @click.command()
-@click.option(
-    "--merge", is_flag=True, help="Merge it into the file that kubectl reads, and make it the current context."
-)
+@click.option("--merge", is_flag=True, help="Merge it into the file that kubectl reads, as the current context.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default="kubeconfig", show_default=True, help="The file to write."
 )
@@ -24,7 +22,7 @@ from gpunodes.views import document
 def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> int:
     """Fetch the cluster's administrator kubeconfig.
 
-    It is written with mode 0600: who has it owns the cluster.
+    It is written with mode 0600: it gives full access to the cluster.
     """
     fetched = kubeconfig.fetch(Inventory(inventory_path))
     path = (kubeconfig.user_file() if merge else output).absolute()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import HelpfulGroup, common, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.views import document
 
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
-@click.group(name="lab")
+@click.group(name="lab", cls=HelpfulGroup)
 @click.option(
-    "--name", default="lab", envvar="GPUNODES_LAB", show_default=True, help="Which lab; several may be up side by side."
+    "--name",
+    default="lab",
+    envvar="GPUNODES_LAB",
+    show_default=True,
+    help="Name of the lab; there may be several.",
 )
 @click.pass_context
 def command(context: click.Context, name: str) -> None:
     """Virtual machines to try gpunodes on.
 
-    Real kernels and BMCs, by libvirt and QEMU, in a network namespace of their own. Needs root.
+    They have real kernels and virtual BMCs, and run by libvirt and QEMU in a network namespace of their own. Needs
+    root.
     """
     from gpunodes.lab.layout import Layout, cache_dir
 
@@ -38,9 +43,13 @@ def command(context: click.Context, name: str) -> None:
 
 
 @command.command()
-@click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Machines beside control-1.")
+@click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Workers besides control-1.")
 @click.option(
-    "--gpu-workers", type=click.IntRange(0, 9), default=0, show_default=True, help="Machines with stand-in GPUs."
+    "--gpu-workers",
+    type=click.IntRange(0, 9),
+    default=0,
+    show_default=True,
+    help="Workers with stand-in GPUs.",
 )
 @click.option(
     "--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="Stand-in GPUs of each GPU worker."
@@ -66,13 +75,13 @@ def command(context: click.Context, name: str) -> None:
 )  # fmt: skip
 @click.option(
     "--os", "system", type=click.Choice(["debian12", "debian13"]), default="debian13", show_default=True,
-    help="What the machines run.",
+    help="Operating system of the machines.",
 )  # fmt: skip
 @click.option(
     "--kubernetes-version", "minors", multiple=True, default=("1.36",), show_default=True, metavar="MINOR",
-    help="A Kubernetes minor that the mirror offers; may be given again.",
+    help="A Kubernetes minor version that the mirror offers; may be repeated.",
 )  # fmt: skip
-@click.option("--no-mirror", is_flag=True, help="Machines only: nothing can be installed on them.")
+@click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @common.json_option
 @click.pass_obj
 def up(
@@ -88,7 +97,7 @@ def up(
     no_mirror: bool,
     as_json: bool,
 ) -> None:
-    """Bring the lab up, or repair it, and leave ./inventory for it."""
+    """Start the lab, or repair it, and write its inventory to ./inventory."""
     from gpunodes.lab import lab
     from gpunodes.lab.layout import Boards, System
     from gpunodes.lab.standin.board import device_ids
@@ -110,7 +119,7 @@ def up(
 @common.json_option
 @click.pass_obj
 def down(layout: Layout, as_json: bool) -> None:
-    """Take the lab away, and all that it made but the cache."""
+    """Remove the lab and its files; the cache stays."""
     from gpunodes.lab import lab
 
     kept = lab.down(layout, _say)
@@ -125,7 +134,7 @@ def down(layout: Layout, as_json: bool) -> None:
 @common.json_option
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> int:
-    """Show the lab's machines, daemons and snapshots; fails when something needs repair."""
+    """Show the lab's machines, daemons and snapshots; exit code 1 when something needs repair."""
     from gpunodes.lab import lab
 
     state = lab.status(layout)
@@ -135,15 +144,15 @@ def status(layout: Layout, as_json: bool) -> int:
 
 @command.command(context_settings={"ignore_unknown_options": True})
 @click.argument("machine")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]...")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND]...")
 @click.pass_obj
-def ssh(layout: Layout, machine: str, words: tuple[str, ...]) -> None:
+def ssh(layout: Layout, machine: str, argv: tuple[str, ...]) -> None:
     """Open a shell on MACHINE, or run COMMAND there."""
     from gpunodes.lab import lab
     from gpunodes.lab import ssh as client
 
-    line = client.command(layout, lab.load(layout).machine(machine), words)
-    os.execvp(line[0], line)  # noqa: S606 - the program takes our place
+    line = client.command(layout, lab.load(layout).machine(machine), argv)
+    os.execvp(line[0], line)  # noqa: S606 - the program replaces this one
 
 
 @command.command()
@@ -155,7 +164,7 @@ def console(layout: Layout, machine: str) -> None:
 
     name = lab.load(layout).machine(machine).name
     line = ["virsh", "--connect", layout.libvirt_uri, "console", "--force", name]
-    os.execvp(line[0], line)  # noqa: S606 - the program takes our place
+    os.execvp(line[0], line)  # noqa: S606 - the program replaces this one
 
 
 @command.command()
@@ -164,7 +173,7 @@ def console(layout: Layout, machine: str) -> None:
 @common.json_option
 @click.pass_obj
 def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
-    """Switch MACHINE's power by its BMC (Redfish). Off is what pulling the plug is."""
+    """Switch MACHINE's power by its BMC (Redfish); off does not shut the system down first."""
     from gpunodes.lab import bmc, lab
 
     lab.power(layout, machine, bmc.LabPowerAction(action))
@@ -180,9 +189,9 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @click.argument("fault", metavar="FAULT")
 @click.argument("code", type=click.IntRange(min=0), required=False)
 @click.option("--gpu", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, from 0.")
-@click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="How many Xid lines.")
-@click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="How long a lockup lasts.")
-@click.option("--at-boot", is_flag=True, help="Not now, but at every start of the driver from now on.")
+@click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Number of Xid lines.")
+@click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="Duration of a lockup.")
+@click.option("--at-boot", is_flag=True, help="Cause the fault at every start of the driver from now on, not now.")
 @common.json_option
 @click.pass_obj
 def fault(
@@ -196,10 +205,10 @@ def fault(
     at_boot: bool,
     as_json: bool,
 ) -> None:
-    """Make the stand-in GPUs of MACHINE ill, or well again (clear, mend).
+    """Cause a fault in the stand-in GPUs of MACHINE, or end it (clear, mend).
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup, clear, mend; docs/lab.md says what each does.
+    other-hang, lockup, clear, mend; see docs/lab.md.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults
@@ -233,7 +242,7 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
 @common.json_option
 @click.pass_obj
 def restore(layout: Layout, name: str, as_json: bool) -> None:
-    """Bring memory and disk of all machines back to snapshot NAME, and set their clocks."""
+    """Restore memory and disk of all machines from snapshot NAME, and set their clocks."""
     from gpunodes.lab import lab
 
     seconds = lab.restore(layout, _snapshot_name(name))
@@ -244,7 +253,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
 @command.command()
 @common.json_option
 def doctor(as_json: bool) -> int:
-    """Say what this machine lacks for a lab, and how to install it."""
+    """Check what this machine lacks for a lab, and how to install it."""
     from gpunodes.lab import doctor as doctors
 
     found = doctors.checks()

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options, terminal
+from gpunodes.cli import common, complete, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 _ACTIONS = ("status", "on", "off", "cycle")
 
 
 @click.command()
-@click.argument("machine")
+@click.argument("machine", shell_complete=complete.machines)
 @click.argument("action", type=click.Choice(_ACTIONS))
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.inventory_option
 @common.json_option
 def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json: bool) -> int:
-    """Switch a machine on or off by its BMC, or say whether it is on.
+    """Show a machine's power state, or switch it by its BMC.
 
-    MACHINE is a name or address of the inventory. A cycle takes its power away and gives it back. Nothing is asked of
-    the machine's own system, and its node is not emptied: `gpunodes repair` does that. A BMC that reports another
-    machine's UUID, serial number or MAC addresses gets no order; status shows what both report.
+    MACHINE is a name or address of the inventory. The operating system is not shut down first, and the node is not
+    drained: `gpunodes repair` does that. Nothing is switched where the BMC reports another machine's UUID, serial
+    number or MAC addresses; status shows what both report.
     """
     import dataclasses
 
@@ -35,15 +35,16 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     inventory = Inventory(inventory_path)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
-        repair_options.confirm(f"Take the power of {chosen.name} away", yes=yes)
-    fleet, asked, say = Fleet(inventory), power.PowerAction(action), repair_options.lines().say
+        terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
+        terminal.confirm(f"The power of {chosen.name} is switched off, without a shutdown of its system", yes=yes)
+    fleet, asked, report = Fleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])
-    done = power.power(fleet, chosen, asked, named=named, say=say)
+    done = power.power(fleet, chosen, asked, named=named, report=report)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
         terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
         if done.identities:
-            whose = {True: "its own", False: "another machine's", None: "not known to be its own"}[done.own]
+            whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
             terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
     return ExitCode.DONE

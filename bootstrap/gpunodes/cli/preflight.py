@@ -6,21 +6,21 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.operations import preflight
 from gpunodes.views import text
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
-@common.inventory_option
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
+@common.ansible_options
 @common.version_option
 @common.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
-    """Say what would stop a join; nothing is touched.
+    """Check what would stop a join; nothing is changed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)

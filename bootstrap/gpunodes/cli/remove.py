@@ -6,28 +6,28 @@ import dataclasses
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations.remove import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option(
-    "--drain-timeout", type=click.IntRange(1), metavar="SECONDS", help="Most seconds to wait for pods to end."
+    "--drain-timeout", type=click.IntRange(1), metavar="SECONDS", help="Maximum seconds to wait for pods to end."
 )
 @click.option(
     "--force-drain",
     is_flag=True,
-    help="Delete pods that do not leave, past their disruption budgets; also those of a node that is not ready.",
+    help="Delete pods that are left, regardless of disruption budgets; also on a node that is not ready.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.run_options(OPERATION)
 def command(
     machines: tuple[str, ...], drain_timeout: int | None, force_drain: bool, yes: bool, flags: common.CommonOptions
 ) -> int:
-    """Empty a node, delete it from the cluster and reset its machine.
+    """Drain a node, delete it from the cluster and reset its machine.
 
     MACHINES are names, addresses, groups or patterns of the inventory's workers. Each machine's node is shown before
     anything is changed.
@@ -39,5 +39,5 @@ def command(
         variables["gpunodes_drain_force"] = True
     options = dataclasses.replace(flags.options, variables=variables)
     flags = dataclasses.replace(flags, options=options)
-    question = "Remove {}? Their nodes are drained and deleted, and what Kubernetes keeps on them is lost"
-    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes)
+    consequence = "The nodes are drained and deleted, and the data of Kubernetes on {} is lost"
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, consequence, yes=yes)

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options
+from gpunodes.cli import common, complete, repair_options
 from gpunodes.errors import WrongInput
 from gpunodes.repair import escalation
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @click.option(
     "--from",
     "first",
     type=click.Choice([step.name for step in escalation.steps()]),
-    help="The rung to start at; by default what the verdict asks for.",
+    help="The escalation step to start at; by default the one that the verdict recommends.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the node's annotation and the history.")
-@click.option("--resume", is_flag=True, help="Go on with all repairs that a command left behind, and begin none.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, for the node's annotation and the history.")
+@click.option("--resume", is_flag=True, help="Resume all interrupted repairs; start no new one.")
 @repair_options.options
 @common.inventory_option
 @common.json_option
@@ -33,11 +33,11 @@ def command(
     inventory_path: Path,
     as_json: bool,
 ) -> int:
-    """Repair machines by hand: empty, reboot by whatever it takes, prove well, give back.
+    """Repair machines: drain, reset or reboot, verify, uncordon.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; they are repaired whatever their verdict, within
-    the budget and the loop guard. A repair that a command left behind is gone on with. Exit code 3 when a machine is
-    not well at the end.
+    MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
+    the budget and the limit of repairs per day. An interrupted repair is resumed. Exit code 3 when a machine is not
+    healthy at the end.
     """
     if bool(machines) == resume:
         raise WrongInput(
@@ -46,7 +46,7 @@ def command(
             "name them, as in `gpunodes repair gpu-3`",
         )
     if resume and repair_flags.dry_run:
-        raise WrongInput("--resume goes on with what was begun", "no --dry-run beside it", "leave one out")
+        raise WrongInput("--resume continues repairs", "no --dry-run with it", "leave one out")
     from gpunodes.inventory import Inventory
     from gpunodes.operations import repair
 
@@ -54,7 +54,7 @@ def command(
     fleet = repair.Fleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)
-        return repair_options.show(repair.resume(fleet, request, repair_options.lines().say), as_json=as_json)
+        return repair_options.show(repair.resume(fleet, request, repair_options.lines().report), as_json=as_json)
     chosen = inventory.select(machines)
     request = repair_options.request(
         repair_flags, "repair", fleet, machines, by_hand=True, first=first or "", reason=reason

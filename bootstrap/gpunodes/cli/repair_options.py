@@ -1,4 +1,4 @@
-"""What the commands that repair share: their options, the question before, and how the end is shown.
+"""What the commands that repair share: their options, the confirmation, and the display of the result.
 
 Nothing heavy is imported here: `gpunodes health --from` must stay quick.
 """
@@ -28,7 +28,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class RepairOptions:
-    """What a user said of a repair."""
+    """The options that every repair has."""
 
     dry_run: bool
     yes: bool
@@ -38,27 +38,27 @@ class RepairOptions:
     without_cluster: bool
 
     def given(self) -> bool:
-        """Whether anything was said."""
+        """Whether any option was given."""
         return any(dataclasses.astuple(self))
 
 
 def options(command: _Command) -> _Command:
-    """The options of every repair, handed on as ``repair_flags``."""
+    """The options of every repair, passed as ``repair_flags``."""
 
-    @click.option("--dry-run", is_flag=True, help="Say what would be repaired, how and why; change nothing.")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @click.option("--dry-run", is_flag=True, help="Show what would be repaired, how and why; change nothing.")
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @click.option(
         "--max-unavailable",
         metavar="NUMBER|PERCENT",
-        help="How many of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
+        help="How many machines of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
     )
     @click.option(
         "--force-drain",
         is_flag=True,
-        help="Delete pods that do not leave, past their disruption budgets; on nodes whose driver hangs only.",
+        help="Delete pods that are left, regardless of disruption budgets; only on nodes whose driver hangs.",
     )
-    @click.option("--bug-report", is_flag=True, help="Keep what nvidia-bug-report.sh says, too; it takes minutes.")
-    @click.option("--without-cluster", is_flag=True, help="Repair machines without their nodes: no lock, no drain.")
+    @click.option("--bug-report", is_flag=True, help="Collect nvidia-bug-report.sh's report, too; it takes minutes.")
+    @click.option("--without-cluster", is_flag=True, help="Repair machines without their cluster: no lock, no drain.")
     @functools.wraps(command)
     def wrapped(
         *args: Any,
@@ -87,7 +87,7 @@ def request(
     first: str = "",
     reason: str = "",
 ) -> RepairRequest:
-    """What the user asks for, with the settings' limits; raises WrongInput."""
+    """The user's request, with the limits of the settings; raises WrongInput."""
     from gpunodes.operations import repair
 
     limits = repair.limits(fleet.settings(), flags.max_unavailable, actions, by_hand=by_hand)
@@ -105,25 +105,22 @@ def request(
 
 
 def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, *, yes: bool, as_json: bool) -> int:
-    """Repair machines, after the plan and a question where somebody can be asked; returns the exit code."""
+    """Repair machines, after the plan and a confirmation; returns the exit code."""
     from gpunodes.operations import repair
     from gpunodes.views import repair as views
 
-    say = lines().say
+    report = lines().report
     if not request.dry_run and not yes:
-        if not sys.stdin.isatty():
-            raise WrongInput(
-                "the repair is not confirmed", "a yes", "add --yes where nobody can be asked, or --dry-run"
-            )
-        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), say)
+        terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
+        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
         terminal.echo(views.summary(plan), err=True)
-        if any(each.decision == "repair" for each in plan.machines):
-            terminal.confirm("Repair as planned?")
-    return show(repair.run(fleet, machines, request, say), as_json=as_json)
+        if names := [each.machine for each in plan.machines if each.decision == "repair"]:
+            terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
+    return show(repair.run(fleet, machines, request, report), as_json=as_json)
 
 
 def show(result: RepairResult, *, as_json: bool) -> int:
-    """Print the end of a repair; returns its exit code."""
+    """Print the result of a repair; returns its exit code."""
     from gpunodes.views import document
     from gpunodes.views import repair as views
 
@@ -138,23 +135,14 @@ def lines() -> RepairLines:
     return views.RepairLines(sys.stderr)
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone; raises WrongInput where nobody can be asked."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise WrongInput("it is not confirmed", "a yes", "add --yes where nobody can be asked")
-    terminal.confirm(f"{question}?")
-
-
 def one_machine(inventory: Inventory, name: str) -> Machine:
-    """The one machine that ``name`` means; raises WrongInput."""
+    """The one machine that ``name`` selects; raises WrongInput."""
     found = inventory.select([name])
     if len(found) != 1:
-        raise WrongInput(f"{name!r} means {len(found)} machines", "one", "name it")
+        raise WrongInput(f"{name!r} selects {len(found)} machines", "one", "name one machine")
     return found[0]
 
 
 def named(machine: Machine, patterns: Sequence[str]) -> bool:
-    """Whether a machine was named itself, and not by a pattern or group."""
+    """Whether a machine was named, and not only selected by a pattern or group."""
     return machine.name in patterns or machine.address in patterns

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.operations.reset import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.run_options(OPERATION)
 def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:
-    """Bring machines back to what they were before us.
+    """Undo everything that gpunodes changed on machines.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A control plane's cluster is lost with it. Each
-    machine's node is shown before anything is changed; it is not drained, which `gpunodes remove` does.
+    MACHINES are names, addresses, groups or patterns of the inventory. Resetting the control plane destroys the
+    cluster. Each machine's node is shown before anything is changed; it is not drained: `gpunodes remove` does that.
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines)
-    question = "Reset {}? What Kubernetes keeps there is lost"
-    # Where the cluster is broken, this is the way out.
-    return common.execute_confirmed(OPERATION, inventory, chosen, flags, question, yes=yes, needs_cluster=False)
+    consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
+    # A broken cluster must not prevent its reset.
+    return common.execute_confirmed(OPERATION, inventory, chosen, flags, consequence, yes=yes, needs_cluster=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import status
@@ -15,10 +15,10 @@ from gpunodes.views import document, text
 
 
 @click.command()
-@common.inventory_option
-@common.json_option
-def command(inventory_path: Path, as_json: bool) -> int:
-    """Show the cluster's machines and how they are.
+@common.ansible_options
+@common.output_option
+def command(inventory_path: Path, output: str) -> int:
+    """Show the nodes of the cluster and their states.
 
     Exit code 3 when a node is not ready.
     """
@@ -28,22 +28,27 @@ def command(inventory_path: Path, as_json: bool) -> int:
         found = status.run(inventory, view)
     finally:
         view.close()
-    if as_json:
-        terminal.echo(document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}))
-    else:
-        rows = [("NODE", "MACHINE", "ROLE", "STATE", "VERSION", "ADDRESS", "")]
-        rows += [
-            (
-                node.name,
-                node.machine or "-",
-                node.role,
-                "ready" if node.ready else "NOT READY",
-                node.version,
-                node.address,
-                node.reason,
-            )
-            for node in found.nodes
-        ]
-        rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
-        terminal.echo(f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows)}")
+    common.show_output(
+        output,
+        lambda: document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}),
+        lambda columns: _table(found, columns),
+    )
     return ExitCode.DONE if found.healthy else ExitCode.PARTLY
+
+
+def _table(found: status.ClusterStatus, columns: int | None) -> str:
+    rows = [("NODE", "MACHINE", "ROLE", "STATE", "VERSION", "ADDRESS", "")]
+    rows += [
+        (
+            node.name,
+            node.machine or "-",
+            node.role,
+            "ready" if node.ready else "NOT READY",
+            node.version,
+            node.address,
+            node.reason,
+        )
+        for node in found.nodes
+    ]
+    rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
+    return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"

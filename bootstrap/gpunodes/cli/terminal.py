@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
 import click
 
 from gpunodes.model import printable, printable_lines
 
+if TYPE_CHECKING:
+    from gpunodes.errors import GpunodesError
+
+
+INTERRUPTED = "interrupted; run the same command again"
+
+
+class OutputClosed(Exception):  # noqa: N818 - names what happened
+    """The reader of standard output or standard error went away (`gpunodes status | head`)."""
+
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines, to standard error with ``err``. What a machine reported in them does not steer the terminal."""
-    click.echo(printable_lines(text), err=err)
+    """Print lines, to standard error with ``err``. Control characters that a machine reported are replaced.
+
+    Raises OutputClosed where the reader went away.
+    """
+    _write(printable_lines(text), err=err)
 
 
 def line(text: str, *, err: bool = False) -> None:
-    """Print one line: what a machine reported in it begins no other."""
+    """Print one line: line breaks that a machine reported are replaced."""
     echo(printable(text), err=err)
 
 
-def confirm(question: str) -> None:
-    """Ask on standard error; raises click's Abort for anything but a yes."""
-    click.confirm(printable(question), abort=True, err=True)
+def error(problem: GpunodesError) -> None:
+    """Print an error on standard error: each problem on a line ``error:``, then what to do on a line ``hint:``."""
+    for each in problem.problems or (problem,):
+        _labelled("error:", each.fact, "red")
+    if problem.remedy:
+        _labelled("hint:", problem.remedy, "cyan")
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether text on ``stream`` may have colours: on a terminal, unless NO_COLOR or TERM=dumb forbids it."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def columns() -> int | None:
+    """The width of the screen that standard output is on; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def check_confirmable(what: str, *, yes: bool) -> None:
+    """Raise WrongInput, before anything is done, where ``what`` needs a confirmation and no terminal can ask for it."""
+    from gpunodes.errors import WrongInput
+
+    if not yes and not sys.stdin.isatty():
+        raise WrongInput(f"{what} is not confirmed", "a yes", "add --yes to run it without a terminal")
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Show what will happen and ask whether to continue, on standard error; raises GpunodesError for a no."""
+    from gpunodes.errors import ExitCode, GpunodesError
+
+    if not yes and not click.confirm(f"{printable(consequence)}. Continue?", err=True):
+        raise GpunodesError("not confirmed; nothing was changed", exit_code=ExitCode.WRONG_INPUT)
 
 
 def secret(question: str) -> str:
-    """Ask on standard error for what is not shown while it is typed."""
+    """Ask on standard error for text that is not shown while it is typed."""
     return str(click.prompt(printable(question), hide_input=True, err=True))
+
+
+def _labelled(label: str, text: str, colour: str) -> None:
+    styled = click.style(label, fg=colour, bold=True) if coloured(sys.stderr) else label
+    _write(f"{styled} {printable(text)}", err=True)
+
+
+def _write(text: str, *, err: bool) -> None:
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError as error:
+        raise OutputClosed from error

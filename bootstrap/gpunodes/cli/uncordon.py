@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, repair_options, terminal
+from gpunodes.cli import common, complete, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
-@click.argument("machine")
-@click.option("--without-cluster", is_flag=True, help="Clear it in the history of this machine only.")
+@click.argument("machine", shell_complete=complete.machines)
+@click.option("--without-cluster", is_flag=True, help="Clear it in the history of this controller only.")
 @common.inventory_option
 @common.json_option
 def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: bool) -> int:
-    """Clear "needs repair": a machine that was given up may be scheduled to, and repaired, again.
+    """Clear "needs repair" of a machine: it can be scheduled to, and repaired, again.
 
-    MACHINE is a name or address of the inventory. A cordon that is not ours stays.
+    MACHINE is a name or address of the inventory. A cordon that gpunodes did not make stays.
     """
     import dataclasses
 
@@ -35,9 +35,9 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
         terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
     else:
         message = {
-            True: "it can be scheduled to",
-            False: "somebody else's cordon stays",
-            None: "its node was not asked",
+            True: "the node can be scheduled to",
+            False: "a cordon that gpunodes did not make stays",
+            None: "the node was not changed",
         }
         terminal.echo(f"{done.machine}: cleared; {message[done.schedulable]}")
     return ExitCode.DONE

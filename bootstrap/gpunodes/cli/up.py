@@ -17,7 +17,7 @@ from gpunodes.operations.up import OPERATION
 @common.reboot_option
 @common.run_options(OPERATION)
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
-    """Bring the whole inventory up: control plane and workers, prepared side by side."""
+    """Set up the whole inventory: control plane and workers, prepared in parallel."""
     inventory = Inventory(flags.inventory)
     inventory.control_plane()
     return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))

@@ -1,1 +1,1 @@
-"""The outside world, one file a neighbour."""
+"""Adapters to the outside: SSH, Ansible, the Kubernetes API, BMCs and files; one module for each."""

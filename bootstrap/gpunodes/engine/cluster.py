@@ -1,7 +1,8 @@
-"""The Kubernetes API as repair needs it: nodes, pods, evictions, locks and events.
+"""A client for the Kubernetes API: nodes, pods, evictions, Leases and events.
 
-The machine that runs us needs SSH only: a small program on the control-plane machine, sent through the connection
-(``module_utils/gpunodes/session.py``), carries our requests to the API and its answers back. No secret comes along.
+The controller needs SSH only: a small program on the control-plane machine, sent over the connection
+(``module_utils/gpunodes/session.py``), forwards requests to the API and returns the responses. No credentials leave the
+control-plane machine.
 """
 
 from __future__ import annotations
@@ -39,36 +40,38 @@ CORDONED_BY = f"{_PREFIX}cordoned-by"
 """Node annotation: the id of the repair that cordoned it."""
 REASON = f"{_PREFIX}repair-reason"
 REPAIRS = f"{_PREFIX}repairs"
-"""Node annotation: when the node was repaired lately, for the loop guard of every operator."""
+"""Node annotation: the times of recent repairs, for the loop protection of every user's controller."""
 NEEDS_REPAIR = f"{_PREFIX}needs-repair"
-"""Node annotation (the reason in full), label and taint (the reason in short): nothing of ours helps it."""
+"""Node annotation (the full reason), label and taint (the reason in short): gpunodes cannot repair the node."""
 TEMPORARY_TAINT = f"{_PREFIX}repair"
-"""Taint NoExecute while GPUs are reset: what does not tolerate everything leaves them, device plugins among it."""
+"""Taint NoExecute while GPUs are reset: it evicts pods that do not tolerate every taint, also device plugins."""
 _GPU_COUNT = f"{_PREFIX}gpu-count"
-"""Node label: how many GPUs it came into the cluster with."""
+"""Node label: the number of GPUs that the machine had when it joined the cluster."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 _CALL_S = 45.0
-"""Seconds for one answer; the session's own limit is 30."""
+"""Time limit in seconds for one response; the session's own limit is 30."""
+_REASON_S = 5.0
+"""Seconds in which a broken session must report why it ended."""
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.05
-"""Between the tries to change a node that somebody else changes, too."""
-# No answer; 403 from an API server that has not read its own roles yet; busy; etcd timed out.
-_PASSING = frozenset({0, -2, 403, 429, 500, 503, 504})
+"""Pause between the attempts to change a node that another client changes, too."""
+# No response; 403 from an API server that has not loaded its RBAC roles yet; overloaded; etcd timed out.
+_TRANSIENT = frozenset({0, -2, 403, 429, 500, 503, 504})
 _NO_CLUSTER = -1
 _NO_SESSION = -2
-_NO_SENSE = -3
+_INVALID = -3
 _OK = 200
 _NOT_FOUND = 404
 _CONFLICT = 409
-_TOO_MANY = 429
+_TOO_MANY_REQUESTS = 429
 _REPAIRS_KEPT = 8
 _MERGE = "application/merge-patch+json"
 
-# What a line of the session holds (module_utils/gpunodes/session.py).
+# The fields of a line of the session (module_utils/gpunodes/session.py).
 _FRAME = {"id": int, "status": int, "body": object, "error": str, "time": float}
 
-# Loads the modules that the first line brings, as one package; Python 3.9, standard library.
+# Loads the modules in the first line as one package; Python 3.9, standard library.
 _BOOT = """
 import json, sys, types
 start = json.loads(sys.stdin.readline())
@@ -87,19 +90,19 @@ _MODULES = ("problem", "disk", "kubeconfig", "kube_api", "session")
 
 
 class NoResponse(GpunodesError):  # noqa: N818 - reads as the sentence it makes
-    """The control plane cannot be asked."""
+    """The control plane does not respond."""
 
 
 class NoCluster(NoResponse):
-    """The control plane's machine runs no cluster."""
+    """The control-plane machine runs no cluster."""
 
 
 class NoSession(NoResponse):
-    """The control plane's machine cannot be reached, or does not let us in."""
+    """The control-plane machine is unreachable, or refuses the login."""
 
 
 class Refused(GpunodesError):  # noqa: N818 - as above
-    """The API answered with an error."""
+    """The API returned an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -108,23 +111,23 @@ class Refused(GpunodesError):  # noqa: N818 - as above
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the session's program is started: the words that run it, and the kubeconfig on its machine."""
+    """How the session's program is started: its argv, and the path of the kubeconfig on its machine."""
 
-    words: Sequence[str]
+    argv: Sequence[str]
     kubeconfig: str = ADMIN
     name: str = "the control plane"
     first: str = field(default="", repr=False)
-    """What its standard input begins with."""
+    """The first lines of its standard input."""
     environment: Mapping[str, str] | None = field(default=None, repr=False)
-    """None for our own."""
+    """None: inherit the environment of this process."""
 
 
 def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
     """A session on a control-plane machine."""
     program = shell.remote(shell.python(variables, _BOOT), variables)
-    patient = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+    timeouts = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
-        [*shell.command(address, variables, *patient), program],
+        [*shell.command(address, variables, *timeouts), program],
         name=address,
         first=shell.for_sudo(variables),
         environment=shell.environment(variables),
@@ -132,13 +135,13 @@ def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
 
 
 def here(python: str, kubeconfig: Path) -> Transport:
-    """A session on this machine, over a kubeconfig file."""
-    return Transport([python, "-c", _BOOT], str(kubeconfig), "this machine")
+    """A session on the controller, with a kubeconfig file."""
+    return Transport([python, "-c", _BOOT], str(kubeconfig), "the controller")
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the API answered; ``time`` is the control plane's clock, seconds since 1970."""
+    """A response of the API; ``time`` is the control plane's clock, in seconds since 1970."""
 
     status: int
     body: Any
@@ -147,54 +150,58 @@ class Response:
 
 
 class Session:
-    """A kept session; opened at the first call, opened again when it broke. Safe for many threads."""
+    """A persistent session, opened by the first request and reopened when the connection breaks. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._process: subprocess.Popen[str] | None = None
-        self._waiting: dict[int, Future[Response]] = {}
-        self._guard = threading.Lock()
+        self._pending: dict[int, Future[Response]] = {}
+        self._mutex = threading.Lock()
         self._next = 0
         self.calls = 0
-        """How many requests were made; measured by tests."""
+        """The number of requests; tests measure it."""
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
-        """One request, once; its status is 0 or less where no answer came."""
-        request = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
+        """Send a request once; the status is 0 or less when there is no response."""
+        fields = {"method": method, "path": path, "body": body, "type": kind, "keep": list(keep)}
         future: Future[Response] = Future()
-        with self._guard:
+        broken = ""
+        with self._mutex:
             self._next += 1
             self.calls += 1
             number = self._next
+            self._pending[number] = future
             try:
                 process = self._open()
-                self._waiting[number] = future
                 assert process.stdin  # noqa: S101 - for the type checker
-                process.stdin.write(json.dumps({"id": number, **request}) + "\n")
+                process.stdin.write(json.dumps({"id": number, **fields}) + "\n")
                 process.stdin.flush()
+            except BrokenPipeError as error:
+                # ssh ended: the reader of its output gets the reason, and fails this request with it.
+                broken = str(error)
             except OSError as error:
-                self._waiting.pop(number, None)
+                self._pending.pop(number, None)
                 return Response(_NO_SESSION, None, str(error), time.time())
         try:
-            return future.result(_CALL_S)
+            return future.result(_REASON_S if broken else _CALL_S)
         except TimeoutError:
-            with self._guard:
-                self._waiting.pop(number, None)
+            with self._mutex:
+                self._pending.pop(number, None)
                 self._end()
-            return Response(_NO_SESSION, None, f"no answer in {_CALL_S:.0f} s", time.time())
+            return Response(_NO_SESSION, None, broken or f"no response in {_CALL_S:.0f} s", time.time())
 
     def close(self) -> None:
         """End the session."""
-        with self._guard:
+        with self._mutex:
             self._end()
 
     def _open(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._process = subprocess.Popen(
-            self._transport.words,
+            self._transport.argv,
             env=self._transport.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -204,11 +211,11 @@ class Session:
             start_new_session=True,
         )
         assert self._process.stdin  # noqa: S101 - for the type checker
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         folder = settings.plugins() / "module_utils" / "gpunodes"
         modules = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
         start = json.dumps({"modules": modules, "kubeconfig": self._transport.kubeconfig})
         self._process.stdin.write(f"{self._transport.first}{start}\n")
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -217,31 +224,31 @@ class Session:
         with contextlib.suppress(ValueError, OSError):
             for line in process.stdout:
                 try:
-                    read = json.loads(line)
+                    frame = json.loads(line)
                 except (ValueError, RecursionError):
-                    read = None
-                if not isinstance(read, dict):
+                    frame = None
+                if not isinstance(frame, dict):
                     continue  # a login shell's banner
-                if violation := shape.wrong(read, _FRAME):
-                    # Nobody can tell whose answer it was to be.
-                    self._lose(process, _NO_SENSE, violation)
+                if violation := shape.wrong(frame, _FRAME):
+                    # The request that this line belongs to is unknown: all of them fail.
+                    self._fail_pending(process, _INVALID, violation)
                     continue
-                with self._guard:
-                    future = self._waiting.pop(read["id"], None)
+                with self._mutex:
+                    future = self._pending.pop(frame["id"], None)
                 if future is not None:
-                    future.set_result(Response(read["status"], read["body"], read["error"], read["time"]))
+                    future.set_result(Response(frame["status"], frame["body"], frame["error"], frame["time"]))
         output = ""
         with contextlib.suppress(ValueError, OSError):
             output = ssh_reason(process.stderr.read(4096))
-        self._lose(process, _NO_SESSION, output or "the session ended")
+        self._fail_pending(process, _NO_SESSION, output or "the session ended")
 
-    def _lose(self, process: subprocess.Popen[str], status: int, why: str) -> None:
-        """Tell all who wait for an answer of ``process`` that none comes."""
-        with self._guard:
+    def _fail_pending(self, process: subprocess.Popen[str], status: int, why: str) -> None:
+        """Fail all requests that wait for a response of ``process``."""
+        with self._mutex:
             if self._process is not None and self._process is not process:
-                return  # another one serves by now
-            lost, self._waiting = self._waiting, {}
-        for future in lost.values():
+                return  # a new process serves the session now
+            failed, self._pending = self._pending, {}
+        for future in failed.values():
             future.set_result(Response(status, None, why, time.time()))
 
     def _end(self) -> None:
@@ -266,7 +273,7 @@ class Pod:
     name: str
     uid: str
     owner: str
-    """The kind of its controller, "" for none."""
+    """The kind of the Kubernetes controller that owns it, "" for none."""
     mirror: bool
     finished: bool
     ending: bool
@@ -280,8 +287,8 @@ class Pod:
 class Cluster:
     """The cluster, over one session.
 
-    Every method raises NoAnswer when the control plane cannot be asked for ``patience_s``, Refused for its other
-    errors.
+    Every method raises NoResponse when the control plane does not respond for ``patience_s``, and Refused for other
+    errors of the API.
     """
 
     def __init__(self, session: Session, pool_label: str = "", patience_s: float = _PATIENCE_S) -> None:
@@ -292,17 +299,17 @@ class Cluster:
     # Nodes
 
     def nodes(self) -> list[Node]:
-        """All nodes, by one request however many there are."""
-        answer = self._call("GET", "/api/v1/nodes", keep=_NODE_KEEP)
-        return [self._readable(item) for item in answer.body["items"]]
+        """All nodes, with one request."""
+        response = self._call("GET", "/api/v1/nodes", keep=_NODE_KEEP)
+        return [self._parse_node(item) for item in response.body["items"]]
 
     def node(self, name: str) -> Node | None:
-        """One node; None when it is none."""
+        """One node; None when it does not exist."""
         found = self._find(_node_path(name))
-        return self._readable(found) if found is not None else None
+        return self._parse_node(found) if found is not None else None
 
     def cordon(self, name: str, repair: str, reason: str) -> bool:
-        """Cordon a node for a repair; whether the cordon is ours. Somebody else's stays theirs."""
+        """Cordon a node for a repair; returns whether the cordon belongs to gpunodes, not to a user."""
 
         def change(node: Mapping[str, Any]) -> dict[str, Any] | None:
             annotations = node["metadata"].get("annotations") or {}
@@ -316,7 +323,7 @@ class Cluster:
         return self._change(name, change)
 
     def note_repair(self, name: str, moment: float) -> None:
-        """Remember on the node itself that it is repaired now."""
+        """Record the time of a repair in an annotation of the node."""
 
         def change(node: Mapping[str, Any]) -> dict[str, Any] | None:
             known = _moments(node["metadata"].get("annotations") or {})
@@ -328,42 +335,45 @@ class Cluster:
         self._change(name, change)
 
     def uncordon(self, name: str, repair: str) -> bool:
-        """Take back what a repair did to a node, its cordon only if that is still ours; whether none is left."""
+        """Undo what a repair did to a node, and remove its cordon; returns whether the node is schedulable now.
+
+        A cordon that does not belong to this repair stays.
+        """
         cordoned = False
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
             nonlocal cordoned
-            ours = (node["metadata"].get("annotations") or {}).get(CORDONED_BY) == repair
+            own = (node["metadata"].get("annotations") or {}).get(CORDONED_BY) == repair
             patch = _without_taint(node, TEMPORARY_TAINT)
-            patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if ours else {}
-            if ours:
+            patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if own else {}
+            if own:
                 patch.setdefault("spec", {})["unschedulable"] = False
-            cordoned = not ours and bool(node.get("spec", {}).get("unschedulable"))
+            cordoned = not own and bool(node.get("spec", {}).get("unschedulable"))
             return patch
 
         self._change(name, change)
         return not cordoned
 
     def begin_maintenance(self, name: str, made: Maintenance, *, cordon: bool) -> bool:
-        """Keep repairs from a node, and cordon it where nobody has; whether the cordon goes with the maintenance."""
-        ours = False
+        """Block repairs of a node, and cordon it unless it is cordoned; returns whether maintenance owns the cordon."""
+        own = False
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
-            nonlocal ours
+            nonlocal own
             before = _maintenance(node)
-            free = not node.get("spec", {}).get("unschedulable")
-            ours = cordon if free else before is not None and before.cordoned
-            text = dataclasses.replace(made, cordoned=ours).text()
+            schedulable = not node.get("spec", {}).get("unschedulable")
+            own = cordon if schedulable else before is not None and before.cordoned
+            text = dataclasses.replace(made, cordoned=own).text()
             patch: dict[str, Any] = {"metadata": {"annotations": {MAINTENANCE: text}}}
-            if cordon and free:
+            if cordon and schedulable:
                 patch["spec"] = {"unschedulable": True}
             return patch
 
         self._change(name, change)
-        return ours
+        return own
 
     def end_maintenance(self, name: str) -> Maintenance | None:
-        """Take back what ``begin_maintenance`` did, its cordon with it; what it was, None where there was none."""
+        """Undo ``begin_maintenance`` and its cordon; returns the maintenance that ended, None when there was none."""
         before: Maintenance | None = None
 
         def change(node: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -374,7 +384,7 @@ class Cluster:
                 return None
             patch: dict[str, Any] = {"metadata": {"annotations": {MAINTENANCE: None}}}
             if before and before.cordoned and NEEDS_REPAIR in annotations:
-                # It was given up after the time of its maintenance: from now on the cordon is that of the repair.
+                # A repair gave up the node after its maintenance expired: now the cordon belongs to the repair.
                 patch["metadata"]["annotations"][CORDONED_BY] = "maintenance"
             elif before and before.cordoned and CORDONED_BY not in annotations:
                 patch["spec"] = {"unschedulable": False}
@@ -384,15 +394,15 @@ class Cluster:
         return before
 
     def taint_temporarily(self, name: str, repair: str) -> None:
-        """Make all that does not tolerate everything leave the node: it lets go of its GPUs."""
+        """Evict the pods that do not tolerate every taint from the node, so that they release its GPUs."""
         self._change(name, lambda node: _with_taint(node, TEMPORARY_TAINT, _short(repair), "NoExecute"))
 
     def untaint(self, name: str) -> None:
-        """End :meth:`set_aside`."""
+        """Undo :meth:`taint_temporarily`."""
         self._change(name, lambda node: _without_taint(node, TEMPORARY_TAINT))
 
     def give_up(self, name: str, repair: str, reason: str) -> None:
-        """Cordon, taint and label a node that needs repair by hand."""
+        """Cordon, taint and label a node that gpunodes cannot repair."""
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
             patch = _with_taint(
@@ -408,14 +418,17 @@ class Cluster:
         self._change(name, change)
 
     def clear(self, name: str) -> bool:
-        """Take all our marks off a node, and the cordon if it is ours; whether it can be scheduled to now."""
+        """Remove all annotations, labels and taints of repairs from a node, and their cordon.
+
+        Returns whether the node is schedulable now.
+        """
 
         def change(node: Mapping[str, Any]) -> dict[str, Any]:
-            ours = CORDONED_BY in (node["metadata"].get("annotations") or {})
+            own = CORDONED_BY in (node["metadata"].get("annotations") or {})
             patch = _without_taint(_merged(node, _without_taint(node, TEMPORARY_TAINT)), NEEDS_REPAIR)
-            gone = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
-            patch["metadata"] = {"annotations": gone, "labels": {NEEDS_REPAIR: None}}
-            if ours:
+            removed = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
+            patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
+            if own:
                 patch["spec"]["unschedulable"] = False
             return patch
 
@@ -424,9 +437,9 @@ class Cluster:
         return after is not None and not after.cordoned
 
     def _change(self, name: str, change: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> bool:
-        """Patch a node by what it is now; again when somebody was quicker. False when nothing was to be changed.
+        """Patch a node, starting from its current state; retry after a conflict. Returns False without a change.
 
-        Raises Refused when somebody is quicker at every try for as long as our patience is.
+        Raises Refused when every attempt fails with a conflict for ``patience_s``.
         """
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -435,7 +448,7 @@ class Cluster:
             if patch is None or node is None:
                 return False
             patch.setdefault("metadata", {})["resourceVersion"] = node["metadata"]["resourceVersion"]
-            _calm(patch["metadata"])
+            _make_printable(patch["metadata"])
             try:
                 self._call("PATCH", f"{_node_path(name)}?fieldManager=gpunodes", patch, _MERGE)
             except Refused as error:
@@ -443,19 +456,20 @@ class Cluster:
                     raise
                 if time.monotonic() > deadline:
                     raise Refused(
-                        _CONFLICT, f"node {name} was changed by somebody else at every try for {self._patience_s:.0f} s"
+                        _CONFLICT,
+                        f"another client changed the node {name} during every attempt for {self._patience_s:.0f} s",
                     ) from None
                 time.sleep(_PAUSE_S)
             else:
                 return True
 
-    def _readable(self, item: Mapping[str, Any]) -> Node:
-        """A node; one that cannot be read is left alone, and nobody else is stopped by it."""
+    def _parse_node(self, item: Mapping[str, Any]) -> Node:
+        """A node. An invalid Node object counts as in maintenance, so that it is skipped and does not stop a repair."""
         try:
             return self._node(item)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             metadata = item["metadata"]
-            why = Maintenance("what its node reports cannot be read: see `kubectl describe node`")
+            why = Maintenance("its Node object cannot be parsed: see `kubectl describe node`")
             control_plane = _CONTROL_PLANE in (metadata.get("labels") or {})
             return Node(
                 metadata["name"],
@@ -467,21 +481,21 @@ class Cluster:
     def _node(self, item: Mapping[str, Any]) -> Node:
         metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-        # A device plugin that is gone leaves its resource's name behind, with no device.
+        # A removed device plugin leaves the name of its resource behind, with zero devices.
         capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(_GPU_COUNT))
-        about = status.get("nodeInfo") or {}
+        info = status.get("nodeInfo") or {}
         ready = [entry["status"] for entry in status.get("conditions", ()) if entry["type"] == "Ready"]
         return Node(
             name=metadata["name"],
             addresses=tuple(entry["address"] for entry in status.get("addresses", ())),
             ready=ready == ["True"],
-            boot_id=about.get("bootID", ""),
-            machine_id=about.get("machineID", ""),
-            system_uuid=about.get("systemUUID", ""),
+            boot_id=info.get("bootID", ""),
+            machine_id=info.get("machineID", ""),
+            system_uuid=info.get("systemUUID", ""),
             control_plane=_CONTROL_PLANE in labels,
             pool=pool_of(labels.get(self._pool_label, ""), gpus=bool(labelled) or capacity is not None),
             cordoned=bool(spec.get("unschedulable")),
-            cordoned_by_us=annotations.get(CORDONED_BY, ""),
+            cordoned_by_repair=annotations.get(CORDONED_BY, ""),
             maintenance=_maintenance(item),
             needs_repair=annotations.get(NEEDS_REPAIR, ""),
             repairs=tuple(_moments(annotations)),
@@ -498,34 +512,34 @@ class Cluster:
         return [_pod(item) for item in self._call("GET", f"/api/v1/pods?{query}", keep=_POD_KEEP).body["items"]]
 
     def evict(self, pod: Pod) -> str:
-        """Ask for a pod's eviction; why it is refused, "" when it goes (or is gone)."""
+        """Request the eviction of a pod; returns why it is refused, "" when it is accepted or the pod is gone."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
-        answer = self.session.ask("POST", f"{_pod_path(pod)}/eviction", body)
-        if answer.status in {_OK, _NOT_FOUND, _CONFLICT}:  # a conflict: another pod has its name by now
+        response = self.session.request("POST", f"{_pod_path(pod)}/eviction", body)
+        if response.status in {_OK, _NOT_FOUND, _CONFLICT}:  # a conflict: a new pod has the same name
             return ""
-        if answer.status == _TOO_MANY:
-            return answer.error.rpartition("says: ")[2] or "a disruption budget forbids it"
-        return answer.error
+        if response.status == _TOO_MANY_REQUESTS:
+            return response.error.rpartition("reports: ")[2] or "a disruption budget forbids it"
+        return response.error
 
     def delete_now(self, pod: Pod) -> None:
-        """Delete a pod without waiting for its node."""
+        """Delete a pod without waiting for the kubelet."""
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
         with contextlib.suppress(Refused):
             self._call("DELETE", _pod_path(pod), body)
 
     def event(self, node: str, reason: str, message: str, *, warning: bool) -> None:
-        """Tell of a node in an Event; nobody depends on it, so that nothing is said when it cannot be told."""
+        """Create an Event for a node; a failure is ignored, because nothing depends on Events."""
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"generateName": f"{node}.gpunodes-", "namespace": "default"},
-            # The kubelet, too, gives a node's name for its uid: kubectl describe looks for that.
+            # As the kubelet does, the name is given as uid: `kubectl describe` searches for it.
             "involvedObject": {"kind": "Node", "name": node, "uid": node},
             "reason": reason,
             "message": printable(message)[:1000],
@@ -535,21 +549,21 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        self.session.ask("POST", "/api/v1/namespaces/default/events", body)
+        self.session.request("POST", "/api/v1/namespaces/default/events", body)
 
     # Calls
 
     def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
-        """One request; raises NoAnswer or Refused at once."""
-        answer = self.session.ask(method, path, body, kind)
-        if answer.status <= 0:
-            raise _no_answer(answer)
-        if answer.status != _OK:
-            raise Refused(answer.status, answer.error)
-        return _checked(method, path, answer)
+        """Send a request once; raises NoResponse or Refused without a retry."""
+        response = self.session.request(method, path, body, kind)
+        if response.status <= 0:
+            raise _no_response(response)
+        if response.status != _OK:
+            raise Refused(response.status, response.error)
+        return _checked(method, path, response)
 
     def lock_holder(self) -> Mapping[str, Any] | None:
-        """Who holds the lock by SSH (engine/locks.py), as they wrote it there; None for nobody."""
+        """The holder of the lock over SSH (engine/locks.py), as recorded in the lock file; None when it is free."""
         body = self.call_once("LOCK", "").body
         return body if isinstance(body, Mapping) else None
 
@@ -558,15 +572,15 @@ class Cluster:
     ) -> Response:
         deadline = time.monotonic() + self._patience_s
         while True:
-            answer = self.session.ask(method, path, body, kind, keep)
-            if answer.status == _OK:
-                return _checked(method, path, answer)
-            if answer.status not in _PASSING or time.monotonic() > deadline:
+            response = self.session.request(method, path, body, kind, keep)
+            if response.status == _OK:
+                return _checked(method, path, response)
+            if response.status not in _TRANSIENT or time.monotonic() > deadline:
                 break
             time.sleep(1)
-        if answer.status <= 0:
-            raise _no_answer(answer)
-        raise Refused(answer.status, answer.error)
+        if response.status <= 0:
+            raise _no_response(response)
+        raise Refused(response.status, response.error)
 
     def _find(self, path: str) -> Any | None:
         try:
@@ -577,7 +591,7 @@ class Cluster:
             raise
 
 
-# What an object has of which we read more; the API server holds all to it, and it may be somebody else's.
+# The fields that every object must have. The API server guarantees them, but another program may have responded.
 _METADATA = {
     "name": str,
     "namespace": Optional(str),
@@ -589,22 +603,22 @@ _OBJECT = {
     "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
     "status": Optional(Maybe({})),
 }
-# Of those in a list only parts are asked for.
+# A list is requested with some of these fields only.
 _OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
 
 
-def _checked(method: str, path: str, answer: Response) -> Response:
-    """An answer whose body is what the request asks for; raises NoAnswer."""
-    listed = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+def _checked(method: str, path: str, response: Response) -> Response:
+    """The response, after a check that its body fits the request; raises NoResponse."""
+    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
     if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
-        return answer
-    if wrong := shape.wrong(answer.body, _OBJECTS if listed else _OBJECT):
+        return response
+    if violation := shape.wrong(response.body, _OBJECTS if is_list else _OBJECT):
         raise NoResponse(
-            f"the control plane answers {method} {path.partition('?')[0]} with something else: {wrong}",
+            f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}",
             "a Kubernetes API",
-            "see that the machine is yours, and what answers there",
+            "check the address of the control-plane machine, and which program listens there",
         )
-    return answer
+    return response
 
 
 _NODE_KEEP = (
@@ -634,12 +648,12 @@ _POD_KEEP = (
 )
 
 
-def _no_answer(answer: Response) -> NoResponse:
-    kind = {_NO_CLUSTER: NoCluster, _NO_SESSION: NoSession}.get(answer.status, NoResponse)
+def _no_response(response: Response) -> NoResponse:
+    kind = {_NO_CLUSTER: NoCluster, _NO_SESSION: NoSession}.get(response.status, NoResponse)
     return kind(
-        f"the control plane does not answer: {answer.error}",
-        "a Kubernetes API that can be asked",
-        "bring it back first, or leave the cluster out with --without-cluster",
+        f"the control plane does not respond: {response.error}",
+        "a Kubernetes API that responds",
+        "restore the control plane first, or skip the cluster with --without-cluster",
     )
 
 
@@ -668,13 +682,13 @@ def _pod(item: Mapping[str, Any]) -> Pod:
 
 
 def _devices(resources: Mapping[str, object]) -> int | None:
-    """How many GPUs a node offers, or slices of GPUs, whatever its device plugin calls them; None for none at all."""
+    """The number of GPUs, or slices of GPUs, that a node offers under any resource name; None without a resource."""
     found = devices.counts(resources)
     return sum(found.values()) if found else None
 
 
 def _number(text: object) -> int | None:
-    """A quantity of whole devices; None for none, and for what a device plugin would not write."""
+    """A quantity of whole devices; None for a missing or invalid quantity."""
     return int(str(text)) if text is not None and str(text).isdigit() else None
 
 
@@ -693,8 +707,8 @@ def _without_taint(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {"spec": {"taints": taints}}
 
 
-def _calm(metadata: Mapping[str, Any]) -> None:
-    """Make each annotation one printable line: a reason may be in a machine's words, and `kubectl` shows them."""
+def _make_printable(metadata: Mapping[str, Any]) -> None:
+    """Make each annotation one printable line: a reason may quote a machine's output, and `kubectl` prints it."""
     annotations = metadata.get("annotations", {})
     annotations.update({name: printable(text) for name, text in annotations.items() if text is not None})
 
@@ -705,9 +719,9 @@ def _merged(node: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]
 
 def _short(reason: str) -> str:
     """A reason as the value of a label or taint: at most 63 letters, digits, dashes, dots and underscores."""
-    signs = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "._-") else "-" for sign in reason.lower())
-    words = "-".join(part for part in signs.split("-") if part)
-    return words[:60].strip("-._") or "unknown"
+    replaced = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in reason.lower())
+    value = "-".join(part for part in replaced.split("-") if part)
+    return value[:60].strip("-._") or "unknown"
 
 
 def _stamp(moment: float) -> str:

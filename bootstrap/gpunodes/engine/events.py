@@ -1,6 +1,6 @@
-"""ansible-runner's event dictionaries made typed. The only place that knows their keys.
+"""Convert ansible-runner's event dictionaries to typed events; the only module that uses their keys.
 
-They have no published schema; the recorded events in the tests are ansible-runner 2.4's with ansible-core 2.19.
+They have no published schema; the recorded events in the tests are from ansible-runner 2.4 with ansible-core 2.19.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _OUTCOMES = {
     "runner_on_skipped": Outcome.SKIPPED,
 }
 
-# What ssh says -> what it means to the user. First match wins; OpenSSH 8.4 to 10.
+# Patterns of ssh's messages, with messages for the user. The first match wins; OpenSSH 8.4 to 10.
 _SSH = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key verification failed",
         (
-            "its SSH host key is not the one learned before: it was reinstalled, or another machine answers; "
-            "if that is right, remove the old key with `ssh-keygen -f {known_hosts} -R ADDRESS`"
+            "the SSH host key has changed: the machine was reinstalled, or another machine has its address; "
+            "if the new key is right, remove the old key with `ssh-keygen -f {known_hosts} -R ADDRESS`"
         ),
     ),
     (r"Permission denied \(([^)]*)\)", "SSH refuses the user or the key (it offers {0}); check --user and --key"),
-    (r"[Cc]onnection timed out|Operation timed out", "SSH does not answer (timed out)"),
-    (r"Connection refused", "SSH refuses the connection: nothing listens on that port"),
-    (r"No route to host", "there is no route to it"),
-    (r"Could not resolve hostname", "its name does not resolve"),
+    (r"[Cc]onnection timed out|Operation timed out", "SSH does not respond (timed out)"),
+    (r"Connection refused", "the SSH connection is refused: no process listens on that port"),
+    (r"No route to host", "no route to host"),
+    (r"Could not resolve hostname", "the host name does not resolve"),
     (r"Load key .*: (.*)", "the SSH key cannot be used: {0}"),
     (r"Connection (?:closed|reset)|Broken pipe", "SSH closed the connection"),
 )
 
 _SUDO = (
     (r"Missing sudo password|a password is required|sudo: a terminal is required", "sudo asks for a password"),
-    (r"Sorry, try again|[Ii]ncorrect (?:sudo )?password", "sudo does not take the password of the inventory"),
-    (r"is not in the sudoers file|not allowed to (?:run|execute)", "the user may not use sudo"),
-    (r"sudo: (?:command )?not found|sudo: No such file", "there is no sudo"),
+    (r"Sorry, try again|[Ii]ncorrect (?:sudo )?password", "sudo refuses the password of the inventory"),
+    (r"is not in the sudoers file|not allowed to (?:run|execute)", "the user is not allowed to use sudo"),
+    (r"sudo: (?:command )?not found|sudo: No such file", "sudo is not installed"),
 )
 
 _PYTHON = (
@@ -51,7 +51,7 @@ _PYTHON = (
 
 
 def parse(raw: Mapping[str, Any]) -> Event | None:
-    """The typed event of ``raw``, or None for one that nobody needs."""
+    """The typed event of ``raw``, or None for an event that gpunodes does not use."""
     data: Mapping[str, Any] = raw.get("event_data", {})
     machine = str(data.get("host", ""))
     phase = str(data.get("role", "")).rpartition(".")[2]
@@ -79,23 +79,23 @@ def parse(raw: Mapping[str, Any]) -> Event | None:
 
 
 def cause(event: TaskEnded) -> str:
-    """Why a task failed, in one line: the first cause that its module gives, ssh's words made plain."""
+    """Why a task failed, in one line: the first cause that its module reports, with ssh's messages explained."""
     result = event.result
     text = str(result.get("msg") or "")
     detail = "\n".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "stderr", "module_stdout"))
     if event.outcome is Outcome.UNREACHABLE:
-        return _first(_SSH, detail) or _line(text) or "it cannot be reached"
+        return _first(_SSH, detail) or _line(text) or "the machine is unreachable"
     if found := _first(_SUDO, detail):
         return found
     if re.search(_PYTHON, detail):
-        return "there is no Python where Ansible looks for it (/usr/bin/python3)"
+        return "Python is not installed at the path that Ansible uses (/usr/bin/python3)"
     if result.get("censored"):
         return "the task failed; its output holds a secret and is not shown"
-    return _line(text) or _line(detail) or "the task failed without saying why"
+    return _line(text) or _line(detail) or "the task failed without a message"
 
 
 def ssh_reason(text: str) -> str:
-    """What ssh's words mean, in one line; its own first line when they are not known."""
+    """The explanation of ssh's messages, in one line; their first line when no pattern matches."""
     return _first(_SSH, text) or _first(_SUDO, text) or _line(text)
 
 
@@ -107,11 +107,11 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """The first line that says something; that a host key was learned is no reason."""
+    """The first line with text, without the warning that a host key was learned."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line and not line.startswith("Warning: Permanently added")), "")
 
 
 def _title(task: str) -> str:
-    """A task's name without the role that Ansible writes before it."""
+    """A task's name without the role prefix that Ansible adds."""
     return task.rpartition(" : ")[2]

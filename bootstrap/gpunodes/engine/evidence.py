@@ -1,4 +1,4 @@
-"""What was collected of machines before their repair: a folder for each repair, kept for days and within a size."""
+"""Evidence collected before repairs: one folder for each repair, with limits for its age and the total size."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
 
 _DAY_S = 24 * 3600.0
-# A record may come from a lock in the cluster: its id is no path.
+# A record may come from a Lease in the cluster: its id must not be a path.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def folder(repair: str) -> Path:
-    """Where the evidence of a repair lies, or would lie; raises GpunodesError for an id that is none of ours."""
+    """The path of the evidence folder of a repair, existing or not; raises GpunodesError for an invalid id."""
     if not _ID.fullmatch(repair):
-        raise GpunodesError(f"{repair!r} is no id of a repair", "letters, digits, dots, dashes and underscores")
+        raise GpunodesError(f"{repair!r} is not a repair id", "letters, digits, dots, dashes and underscores")
     return _root() / repair
 
 
 def open_folder(repair: str) -> Path:
-    """Make the folder of a repair (0700)."""
-    made = folder(repair)
-    made.mkdir(mode=0o700, exist_ok=True)
-    return made
+    """Create the folder of a repair (0700)."""
+    path = folder(repair)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def close_folder(repair: str) -> None:
-    """Remove the folder of a repair again where nothing was kept in it."""
-    made = folder(repair)
-    if made.is_dir() and not any(made.iterdir()):
-        made.rmdir()
+    """Remove the folder of a repair if it is empty."""
+    path = folder(repair)
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
 
 
 def prune(days: float, mib: float, keep: Collection[str] = ()) -> None:
-    """Remove what is older than ``days``, and the oldest until the rest fits into ``mib`` MiB.
+    """Remove folders older than ``days``, and the oldest folders until the rest fits into ``mib`` MiB.
 
-    ``keep`` are the repairs that go on: theirs stays.
+    ``keep`` are the ids of running repairs: their folders stay.
     """
     found = sorted(
         (path for path in _root().iterdir() if path.is_dir() and path.name not in keep), key=_written, reverse=True

@@ -1,4 +1,4 @@
-"""What was found and done about each machine: one line of JSON each, appended and never changed (0600)."""
+"""The history of verdicts and repairs of each machine: a file of JSON lines, append-only (0600)."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
 
 _FILE = "history.jsonl"
-_LAST = 253402300800.0
-"""The year 10000, in seconds since 1970: no calendar goes further."""
+_MAX_TIME = 253402300800.0
+"""The year 10000, in seconds since 1970: the datetime module supports no later date."""
 
 
 class EntryKind(StrEnum):
-    """What an entry tells."""
+    """The kind of an entry."""
 
     VERDICT = "verdict"
-    """Why a repair began, or, where it belongs to none, why none did."""
+    """Why a repair began; in an entry without a repair id, why the machine was not repaired."""
     STAGE = "stage"
     STEP = "step"
-    """A rung of the ladder, with its outcome."""
+    """An escalation step, with its outcome."""
     VERIFICATION = "verification"
     END = "end"
-    """How a repair ended."""
+    """The outcome of a repair."""
     CLEARED = "cleared"
-    """Somebody allowed repairs again."""
+    """A user allowed repairs again."""
     POWER = "power"
-    """A power action by hand."""
+    """A power action of a user."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One thing that happened to a machine. ``time`` is in seconds since 1970."""
+    """One entry for a machine. ``time`` is in seconds since 1970."""
 
     time: float
     machine: str
     kind: EntryKind
     what: str
-    """The step, rung, action or verdict."""
+    """The stage, step, action or verdict."""
     outcome: str = ""
     detail: str = ""
     seconds: float = 0.0
@@ -60,13 +60,13 @@ class HistoryEntry:
 
 
 def path() -> Path:
-    """The file."""
+    """The path of the history file."""
     return state_home() / _FILE
 
 
 def append(entry: HistoryEntry) -> None:
-    """Add one entry; it is on the disk when this returns. Raises GpunodesError where it cannot be, and adds nothing."""
-    # In ASCII: people look at the file itself, too, and a machine's words may steer a terminal, or be no UTF-8.
+    """Append one entry and sync it to disk. Raises GpunodesError, and leaves the file unchanged, when that fails."""
+    # In ASCII: users read the file itself, and a machine's messages may hold terminal sequences or invalid UTF-8.
     line = json.dumps(dataclasses.asdict(entry)).encode() + b"\n"
     try:
         descriptor = os.open(path(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -78,15 +78,15 @@ def append(entry: HistoryEntry) -> None:
     except OSError as error:
         raise GpunodesError(
             f"the history of {entry.machine} cannot be written: {error.filename or _FILE}: {error.strerror}",
-            "a record of what is done to machines",
-            "see `df` and the folder's permissions",
+            "a record of all actions on machines",
+            "check `df` and the permissions of the folder",
         ) from error
 
 
 def read(machine: str = "", cluster: str | None = None) -> list[HistoryEntry]:
-    """The entries of a machine (of all when none is named), the oldest first; broken lines are passed over.
+    """The entries of a machine (of all machines without a name), the oldest first; invalid lines are skipped.
 
-    ``cluster`` keeps those of one cluster. Raises GpunodesError for a file that cannot be read.
+    ``cluster`` selects the entries of one cluster. Raises GpunodesError for a file that cannot be read.
     """
     found = []
     try:
@@ -100,49 +100,50 @@ def read(machine: str = "", cluster: str | None = None) -> list[HistoryEntry]:
     except OSError as error:
         raise GpunodesError(
             f"the history cannot be read: {error.filename or _FILE}: {error.strerror}",
-            "a file of yours",
-            "see its permissions",
+            "a readable file",
+            "check its permissions",
         ) from error
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class MachineHistory:
-    """What the history says that matters for the next repair."""
+    """The summary of a machine's history for the next repair."""
 
     repairs: tuple[float, ...] = ()
-    """When repairs began that climbed the ladder, since somebody last cleared the machine."""
+    """The start times of the repairs that ran an escalation step, since a user last cleared the machine."""
     needs_repair: str = ""
-    """Why it was given up, "" when it was not."""
-    left: str = ""
-    """Why it was left as it is the last time, "" when something was done since."""
+    """Why the machine was given up, "" when it was not."""
+    not_repaired: str = ""
+    """Why the machine was not repaired the last time, "" when there is a later action."""
 
 
 def summaries(cluster: str) -> Mapping[str, MachineHistory]:
-    """The past of every machine of a cluster that has one."""
+    """The summaries of all machines of a cluster that have a history."""
     found: dict[str, MachineHistory] = {}
     begun: dict[str, float] = {}
     counted: set[str] = set()
     for entry in read(cluster=cluster):
-        past = found.get(entry.machine, MachineHistory())
+        summary = found.get(entry.machine, MachineHistory())
         begun.setdefault(entry.repair, entry.time)
         if entry.kind is EntryKind.CLEARED:
-            past = MachineHistory()
+            summary = MachineHistory()
         elif entry.kind is EntryKind.STEP and entry.outcome != "skipped" and entry.repair not in counted:
             counted.add(entry.repair)
-            # The time that stands on the node, too: when the repair began.
-            past = dataclasses.replace(past, repairs=(*past.repairs, begun.get(entry.repair, entry.time)))
+            # The start of the repair, the same time as in the annotation of the node.
+            summary = dataclasses.replace(summary, repairs=(*summary.repairs, begun.get(entry.repair, entry.time)))
         elif entry.kind is EntryKind.END:
-            past = dataclasses.replace(past, needs_repair=entry.detail if entry.outcome == "needs-repair" else "")
-        left = entry.detail if entry.kind is EntryKind.VERDICT and not entry.repair else ""
-        found[entry.machine] = dataclasses.replace(past, left=left)
+            needs_repair = entry.detail if entry.outcome == "needs-repair" else ""
+            summary = dataclasses.replace(summary, needs_repair=needs_repair)
+        not_repaired = entry.detail if entry.kind is EntryKind.VERDICT and not entry.repair else ""
+        found[entry.machine] = dataclasses.replace(summary, not_repaired=not_repaired)
     return found
 
 
 def _add(descriptor: int, line: bytes) -> None:
-    """Write a whole line at the end, or none of it."""
+    """Append a whole line, or nothing."""
     size = os.fstat(descriptor).st_size
-    # A power cut may have left half a line: the next one must not be lost with it.
+    # A power loss may have left an incomplete line: it must not spoil the next one.
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         line = b"\n" + line
     try:
@@ -150,25 +151,25 @@ def _add(descriptor: int, line: bytes) -> None:
             line = line[os.write(descriptor, line) :]
         os.fsync(descriptor)
     except OSError:
-        # The disk is full, most likely, and a part of the line stands there.
+        # The disk is probably full, and a part of the line is written.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
 
 
 def _parse(line: str) -> HistoryEntry | None:
-    """The entry of a line; None for one that is none, or whose values have other types than ours."""
+    """The entry in a line; None for an invalid line, or one with values of the wrong types."""
     try:
-        read: Any = json.loads(line)
+        document: Any = json.loads(line)
         known = {each.name for each in dataclasses.fields(HistoryEntry)}
-        values = {name: value for name, value in read.items() if name in known}
+        values = {name: value for name, value in document.items() if name in known}
         values["kind"] = EntryKind(values["kind"])
         evidence = values.setdefault("evidence", [])
         entry = HistoryEntry(**{**values, "evidence": tuple(evidence)})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (entry.machine, entry.what, entry.outcome, entry.detail, entry.repair, entry.cluster, entry.by, *evidence)
-    # True is a number to Python, and NaN is in no range.
-    numbers = (type(each) in (int, float) and 0 <= each < _LAST for each in (entry.time, entry.seconds))
+    # In Python, True is an int; NaN fails the range check.
+    numbers = (type(each) in (int, float) and 0 <= each < _MAX_TIME for each in (entry.time, entry.seconds))
     typed = isinstance(evidence, list) and all(isinstance(text, str) for text in texts) and all(numbers)
     return entry if typed else None

@@ -1,4 +1,4 @@
-"""What machines last reported of their identity: one private file for each cluster, for when they do not answer."""
+"""The identities that machines reported last, for machines that do not respond: one private file for each cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gpunodes.settings import state_home
 
 
 def remember(cluster: str, facts: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Keep what these machines report now (the probe's facts, or results of ``host_facts``), by name; 0600.
+    """Save the identities in these facts (of the probe, or results of ``host_facts``), by machine name; 0600.
 
-    What an installation does not report this time (a probe without root has no UUID) stays as it was. A disk that is
-    full costs the record, not the command; so does a file that cannot be read, which stays as it is.
+    A value that the same installation does not report this time stays (a probe without root reads no UUID). An error of
+    the disk is ignored, and a file that cannot be read stays unchanged: the command must not fail.
     """
     found = {name: _entry(reported(name, "", each)) for name, each in facts.items() if each}
     if found:
@@ -29,7 +29,7 @@ def remember(cluster: str, facts: Mapping[str, Mapping[str, Any] | None]) -> Non
 
 
 def _entry(machine: MachineIdentity) -> dict[str, Any]:
-    """What of an identity is kept, under the names that machines report it by."""
+    """The entry of an identity in the file, with the keys of the facts."""
     entry = {
         "hostname": machine.hostname,
         "boot_id": machine.boot_id,
@@ -60,35 +60,37 @@ def _remember(path: Path, found: Mapping[str, dict[str, Any]]) -> None:
 
 
 def recall(cluster: str, name: str, address: str) -> MachineIdentity:
-    """A machine by what it last reported; by its name and address alone where nothing is recorded."""
+    """The last reported identity of a machine; only its name and address when there is no record."""
     return recall_all(cluster, {name: address})[name]
 
 
 def recall_all(cluster: str, addresses: Mapping[str, str]) -> dict[str, MachineIdentity]:
-    """The machines of these names and addresses, each by what it last reported.
+    """The last reported identities of machines with these names and addresses.
 
-    Raises GpunodesError for a record that cannot be read: without it a dead machine would go by its name alone.
+    Raises GpunodesError for a file that cannot be read: without it, only the name identifies a dead machine.
     """
     known = _read(_path(cluster))
-    return {name: reported(name, address, known.get(name), answered=False) for name, address in addresses.items()}
+    return {name: reported(name, address, known.get(name), responded=False) for name, address in addresses.items()}
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    read: Any = None
+    document: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise GpunodesError(f"{path} cannot be read: {error.strerror}", "what machines last reported") from error
-    if not isinstance(read, dict):
+            raise GpunodesError(
+                f"{path} cannot be read: {error.strerror}", "the identities that machines reported last"
+            ) from error
+    if not isinstance(document, dict):
         raise GpunodesError(
             f"{path} holds no identities of machines",
-            "what machines last reported, as gpunodes wrote it",
-            "restore it, or remove it: machines are known again when they answer",
+            "the file that gpunodes wrote",
+            "restore it, or remove it: gpunodes records identities again when machines respond",
         )
-    return {name: entry for name, entry in read.items() if isinstance(entry, dict)}
+    return {name: entry for name, entry in document.items() if isinstance(entry, dict)}
 
 
 def _path(cluster: str) -> Path:

@@ -1,4 +1,4 @@
-"""The private folder of a run: made 0700, said to the user, pruned when it is old."""
+"""The private folder of a run (0700); old folders are removed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from gpunodes.settings import state_home
 
 KEEP = 30
-"""How many runs are kept."""
+"""Number of runs to keep."""
 
 
 def open_run(command: str) -> Path:
-    """Make the folder of a new run of ``command`` and prune the oldest ones; returns its path (mode 0700)."""
+    """Create the folder of a new run of ``command`` and remove the oldest ones; returns its path (mode 0700)."""
     runs = state_home() / "runs"
     runs.mkdir(mode=0o700, exist_ok=True)
     _prune(runs)
@@ -25,15 +25,15 @@ def open_run(command: str) -> Path:
 
 
 def _prune(runs: Path) -> None:
-    """Keep the newest runs. A run that still goes on is among them: only KEEP newer ones could push it out."""
+    """Keep the newest runs. A running command is among them, unless KEEP newer runs have started since."""
     discard_secrets()
     for old in sorted(runs.iterdir())[: -KEEP + 1]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def discard_secrets() -> None:
-    """Delete what commands that were killed have left and nobody needs: at the beginning of every run."""
+    """Delete files with secrets that killed commands have left; called at the start of every run."""
     runs = state_home() / "runs"
-    # Ansible's record of its environment; a kubeconfig, which older versions of gpunodes had there for a moment.
-    for left in (*runs.glob("*/*/artifacts/*/command"), *runs.glob("*/admin.conf")):
-        left.unlink(missing_ok=True)
+    # ansible-runner's record of the environment; the temporary kubeconfig of older versions of gpunodes.
+    for path in (*runs.glob("*/*/artifacts/*/command"), *runs.glob("*/admin.conf")):
+        path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""One command at a time where no cluster can be asked for its Leases: a lock on the first control-plane machine.
+"""A lock on the first control-plane machine, over SSH, for clusters whose API does not respond: no Leases there.
 
-The lock is held by a small program there, for as long as our SSH connection to it lives and a byte every ten seconds
-comes through. So it ends by itself when the command ends, is killed, or its machine loses power; nothing has to expire
-or be cleaned up. Each byte comes back: where they do not, the lock may be somebody else's soon.
+A small program on that machine holds the lock as long as the SSH connection is open and a heartbeat byte arrives every
+ten seconds. So the lock is released when the command ends, is killed, or its controller loses power; nothing must
+expire or be cleaned up. The program echoes each byte: without echoes another command may soon hold the lock.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gpunodes.errors import GpunodesError, sentence
 from gpunodes.shape import Maybe, Named
 
 BEAT = 10.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 PATIENCE = 60.0
-"""Seconds without a sign of life after which the other side lets go."""
+"""Seconds without a heartbeat after which the program on the machine releases the lock."""
 MARGIN = 15.0
-"""How much earlier we take the lock for lost."""
+"""Seconds by which the controller considers the lock lost earlier."""
 ANSWER = 60.0
-"""Seconds to wait for the lock's answer; an emulated machine under load needs ten."""
+"""Time limit in seconds for the program's first line; an emulated machine under load needs ten."""
 _AGAIN = 5.0
 """Seconds between two attempts to take the lock of a machine that starts."""
-_LONGEST = 65536
-"""Characters of an answer that are read."""
-_ANSWER_SHAPE = {"held_by": Maybe(Named(str, 20))}
+_MAX_CHARACTERS = 65536
+"""Maximum length of the program's first line."""
+_HOLDER_SHAPE = {"held_by": Maybe(Named(str, 20))}
 
-# Runs on the control-plane machine; Python 3.9, standard library. Its first line of output is the verdict.
+# Runs on the control-plane machine; Python 3.9, standard library. Its first line of output names the holder.
 _HOLDER = """
 import fcntl, json, os, select, sys, time
 who, patience, path = sys.argv[1], float(sys.argv[2]), sys.argv[3]
@@ -53,15 +53,15 @@ while True:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        said, tries = os.read(fd, 4096), tries - 1
-        # Whoever only looks whether it is held has it for a moment, and so has who did not write their name yet.
-        if not said and tries:
+        holder, tries = os.read(fd, 4096), tries - 1
+        # Empty for a moment: a process only tests the lock, or has not written its name yet.
+        if not holder and tries:
             os.close(fd)
             time.sleep(0.1)
             continue
-        print(json.dumps({'held_by': json.loads(said or b'{}')}), flush=True)
+        print(json.dumps({'held_by': json.loads(holder or b'{}')}), flush=True)
         sys.exit(0)
-    # The holder before us may have removed the file between our two steps: then this is the lock of nothing.
+    # The previous holder may have removed the file between open and flock: then this lock is on a deleted file.
     if os.path.exists(path) and os.fstat(fd).st_ino == os.stat(path).st_ino:
         break
     os.close(fd)
@@ -69,17 +69,17 @@ os.ftruncate(fd, 0)
 os.write(fd, who.encode())
 print(json.dumps({'held_by': None}), flush=True)
 while select.select([0], [], [], patience)[0]:
-    signs = os.read(0, 64)
-    if not signs:
+    heartbeats = os.read(0, 64)
+    if not heartbeats:
         break
-    os.write(1, signs)
+    os.write(1, heartbeats)
 os.ftruncate(fd, 0)
 os.unlink(path)
 """
 
 
 class NoLock(GpunodesError):  # noqa: N818 - reads as the sentence it makes
-    """The machine does not give its lock, held or not."""
+    """The lock cannot be taken: the machine does not respond as expected."""
 
 
 class Taken(GpunodesError):  # noqa: N818 - as above
@@ -88,49 +88,49 @@ class Taken(GpunodesError):  # noqa: N818 - as above
     def __init__(self, holder: Mapping[str, Any]) -> None:
         super().__init__(
             f"another command works on this cluster: {holder.get('command', 'unknown')} of "
-            f"{holder.get('who', 'somebody')}, since {holder.get('since', 'a moment ago')}",
+            f"{holder.get('who', 'an unknown user')}, since {holder.get('since', 'a moment ago')}",
             "one at a time",
             "wait for it to end, then run again",
         )
 
 
 class Unresponsive(GpunodesError):  # noqa: N818 - as above
-    """Nobody can tell whether the lock is still held."""
+    """No heartbeat is echoed: the lock may be lost."""
 
 
 class Lock:
-    """A lock that is held. ``start`` makes a connection that holds it, or raises."""
+    """A held lock. ``start`` opens a connection that holds it, or raises."""
 
     def __init__(self, start: Callable[[], subprocess.Popen[str]], address: str, *, restarts: bool) -> None:
         self._start = start
         self._address = address
         self._restarts = restarts
         self._process = start()
-        self._heard = clock()
-        """When the last sign of life that came back was sent."""
+        self._last_echo = clock()
+        """When the last echoed heartbeat was sent."""
         self._stop = threading.Event()
         self._lost: GpunodesError | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
 
     def lost(self) -> GpunodesError | None:
-        """Why the lock may be held no more, ``Silent`` while nobody can tell; None while it surely is."""
-        silent = clock() - self._heard
-        if self._lost is None and silent > PATIENCE - MARGIN:
-            return self._gone(f"it has not answered for {silent:.0f} s", Unresponsive)
+        """Why the lock is lost, ``Unresponsive`` when it may be lost; None while it is held."""
+        age = clock() - self._last_echo
+        if self._lost is None and age > PATIENCE - MARGIN:
+            return self._error_lost(f"no response for {age:.0f} s", Unresponsive)
         return self._lost
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the lock."""
         self._stop.set()
         _end(self._process)
         self._thread.join(timeout=5)
 
-    def _gone(self, why: str, kind: type[GpunodesError] = GpunodesError) -> GpunodesError:
+    def _error_lost(self, why: str, kind: type[GpunodesError] = GpunodesError) -> GpunodesError:
         return kind(
             f"the connection to {self._address} that holds the cluster's lock is lost: {why}",
             "a lock that is held to the end",
-            "run the command again to go on",
+            "run the command again to continue",
         )
 
     def _keep(self) -> None:
@@ -139,9 +139,9 @@ class Lock:
             if self._stop.is_set():
                 return
             if not self._restarts:
-                self._lost = self._gone("it ended")
+                self._lost = self._error_lost("it was closed")
                 return
-            # What we do to the machine may have restarted it.
+            # The command itself may have restarted the machine.
             while not self._stop.wait(_AGAIN):
                 try:
                     self._process = self._start()
@@ -152,16 +152,16 @@ class Lock:
                     self._lost = taken
                     return
                 except Exception as problem:
-                    self._lost = self._gone(sentence(problem))
+                    self._lost = self._error_lost(sentence(problem))
                     return
             if self._stop.is_set():
                 _end(self._process)
                 return
 
     def _beat(self, process: subprocess.Popen[str]) -> None:
-        """Give signs of life, and hear them come back; returns when the connection has ended."""
+        """Send heartbeats and read their echoes; returns when the connection has ended."""
         assert process.stdin and process.stdout  # noqa: S101, PT018 - for the type checker
-        self._heard = clock()
+        self._last_echo = clock()
         sent: deque[float] = deque()
         with contextlib.suppress(OSError, ValueError):
             while not self._stop.is_set():
@@ -172,11 +172,11 @@ class Lock:
                 while (rest := due - clock()) > 0:
                     if not select.select([process.stdout], [], [], rest)[0]:
                         break
-                    signs = os.read(process.stdout.fileno(), 4096)
-                    if not signs:
+                    echoes = os.read(process.stdout.fileno(), 4096)
+                    if not echoes:
                         return
-                    for _ in range(min(signs.count(b"."), len(sent))):
-                        self._heard = sent.popleft()
+                    for _ in range(min(echoes.count(b"."), len(sent))):
+                        self._last_echo = sent.popleft()
 
 
 @contextlib.contextmanager
@@ -185,9 +185,9 @@ def hold(
 ) -> Iterator[Lock]:
     """Hold the cluster's lock while inside.
 
-    ``address`` and ``variables`` are those of the first control-plane machine, which the command itself may restart
-    (``restarts``: then the lock is taken again). ``holder`` names us in Leases. Raises Taken when another command holds
-    it, saying who and since when, and NoLock when the machine does not answer.
+    ``address`` and ``variables`` are those of the first control-plane machine. ``restarts``: the command may restart
+    that machine, and then the lock is taken again. ``holder`` is the identity of this command in Leases. Raises Taken,
+    with the holder and the time, when another command holds it, and NoLock when the machine does not respond.
     """
     who = json.dumps(
         {
@@ -195,11 +195,11 @@ def hold(
             "command": command,
             "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "holder": holder,
-            # Told apart from others of this user that began in the same second.
+            # Distinguishes commands that the same user started in the same second.
             "id": secrets.token_hex(8),
         }
     )
-    lock = Lock(lambda: _started(address, variables, who), address, restarts=restarts)
+    lock = Lock(lambda: _connect(address, variables, who), address, restarts=restarts)
     try:
         yield lock
     finally:
@@ -207,11 +207,11 @@ def hold(
 
 
 def clock() -> float:
-    """Seconds that nobody sets, and that go on while this machine sleeps (clock_gettime(2), CLOCK_BOOTTIME)."""
+    """A clock that cannot be set and that runs while the controller is suspended (clock_gettime(2), CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _started(address: str, variables: Mapping[str, Any], who: str) -> subprocess.Popen[str]:
+def _connect(address: str, variables: Mapping[str, Any], who: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [*shell.command(address, variables, "-o", "ConnectTimeout=30"), _remote(variables, who)],
         env=shell.environment(variables),
@@ -222,9 +222,9 @@ def _started(address: str, variables: Mapping[str, Any], who: str) -> subprocess
         errors="replace",
     )
     try:
-        held_by = _asked(process, address, shell.for_sudo(variables))
+        held_by = _read_holder(process, address, shell.for_sudo(variables))
         if held_by == json.loads(who):
-            raise NoLock(f"{address} has not noticed yet that a connection of ours ended")
+            raise NoLock(f"{address} has not yet released the lock of the previous connection")
         if held_by is not None:
             raise Taken(held_by)
     except BaseException:
@@ -244,45 +244,45 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _asked(process: subprocess.Popen[str], address: str, first: str) -> Mapping[str, str] | None:
-    """Who holds the lock: None when it is this process, or what its holder wrote there."""
+def _read_holder(process: subprocess.Popen[str], address: str, first: str) -> Mapping[str, str] | None:
+    """The holder of the lock, as it wrote itself there; None when this process holds it."""
     timer = threading.Timer(ANSWER, process.kill)
     timer.start()
     try:
         if process.stdin:
-            # An empty line ends a sudo that did not like the password; the holder takes it for a sign of life.
+            # The empty line ends a sudo that refused the password; for the lock program it is a heartbeat.
             with contextlib.suppress(OSError):
                 process.stdin.write(f"{first}\n")
                 process.stdin.flush()
         line = ""
         if process.stdout:
             shell.skip_banner(process.stdout)
-            line = process.stdout.readline(_LONGEST)
+            line = process.stdout.readline(_MAX_CHARACTERS)
     finally:
         timer.cancel()
     if not line:
         output = ssh_reason(process.stderr.read() if process.stderr else "")
         raise NoLock(
-            f"the control-plane machine {address} does not give the cluster's lock: "
-            f"{output or f'no answer in {ANSWER:.0f} s'}",
+            f"cannot take the cluster's lock on the control-plane machine {address}: "
+            f"{output or f'no response in {ANSWER:.0f} s'}",
             "",
-            "see that `ssh` to it and sudo there work; ansible_password and ansible_become_password are used",
+            "check that `ssh` to it works, and sudo there; ansible_password and ansible_become_password are used",
         )
-    return _held_by(line, address)
+    return _parse_holder(line, address)
 
 
-def _held_by(line: str, address: str) -> Mapping[str, str] | None:
-    """Who holds the lock, by what the machine answers; raises NoLock for what is no answer."""
-    answer: Any = None
+def _parse_holder(line: str, address: str) -> Mapping[str, str] | None:
+    """The holder of the lock in the program's first line; raises NoLock for an invalid line."""
+    document: Any = None
     with contextlib.suppress(ValueError, RecursionError):
-        answer = json.loads(line)
-    if wrong := shape.wrong(answer, _ANSWER_SHAPE):
+        document = json.loads(line)
+    if violation := shape.wrong(document, _HOLDER_SHAPE):
         raise NoLock(
-            f"the control-plane machine {address} answers {line[:80]!r} for who holds the cluster's lock: {wrong}",
-            "its holder, or nobody",
-            "see what its /usr/bin/python3 and its login shell write",
+            f"the control-plane machine {address} reports {line[:80]!r} as holder of the cluster's lock: {violation}",
+            "the name of the holder, or null",
+            "check the output of its /usr/bin/python3 and of its login shell",
         )
-    held_by: Mapping[str, str] | None = answer["held_by"]
+    held_by: Mapping[str, str] | None = document["held_by"]
     return held_by
 
 

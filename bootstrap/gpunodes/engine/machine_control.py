@@ -1,6 +1,6 @@
-"""What repair does to one machine: asks for its boot, collects evidence, and uses the rungs of the ladder.
+"""Control of one machine for repair: read its boot id, collect evidence, run escalation steps.
 
-Nothing here raises for what happens on the machine; each call ends by its own deadline.
+Calls over SSH do not raise for errors on the machine; each call has a deadline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpunodes.engine.shell import Reached
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
 
 _BOOT_S = 15.0
-_ASK_S = 60.0
+_STEP_S = 60.0
 """A login on a machine whose PID 1 is blocked takes 25 s (pam_systemd's time limit)."""
 _COLLECT_S = 45.0
 _COLLECT_BYTES = 16 << 20
@@ -33,8 +33,8 @@ _BOOT = ("cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
 # Linux, Documentation/admin-guide/sysctl/kernel.rst, random: a UUID.
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BANNER_BYTES = 1 << 16
-"""What a login shell may print before an answer, beside the answer's own limit."""
-# Whichever of the two lives; the newest lines are those that matter.
+"""Maximum size of a login shell's banner; it is added to the limit for the output."""
+# journalctl or else dmesg, whichever works; the newest lines are kept.
 _KERNEL_LOG = (
     "{ timeout 20 journalctl -q -k -b --no-pager -o short-monotonic 2>/dev/null | grep . || timeout 10 dmesg; } "
     f"| tail -c {_COLLECT_BYTES - 1}"
@@ -42,7 +42,7 @@ _KERNEL_LOG = (
 _PROCESSES = "timeout 10 ps -eo pid,ppid,stat,wchan:32,etimes,comm,args 2>/dev/null | head -c 2000000"
 _BUG_REPORT_S = 240.0
 _BUG_REPORT_BYTES = 64 << 20
-# It asks the driver much, and hangs where the driver does; --safe-mode leaves out what is known to hang a machine.
+# It queries the driver and hangs where the driver hangs; --safe-mode skips queries that are known to hang a machine.
 _BUG_REPORT = (
     'f=$(mktemp -d /run/gpunodes-bug-report.XXXXXX) && cd "$f" && '
     "{ timeout -k 5 210 nvidia-bug-report.sh --safe-mode --output-file report >/dev/null 2>&1; "
@@ -52,7 +52,7 @@ _BUG_REPORT = (
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """Which boot a machine is in, as far as it answers. ``uptime_s``: seconds since it began."""
+    """The running boot of a machine, "" when it did not respond. ``uptime_s``: seconds since the boot."""
 
     reached: Reached
     boot_id: str = ""
@@ -61,19 +61,20 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of asking for a rung."""
+    """The result of starting an escalation step."""
 
     done: bool
     message: str = ""
     armed: tuple[str, ...] = ()
-    """What the machine does by itself when the rung does not end it."""
+    """The next steps, which a process on the machine runs later if the machine is still up."""
 
 
 class MachineControl:
-    """One machine, over SSH and its BMC.
+    """Control of one machine, over SSH and its BMC.
 
-    ``known`` is what the machine reports, or reported last, of its hardware: its BMC must not be another machine's.
-    ``named``: the user named the machine itself; then a BMC of which nothing is known is used, and ``say`` tells it.
+    ``known`` is the hardware identity that the machine reported last: the BMC must not belong to another machine.
+    ``named``: the user named the machine on the command line. Then a BMC whose identity cannot be verified is used,
+    and ``report`` is called with a message.
     """
 
     def __init__(
@@ -85,97 +86,100 @@ class MachineControl:
         known: MachineIdentity | None = None,
         *,
         named: bool = False,
-        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
         self._known = known or MachineIdentity(name)
         self._named = named
-        self._say = say
+        self._report = report
         self._address = address
         self._variables = variables
         self._cold_pause_s = cold_pause_s
         self._settings = settings.resolve(variables)
 
     def boot(self) -> Boot:
-        """Which boot it is in."""
+        """The running boot."""
         result = shell.run(
             self._address,
             self._variables,
             shell.remote(_BOOT, self._variables, shell.Become.NEVER),
             deadline_s=_BOOT_S,
-            most=_BANNER_BYTES + 4096,
+            max_bytes=_BANNER_BYTES + 4096,
         )
-        found = _boot(shell.unframed(result.out)) if result.ok else None
-        return Boot(result.reached, *found) if found else Boot(result.reached)
+        parsed = _parse_boot(shell.unframed(result.out)) if result.ok else None
+        return Boot(result.reached, *parsed) if parsed else Boot(result.reached)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
-        """Keep the evidence in ``folder`` (0600 each); the names of the files that were written."""
-        wanted = [
+        """Save the evidence in ``folder`` (0600 each); returns the names of the files."""
+        commands = [
             ("kernel.log", _KERNEL_LOG, _COLLECT_S, _COLLECT_BYTES),
             ("processes.txt", _PROCESSES, _COLLECT_S, _COLLECT_BYTES),
         ]
         if bug_report:
-            wanted.append(("nvidia-bug-report.log.gz", _BUG_REPORT, _BUG_REPORT_S, _BUG_REPORT_BYTES))
+            commands.append(("nvidia-bug-report.log.gz", _BUG_REPORT, _BUG_REPORT_S, _BUG_REPORT_BYTES))
 
-        def take(name: str, words: str, deadline_s: float, most: int) -> str:
+        def save(name: str, script: str, deadline_s: float, max_bytes: int) -> str:
             result = shell.run(
                 self._address,
                 self._variables,
-                shell.remote(["sh", "-c", words], self._variables),
+                shell.remote(["sh", "-c", script], self._variables),
                 deadline_s=deadline_s,
-                most=most + _BANNER_BYTES,
+                max_bytes=max_bytes + _BANNER_BYTES,
                 stdin=shell.for_sudo(self._variables).encode(),
             )
-            answer = shell.unframed(result.out)
-            return _keep(folder / f"{self.name}.{name}", answer[:most]) if answer else ""
+            output = shell.unframed(result.out)
+            return _write(folder / f"{self.name}.{name}", output[:max_bytes]) if output else ""
 
         written = []
         if facts:
-            written.append(_keep(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            written += [name for name in pool.map(lambda each: take(*each), wanted) if name]
+            written.append(_write(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
+        with ThreadPoolExecutor(len(commands)) as pool:
+            written += [name for name in pool.map(lambda each: save(*each), commands) if name]
         return written
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
-        """Use a rung that needs a shell; only in the boot ``boot_id``, when one is named."""
+        """Run an escalation step over SSH; only in the boot ``boot_id`` unless that is empty.
+
+        ``later`` are the next steps, with delays in seconds, for the machine to run if this one has no effect.
+        """
         options = {
             "boot_id": boot_id,
             "step": step.name,
             "later": list(later),
             "gpus": list(gpus),
-            "limit_s": step.gone,
+            "limit_s": step.down_s,
         }
         from gpunodes.ansible.module_utils.gpunodes import escalate
 
-        words = shell.python(self._variables, escalate.BOOT, json.dumps(options))
+        argv = shell.python(self._variables, escalate.BOOT, json.dumps(options))
         result = shell.run(
             self._address,
             self._variables,
-            shell.remote(words, self._variables),
-            deadline_s=_ASK_S + (step.gone if step.name == "gpu-reset" else 0),
+            shell.remote(argv, self._variables),
+            deadline_s=_STEP_S + (step.down_s if step.name == "gpu-reset" else 0),
             stdin=shell.for_sudo(self._variables).encode() + Path(escalate.__file__).read_bytes(),
-            enough=lambda out: _answer(out) is not None,
+            is_complete=lambda out: _parse_step_result(out) is not None,
         )
-        if answer := _answer(result.out):
-            return answer
-        if result.reached is Reached.LATE and step.proof is VerifiedBy.BOOT:
-            return StepResult(True, "it was asked, and the shell did not come back", tuple(name for _, name in later))
-        how = "the program there failed" if result.reached is Reached.ENDED else "it does not answer on SSH"
-        return StepResult(False, ": ".join(part for part in (how, ssh_reason(result.err)) if part))
+        if parsed := _parse_step_result(result.out):
+            return parsed
+        if result.reached is Reached.TIMEOUT and step.verified_by is VerifiedBy.BOOT:
+            return StepResult(True, "started, but the shell did not return", tuple(name for _, name in later))
+        failure = "the program on the machine failed" if result.reached is Reached.ENDED else "SSH does not respond"
+        return StepResult(False, ": ".join(part for part in (failure, ssh_reason(result.err)) if part))
 
     def has_power(self) -> bool:
-        """Whether it has a BMC."""
+        """Whether a BMC is configured."""
         return bool(self._settings["gpunodes_bmc_type"])
 
     def power(self) -> powers.Power | None:
-        """Its BMC; None when it has none. Raises WrongInput for settings that cannot be used."""
+        """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
         access = powers.access(self.name, self._settings)
         return powers.connect(self.name, access) if access else None
 
     def reset(self) -> None:
-        """Reset it by its BMC; one that is off is switched on. Raises PowerProblem."""
+        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem."""
         bmc = self.own_power()
         if bmc.state() is powers.PowerState.OFF:
             powers.change(bmc, powers.Order.ON)
@@ -183,17 +187,17 @@ class MachineControl:
             bmc.order(powers.Order.RESET)
 
     def cold_cycle(self) -> None:
-        """Take its power away, wait, and give it back; raises PowerProblem."""
+        """Switch the power off, wait, and switch it on; raises PowerProblem."""
         bmc = self.own_power()
         powers.change(bmc, powers.Order.OFF)
         time.sleep(self._cold_pause_s)
         powers.change(bmc, powers.Order.ON)
 
     def own_power(self) -> powers.Power:
-        """Its BMC, for an order that would hurt another machine: raises PowerProblem for a BMC that is not its own.
+        """The BMC, after a check that it belongs to this machine; raises PowerProblem when it does not.
 
-        Where nothing tells whose BMC it is, the machine must have been named; the setting gpunodes_bmc_identity
-        ``any`` leaves all of this out.
+        Where the identity cannot be verified, the user must have named the machine. The setting gpunodes_bmc_identity
+        ``any`` skips the check.
         """
         bmc = self.power()
         if bmc is None:
@@ -202,47 +206,50 @@ class MachineControl:
         if match is None or match.same:
             return bmc
         if match.same is None and self._named:
-            self._say(f"nothing tells whether {bmc.name} is its own, and it was named: {match.why}")
+            self._report(
+                f"{bmc.name} cannot be verified as the BMC of this machine; it is used because the machine was named: "
+                f"{match.why}"
+            )
             return bmc
-        found = "belongs to another machine" if match.same is False else "cannot be told to be the machine's own"
+        found = "belongs to another machine" if match.same is False else "cannot be verified as the BMC of this machine"
         remedy = f"name the machine, after `gpunodes power {self.name} status`; or "
         raise powers.PowerProblem(
-            powers.Trouble.FOREIGN,
+            powers.Trouble.WRONG_MACHINE,
             f"{bmc.name} {found}: {match.why}",
             f"{'' if match.same is False else remedy}correct gpunodes_bmc_address; gpunodes_bmc_identity: any is for "
-            "firmware that reports something else",
+            "firmware that reports a different identity",
         )
 
     def compare(self, bmc: powers.Power) -> BmcMatch | None:
-        """Whether the machine that a BMC reports is this one; None for a BMC that goes by the name.
+        """Whether the identity that a BMC reports is that of this machine; None for a power command.
 
         Raises PowerProblem.
         """
-        found = bmc.identity()
-        return match_bmc(self._known, found) if found is not None else None
+        identity = bmc.identity()
+        return match_bmc(self._known, identity) if identity is not None else None
 
 
-def _boot(answer: bytes | None) -> tuple[str, float] | None:
-    """The boot id and the uptime in seconds; None for anything else: what is no boot id proves no reboot."""
-    words = (answer or b"").decode("utf-8", "replace").split()
+def _parse_boot(output: bytes | None) -> tuple[str, float] | None:
+    """The boot id and the uptime in seconds; None for any other output, which must not count as a new boot."""
+    values = (output or b"").decode("utf-8", "replace").split()
     try:
-        boot_id, uptime_s = words[0], float(words[1])
+        boot_id, uptime_s = values[0], float(values[1])
     except (IndexError, ValueError):
         return None
     return (boot_id, uptime_s) if _BOOT_ID.fullmatch(boot_id) and math.isfinite(uptime_s) else None
 
 
-def _answer(out: bytes | bytearray) -> StepResult | None:
-    """What the program on the machine answered; None as long as it has not."""
+def _parse_step_result(out: bytes | bytearray) -> StepResult | None:
+    """The result that the program on the machine printed; None until it is complete."""
     try:
-        answer = json.loads((shell.unframed(out) or b"").splitlines()[0])
-        armed = tuple(str(name) for name in answer.get("armed") or ())
-        return StepResult(answer["done"] is True, str(answer.get("message", "")), armed)
+        document = json.loads((shell.unframed(out) or b"").splitlines()[0])
+        armed = tuple(str(name) for name in document.get("armed") or ())
+        return StepResult(document["done"] is True, str(document.get("message", "")), armed)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _keep(path: Path, data: bytes) -> str:
+def _write(path: Path, data: bytes) -> str:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

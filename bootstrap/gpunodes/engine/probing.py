@@ -1,9 +1,9 @@
-"""The only file that knows paramiko: sends the probe to many machines at once and takes their answers.
+"""Send the probe to many machines in parallel and read its output; the only file that uses paramiko.
 
-One connection and one round trip a machine. A machine that does not greet holds up nothing but a socket: only greeted
-connections get one of the ``parallel`` workers. Each machine has its time, the sweep has its own, and when either is
-over the connection is closed under whoever waits on it. What comes back is bounded in size before it is unpacked, and
-checked for nothing but that here: its shape is the business of who judges it.
+Each machine costs one connection and one round trip. A machine whose sshd sends no SSH banner occupies only a socket:
+a connection gets one of the ``parallel`` workers after the banner has arrived. Each machine and the whole scan have a
+deadline; when either passes, the connection is closed and the waiting worker returns. Output is limited in size before
+it is unpacked. Its content is validated by the caller.
 """
 
 from __future__ import annotations
@@ -41,57 +41,57 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import printable
 
 PARALLEL = 64
-"""How many machines are talked to at once."""
+"""Maximum number of parallel SSH sessions."""
 PACKED_BYTES = 2 << 20
 UNPACKED_BYTES = 8 << 20
 ITEMS = 1_000_000
-"""Most values that a document may hold: what many brackets in little space would cost in memory."""
-_NOISE_BYTES = 64 << 10
-"""What a login shell may print before the probe speaks."""
-_CONNECTING = 256
-"""How many connections may wait for a greeting, or greeted for a worker."""
-_LOOK_S = 2.0
-"""Seconds between two looks whether a connection still is there, for what paramiko might forget to tell."""
-_RESOLVERS = 16
-"""How many names are looked up at once."""
+"""Maximum number of values in a document: many brackets fit into few bytes and use much memory when parsed."""
+_MAX_BANNER_BYTES = 64 << 10
+"""Maximum size of a login shell's banner, which comes before the output of the probe."""
+_MAX_PENDING = 256
+"""Maximum number of connections that wait for an SSH banner or for a worker."""
+_POLL_S = 2.0
+"""Seconds between two checks that a connection is still open, in case paramiko does not signal its end."""
+_RESOLVER_THREADS = 16
+"""Maximum number of parallel name lookups."""
 _LOGIN_TRIES = 5
-"""sshd ends a connection after six (MaxAuthTries)."""
+"""sshd closes a connection after six failures (MaxAuthTries)."""
 _HOP_S = 20.0
-"""Seconds that a jump host, or a connection made by one, may take."""
+"""Time limit in seconds for the connection to a jump host, and for a connection through one."""
 _KRL = b"SSHKRL\n\0"
 _CERTIFICATE = "-cert-v01@openssh.com"
-_MARK = b"gpunodes.probe/1 "
+_FRAME_MARK = b"gpunodes.probe/1 "
 
 _UNPACK = 'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),"gpunodes-probe","exec"))'
 
 
-_Place = tuple[socket.AddressFamily, Any]
-"""An address, as a socket connects to it."""
+_Address = tuple[socket.AddressFamily, Any]
+"""Address family and address, as ``socket.connect`` takes them."""
 
 
 class Reach(StrEnum):
-    """How far we came with a machine."""
+    """How far a session with a machine came."""
 
     ANSWERED = "answered"
     NO_ROUTE = "no_route"
-    """No connection: no such name, no way there, or no answer."""
+    """No connection: unknown host name, no route to the host, or timeout."""
     REFUSED = "refused"
-    """The machine is there; nobody listens, or whoever does hangs up."""
+    """The machine refuses the connection, or closes it before the login."""
     KEY_CHANGED = "key_changed"
     KEY_UNKNOWN = "key_unknown"
-    """And the user's own rules forbid to learn it."""
+    """The host key is unknown, and the user's SSH configuration does not allow new keys."""
     LOGIN_REFUSED = "login_refused"
     SHELL_HANGS = "shell_hangs"
-    """Connected, and then greeting, login or shell do not come: the kernel lives, the rest may not."""
+    """Connected, but the SSH banner, the login or the shell times out: the kernel runs, user space may hang."""
     PROBE_FAILED = "probe_failed"
-    """Logged in, but what came back is no answer."""
+    """Logged in, but the output is not a probe document."""
     TIMEOUT = "timeout"
-    """The probe began and did not end in time."""
+    """The probe started and did not end in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What came of one machine; ``said`` is why there are no facts."""
+    """The result for one machine; ``message`` is the reason when there are no facts."""
 
     name: str
     reach: Reach
@@ -102,27 +102,28 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
-    """The probe, and the time that things may take, in seconds."""
+    """The source of the probe, and time limits in seconds."""
 
     source: bytes
     probe_s: float = 30.0
     connect_s: float = 10.0
-    """For the connection, and again for the greeting."""
+    """For the connection, and again for the SSH banner."""
     machine_s: float = 60.0
-    """For all of a machine from its greeting on."""
+    """For the whole session, starting at the SSH banner."""
 
 
 def ssh_config() -> Lookup:
-    """What the user's and the system's ssh_config say of a host; what ssh says, where a host key's check is concerned.
+    """Return a lookup of a host's options in the ssh_config of the user and of the system.
 
-    The lookup raises WrongInput for a file that cannot be understood.
+    Where a configuration changes how host keys are checked, the lookup runs ``ssh -G``. It raises WrongInput for a file
+    that cannot be parsed.
     """
     config = paramiko.SSHConfig()
 
     @functools.cache
     def find(host: str, arguments: tuple[str, ...]) -> Mapping[str, Any]:
         try:
-            if own_rules or openssh.say_rules(arguments):
+            if own_rules or openssh.sets_rules(arguments):
                 return openssh.resolved(host, arguments)
             found: dict[str, Any] = dict(config.lookup(host))
         except (openssh.ResolveError, paramiko.SSHException, ImportError, KeyError, ValueError) as error:
@@ -131,7 +132,7 @@ def ssh_config() -> Lookup:
             del found["hostname"]
         return found
 
-    # A process for each machine would be felt: ssh is asked where somebody says something of host keys.
+    # One process for each machine is slow: `ssh -G` runs only where a configuration has options for host keys.
     own_rules = openssh.has_own_rules()
     if not own_rules:
         try:
@@ -142,7 +143,7 @@ def ssh_config() -> Lookup:
 
 
 def _unreadable(error: Exception) -> WrongInput:
-    return WrongInput(f"ssh_config cannot be understood: {error}", "ssh_config(5)", "correct ~/.ssh/config")
+    return WrongInput(f"ssh_config cannot be parsed: {error}", "ssh_config(5)", "correct ~/.ssh/config")
 
 
 def probe(
@@ -151,17 +152,17 @@ def probe(
     *,
     deadline_s: float,
     parallel: int = PARALLEL,
-    on_answer: Callable[[ProbeResult], None] = lambda _: None,
+    on_result: Callable[[ProbeResult], None] = lambda _: None,
 ) -> list[ProbeResult]:
-    """Ask every target; returns after ``deadline_s`` seconds at the latest, with an answer for each, in their order.
+    """Probe every target; returns within ``deadline_s`` seconds, with one result for each target, in their order.
 
-    ``on_answer`` is called in the caller's thread, as the answers come.
+    ``on_result`` is called in the caller's thread as soon as a result is available.
     """
-    return _Sweep(targets, options, time.monotonic() + deadline_s, parallel, on_answer).run()
+    return _Scan(targets, options, time.monotonic() + deadline_s, parallel, on_result).run()
 
 
 class _LostError(Exception):
-    """A machine does not answer; how far we came, and why not further."""
+    """A session failed: how far it came, and the reason."""
 
     def __init__(self, reach: Reach, message: str) -> None:
         super().__init__(message)
@@ -169,255 +170,255 @@ class _LostError(Exception):
         self.message = message
 
 
-class _Sweep:
-    """The state of one sweep. All but ``_work`` and what it calls runs in the caller's thread."""
+class _Scan:
+    """The state of one scan. ``_worker`` and ``_resolver`` run in threads, everything else in the caller's thread."""
 
     def __init__(
         self,
         targets: Sequence[Target],
         options: ProbeSettings,
-        until: float,
+        deadline: float,
         parallel: int,
-        on_answer: Callable[[ProbeResult], None],
+        on_result: Callable[[ProbeResult], None],
     ) -> None:
         self._targets = targets
         self._options = options
-        self._until = until
+        self._deadline = deadline
         self._parallel = max(1, min(parallel, len(targets)))
-        self._on_answer = on_answer
-        self._waiting = deque(targets)
-        self._naming: dict[str, float] = {}
-        """Machines whose names are being looked up, and until when."""
-        self._names: queue.SimpleQueue[Target | None] = queue.SimpleQueue()
-        self._named: queue.SimpleQueue[tuple[Target, Sequence[_Place] | _LostError]] = queue.SimpleQueue()
-        self._banners: dict[int, _Banner] = {}
+        self._on_result = on_result
+        self._targets_left = deque(targets)
+        self._resolving: dict[str, float] = {}
+        """Machines whose names are being looked up, with the deadline of each lookup."""
+        self._to_resolve: queue.SimpleQueue[Target | None] = queue.SimpleQueue()
+        self._resolved: queue.SimpleQueue[tuple[Target, Sequence[_Address] | _LostError]] = queue.SimpleQueue()
+        self._pending: dict[int, _PendingConnection] = {}
         self._sessions: dict[str, _Session] = {}
         self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
-        self._answers: dict[str, ProbeResult] = {}
-        self._came: queue.SimpleQueue[ProbeResult] = queue.SimpleQueue()
+        self._results: dict[str, ProbeResult] = {}
+        self._finished: queue.SimpleQueue[ProbeResult] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
         self._shared = _Shared(options)
 
     def run(self) -> list[ProbeResult]:
-        """Ask, and wait."""
+        """Probe all targets and wait for the results."""
         _raise_file_limit()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
         for _ in range(self._parallel):
-            threading.Thread(target=self._work, daemon=True).start()
-        for _ in range(min(_RESOLVERS, self._parallel)):
-            threading.Thread(target=self._look_up, daemon=True).start()
+            threading.Thread(target=self._worker, daemon=True).start()
+        for _ in range(min(_RESOLVER_THREADS, self._parallel)):
+            threading.Thread(target=self._resolver, daemon=True).start()
         try:
-            while len(self._answers) < len(self._targets) and time.monotonic() < self._until:
-                self._begin()
-                self._turn()
+            while len(self._results) < len(self._targets) and time.monotonic() < self._deadline:
+                self._start_connections()
+                self._handle_events()
                 self._expire()
         finally:
             for _ in range(self._parallel):
                 self._queue.put(None)
-                self._names.put(None)
-            for banner in self._banners.values():
-                banner.socket.close()
+                self._to_resolve.put(None)
+            for pending in self._pending.values():
+                pending.socket.close()
             for session in self._sessions.values():
-                session.abort(Reach.TIMEOUT, "the sweep ended")
+                session.abort(Reach.TIMEOUT, "the scan ended")
             self._shared.close()
             self._selector.close()
-            self._bell.close()
+            self._wakeup_reader.close()
         for target in self._targets:
-            if target.name not in self._answers:
-                self._answered(self._unfinished(target))
-        return [self._answers[target.name] for target in self._targets]
+            if target.name not in self._results:
+                self._record(self._timed_out(target))
+        return [self._results[target.name] for target in self._targets]
 
-    def _begin(self) -> None:
-        """Open connections while there is room for more."""
-        while self._waiting and len(self._banners) + len(self._naming) + self._unserved() < _CONNECTING:
-            target = self._waiting.popleft()
+    def _start_connections(self) -> None:
+        """Open connections up to the limit."""
+        while self._targets_left and len(self._pending) + len(self._resolving) + self._queued() < _MAX_PENDING:
+            target = self._targets_left.popleft()
             if target.jump:
-                self._hand_over(target, None)
+                self._start_session(target, None)
             elif target.proxy_command:
-                self._watch(_Banner(target, [], time.monotonic() + self._options.connect_s))
-            elif places := _numeric(target):
-                self._banner(target, places)
+                self._add_pending(_PendingConnection(target, [], time.monotonic() + self._options.connect_s))
+            elif addresses := _numeric_addresses(target):
+                self._connect_to(target, addresses)
             else:
-                self._naming[target.name] = time.monotonic() + self._options.connect_s
-                self._names.put(target)
+                self._resolving[target.name] = time.monotonic() + self._options.connect_s
+                self._to_resolve.put(target)
 
-    def _banner(self, target: Target, places: Sequence[_Place] | _LostError) -> None:
-        """Open the connection, now that the address is known."""
+    def _connect_to(self, target: Target, addresses: Sequence[_Address] | _LostError) -> None:
+        """Connect to a target whose name is resolved."""
         try:
-            if isinstance(places, _LostError):
-                raise places
-            self._watch(_Banner(target, places, time.monotonic() + self._options.connect_s))
+            if isinstance(addresses, _LostError):
+                raise addresses
+            self._add_pending(_PendingConnection(target, addresses, time.monotonic() + self._options.connect_s))
         except _LostError as lost:
-            self._answered(ProbeResult(target.name, lost.reach, lost.message))
+            self._record(ProbeResult(target.name, lost.reach, lost.message))
 
-    def _unserved(self) -> int:
+    def _queued(self) -> int:
         return sum(session.began is None for session in self._sessions.values())
 
-    def _watch(self, banner: _Banner) -> None:
-        self._banners[banner.socket.fileno()] = banner
-        self._selector.register(banner.socket, selectors.EVENT_READ if banner.connected else selectors.EVENT_WRITE)
+    def _add_pending(self, pending: _PendingConnection) -> None:
+        self._pending[pending.socket.fileno()] = pending
+        self._selector.register(pending.socket, selectors.EVENT_READ if pending.connected else selectors.EVENT_WRITE)
 
-    def _turn(self) -> None:
-        """Wait for something to happen, at most a quarter of a second."""
+    def _handle_events(self) -> None:
+        """Wait up to 0.25 s for events, and handle them."""
         for key, _ in self._selector.select(0.25):
-            if key.fileobj is self._bell:
+            if key.fileobj is self._wakeup_reader:
                 with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(4096)
+                    self._wakeup_reader.recv(4096)
                 continue
-            banner = self._banners.pop(key.fd)
+            pending = self._pending.pop(key.fd)
             self._selector.unregister(key.fileobj)
-            if banner.connected:
-                self._hand_over(banner.target, banner.socket)
+            if pending.connected:
+                self._start_session(pending.target, pending.socket)
                 continue
             try:
-                banner.go_on(time.monotonic() + self._options.connect_s)
+                pending.advance(time.monotonic() + self._options.connect_s)
             except _LostError as lost:
-                self._answered(ProbeResult(banner.target.name, lost.reach, lost.message, took_s=banner.took_s))
+                self._record(ProbeResult(pending.target.name, lost.reach, lost.message, took_s=pending.took_s))
                 continue
-            self._watch(banner)
+            self._add_pending(pending)
         with contextlib.suppress(queue.Empty):
             while True:
-                target, places = self._named.get_nowait()
-                if self._naming.pop(target.name, None) is not None:
-                    self._banner(target, places)
+                target, addresses = self._resolved.get_nowait()
+                if self._resolving.pop(target.name, None) is not None:
+                    self._connect_to(target, addresses)
         with contextlib.suppress(queue.Empty):
             while True:
-                answer = self._came.get_nowait()
-                self._sessions.pop(answer.name, None)
-                self._answered(answer)
+                result = self._finished.get_nowait()
+                self._sessions.pop(result.name, None)
+                self._record(result)
 
-    def _hand_over(self, target: Target, connection: socket.socket | None) -> None:
+    def _start_session(self, target: Target, connection: socket.socket | None) -> None:
         session = _Session(target, connection, self._shared)
         self._sessions[target.name] = session
         self._queue.put(session)
 
     def _expire(self) -> None:
-        """End what has had its time."""
+        """End name lookups, connections and sessions whose deadline has passed."""
         now = time.monotonic()
-        for name in [name for name, until in self._naming.items() if until <= now]:
-            del self._naming[name]
-            self._answered(ProbeResult(name, Reach.NO_ROUTE, "no answer to the question for its address"))
-        for descriptor, banner in list(self._banners.items()):
-            if banner.until <= now:
-                del self._banners[descriptor]
-                self._selector.unregister(banner.socket)
-                banner.socket.close()
-                self._answered(ProbeResult(banner.target.name, *banner.stuck(), took_s=banner.took_s))
+        for name in [name for name, deadline in self._resolving.items() if deadline <= now]:
+            del self._resolving[name]
+            self._record(ProbeResult(name, Reach.NO_ROUTE, "the name lookup timed out"))
+        for descriptor, pending in list(self._pending.items()):
+            if pending.deadline <= now:
+                del self._pending[descriptor]
+                self._selector.unregister(pending.socket)
+                pending.socket.close()
+                self._record(ProbeResult(pending.target.name, *pending.timeout_reason(), took_s=pending.took_s))
         for session in self._sessions.values():
             if session.began is not None and session.began + self._options.machine_s <= now:
-                session.abort(*session.stuck())
+                session.abort(*session.timeout_reason())
 
-    def _unfinished(self, target: Target) -> ProbeResult:
-        """The answer of a machine that the end of the sweep overtook."""
-        for banner in self._banners.values():
-            if banner.target is target:
-                return ProbeResult(target.name, *banner.stuck(), took_s=banner.took_s)
+    def _timed_out(self, target: Target) -> ProbeResult:
+        """The result of a machine that was not finished at the deadline of the scan."""
+        for pending in self._pending.values():
+            if pending.target is target:
+                return ProbeResult(target.name, *pending.timeout_reason(), took_s=pending.took_s)
         session = self._sessions.get(target.name)
         if session is None or session.began is None:
-            return ProbeResult(target.name, Reach.TIMEOUT, "the sweep's time was over before its turn came")
-        return ProbeResult(target.name, *session.stuck(), took_s=time.monotonic() - session.began)
+            return ProbeResult(target.name, Reach.TIMEOUT, "the scan timed out before this machine was probed")
+        return ProbeResult(target.name, *session.timeout_reason(), took_s=time.monotonic() - session.began)
 
-    def _answered(self, answer: ProbeResult) -> None:
-        self._answers[answer.name] = answer
-        self._on_answer(answer)
+    def _record(self, result: ProbeResult) -> None:
+        self._results[result.name] = result
+        self._on_result(result)
 
-    def _work(self) -> None:
-        """A worker: one machine after the other."""
+    def _worker(self) -> None:
+        """Run sessions, one after the other."""
         while session := self._queue.get():
-            self._came.put(session.hold())
+            self._finished.put(session.run())
             with contextlib.suppress(OSError):
-                self._ringer.send(b".")
+                self._wakeup_writer.send(b".")
 
-    def _look_up(self) -> None:
-        """A worker that finds addresses: a name server that is slow holds up its own machines only."""
-        while target := self._names.get():
-            found: Sequence[_Place] | _LostError
+    def _resolver(self) -> None:
+        """Look up names. A slow name server delays only the machines whose names it resolves."""
+        while target := self._to_resolve.get():
+            resolved: Sequence[_Address] | _LostError
             try:
-                found = _resolve(target.address, target.port)
+                resolved = _resolve(target.address, target.port)
             except _LostError as lost:
-                found = lost
-            self._named.put((target, found))
+                resolved = lost
+            self._resolved.put((target, resolved))
             with contextlib.suppress(OSError):
-                self._ringer.send(b".")
+                self._wakeup_writer.send(b".")
 
 
 def _raise_file_limit() -> None:
-    """Machines by the thousand need more descriptors than a shell gives by default."""
+    """Allow more open files than a shell does by default: thousands of machines need more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-# --- greeting --------------------------------------------------------------------------------------------------------
+# --- connecting ------------------------------------------------------------------------------------------------------
 
 
-class _Banner:
-    """A connection that nobody has said anything on."""
+class _PendingConnection:
+    """A connection that has not received an SSH banner yet."""
 
-    def __init__(self, target: Target, places: Sequence[_Place], until: float) -> None:
-        """Begin to connect to the first of ``places``, or start the ProxyCommand; raises _LostError."""
+    def __init__(self, target: Target, addresses: Sequence[_Address], deadline: float) -> None:
+        """Start to connect to the first of ``addresses``, or start the ProxyCommand; raises _LostError."""
         self.target = target
-        self.until = until
-        self._began = time.monotonic()
+        self.deadline = deadline
+        self._started = time.monotonic()
         self.connected = False
-        self._trouble = _LostError(Reach.NO_ROUTE, f"no address for {target.address}")
+        self._error = _LostError(Reach.NO_ROUTE, f"no address for {target.address}")
         if target.proxy_command:
             self.connected = True
-            self.socket = _proxied(target.proxy_command)
+            self.socket = _proxy_socket(target.proxy_command)
             return
-        self._places = deque(places)
+        self._addresses = deque(addresses)
         self._connect()
 
-    def go_on(self, until: float) -> None:
-        """The connection came, or did not; then the next address is tried. Raises _LostError after the last."""
+    def advance(self, deadline: float) -> None:
+        """Handle the end of connect(2); after a failure try the next address. Raises _LostError after the last."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.socket.close()
-            self._trouble = _lost(OSError(code, os.strerror(code)))
+            self._error = _connection_error(OSError(code, os.strerror(code)))
             self._connect()
             return
         self.connected = True
-        self.until = until
+        self.deadline = deadline
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def stuck(self) -> tuple[Reach, str]:
-        """What it means that nothing more came."""
+    def timeout_reason(self) -> tuple[Reach, str]:
+        """How far the connection came when its deadline passed."""
         if self.connected:
-            return Reach.SHELL_HANGS, "it takes the connection, but its sshd does not greet"
-        return Reach.NO_ROUTE, f"no answer from {self.target.address} port {self.target.port}"
+            return Reach.SHELL_HANGS, "connected, but sshd sends no SSH banner"
+        return Reach.NO_ROUTE, f"no response from {self.target.address} port {self.target.port}"
 
     @property
     def took_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started
 
     def _connect(self) -> None:
-        while self._places:
-            family, address = self._places.popleft()
+        while self._addresses:
+            family, address = self._addresses.popleft()
             self.socket = socket.socket(family, socket.SOCK_STREAM)
             self.socket.setblocking(False)
             code = self.socket.connect_ex(address)
             if code in {0, errno.EINPROGRESS}:
                 return
             self.socket.close()
-            self._trouble = _lost(OSError(code, os.strerror(code)))
-        raise self._trouble
+            self._error = _connection_error(OSError(code, os.strerror(code)))
+        raise self._error
 
 
-def _resolve(host: str, port: int) -> list[_Place]:
+def _resolve(host: str, port: int) -> list[_Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise _LostError(Reach.NO_ROUTE, f"{host} is no known name: {error.strerror}") from error
+        raise _LostError(Reach.NO_ROUTE, f"cannot resolve {host}: {error.strerror}") from error
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _numeric(target: Target) -> list[_Place]:
-    """The place of a machine whose address needs no looking up; none for a name."""
+def _numeric_addresses(target: Target) -> list[_Address]:
+    """The address of a machine that is given as a number; an empty list for a name."""
     try:
         found = socket.getaddrinfo(
             target.address, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
@@ -427,112 +428,113 @@ def _numeric(target: Target) -> list[_Place]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _proxied(command: str) -> socket.socket:
-    """The connection that a ProxyCommand makes; the command ends when it is closed."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+def _proxy_socket(command: str) -> socket.socket:
+    """Start a ProxyCommand and return the socket to it; the command ends when the socket is closed."""
+    near, far = socket.socketpair()
+    with far:
         subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
+            stdin=far.fileno(),
+            stdout=far.fileno(),
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    return ours
+    return near
 
 
-def _lost(error: OSError) -> _LostError:
+def _connection_error(error: OSError) -> _LostError:
     reach = Reach.REFUSED if isinstance(error, ConnectionError) else Reach.NO_ROUTE
     return _LostError(reach, error.strerror or type(error).__name__)
 
 
-# --- talking ---------------------------------------------------------------------------------------------------------
+# --- sessions --------------------------------------------------------------------------------------------------------
 
 
-class _Stage(Enum):
-    """Where a talk is, and what it means when it goes no further."""
+class _State(Enum):
+    """The state of a session, with the result when the session times out in it."""
 
-    JUMP = (Reach.NO_ROUTE, "the jump host does not get through to it")
-    KEYS = (Reach.SHELL_HANGS, "its sshd greets, but does not come to an agreement on keys")
-    LOGIN = (Reach.SHELL_HANGS, "its sshd does not say whether the login is right")
-    SHELL = (Reach.SHELL_HANGS, "the login is right, but no shell comes")
-    PROBE = (Reach.TIMEOUT, "the probe began, but did not end in time")
+    JUMP = (Reach.NO_ROUTE, "the connection through the jump host timed out")
+    KEYS = (Reach.SHELL_HANGS, "sshd sent its SSH banner, but the key exchange timed out")
+    LOGIN = (Reach.SHELL_HANGS, "the SSH login timed out")
+    SHELL = (Reach.SHELL_HANGS, "the SSH login succeeded, but no shell started in time")
+    PROBE = (Reach.TIMEOUT, "the probe started, but did not end in time")
 
 
 class _Shared:
-    """What the talks of a sweep share: keys, read once, and the connections to jump hosts."""
+    """Resources shared by the sessions of a scan: keys, read once, and connections to jump hosts."""
 
     def __init__(self, options: ProbeSettings) -> None:
         self.payload = zlib.compress(options.source, 9)
         self.arguments = json.dumps({"deadline_s": options.probe_s, "framed": True})
         self.parsing = threading.Lock()
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._keys: dict[str, paramiko.PKey | None] = {}
         self._agent: list[paramiko.PKey] | None = None
         self._host_keys: dict[tuple[str, ...], HostKeys] = {}
         self._hops: dict[tuple[Target, ...], _Hop] = {}
 
     def keys(self, target: Target) -> Iterable[paramiko.PKey]:
-        """The private keys to try, those of the inventory first; the agent is asked when they do not fit."""
+        """The private keys to try, in order: those of the inventory, then those of the agent."""
         named = [Path(file) for file in target.key_files]
         for path in named or [Path(name).expanduser() for name in DEFAULT_KEYS]:
             if key := self._key(str(path)):
                 yield key
         if not target.identities_only:
-            yield from self._agents()
+            yield from self._agent_keys()
 
     def host_keys(self, target: Target, more: str) -> tuple[HostKeys, bool]:
-        """The host keys that count for a machine, with these lines beside, and whether it must have one of them.
+        """The host keys to check a machine against, and whether its key must be one of them.
 
-        Those that we learned count where the user's and the system's say nothing of it.
+        ``more`` holds further known_hosts lines. The keys that gpunodes has learned are used only where the files of
+        the user and of the system have no key of the machine.
         """
         files = target.rules.files
-        theirs = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if files is None else files
-        found = self._read_keys((*theirs, more))
+        configured = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if files is None else files
+        found = self._read_keys((*configured, more))
         if target.rules.strict or found.knows(target.host_key_name):
             return found, True
-        return self._read_keys((str(settings.known_hosts()), *theirs, more)), False
+        return self._read_keys((str(settings.known_hosts()), *configured, more)), False
 
     def _read_keys(self, sources: tuple[str, ...]) -> HostKeys:
         *files, more = sources
         if more:
             return HostKeys([Path(file) for file in files], more)
-        with self._guard:
+        with self._mutex:
             if sources not in self._host_keys:
                 self._host_keys[sources] = HostKeys([Path(file) for file in files])
             return self._host_keys[sources]
 
     def hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
-        """The connection to the last of these jump hosts; raises _LostError. Machines behind it share it."""
-        with self._guard:
+        """The connection to the last of these jump hosts; raises _LostError. All machines behind it share it."""
+        with self._mutex:
             hop = self._hops.setdefault(jump, _Hop())
-        with hop.guard:
+        with hop.mutex:
             if hop.lost is None and hop.transport is None:
                 try:
-                    hop.transport = self._to_hop(jump)
+                    hop.transport = self._connect_hop(jump)
                 except _LostError as lost:
                     hop.lost = _LostError(lost.reach, f"{jump[-1].name}: {lost.message}")
             if hop.transport is None:
-                raise hop.lost or _LostError(Reach.NO_ROUTE, f"{jump[-1].name} is not there")
+                raise hop.lost or _LostError(Reach.NO_ROUTE, f"{jump[-1].name} is not connected")
             return hop.transport
 
     def close(self) -> None:
-        """End the connections to jump hosts."""
+        """Close the connections to jump hosts."""
         for hop in self._hops.values():
             if hop.transport is not None:
                 hop.transport.close()
 
-    def _to_hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
+    def _connect_hop(self, jump: tuple[Target, ...]) -> paramiko.Transport:
         *before, last = jump
         if before:
             connection: Any = _tunnel(self.hop(tuple(before)), last)
         elif last.proxy_command:
-            connection = _proxied(last.proxy_command)
+            connection = _proxy_socket(last.proxy_command)
         else:
             try:
                 connection = socket.create_connection((last.address, last.port), timeout=_HOP_S)
             except OSError as error:
-                raise _lost(error) from error
+                raise _connection_error(error) from error
         connection.settimeout(None)
         stream = _Stream(connection)
         timer = threading.Timer(_HOP_S, stream.close)
@@ -544,38 +546,38 @@ class _Shared:
             timer.cancel()
 
     def _key(self, path: str) -> paramiko.PKey | None:
-        with self._guard:
+        with self._mutex:
             if path not in self._keys:
                 try:
                     self._keys[path] = paramiko.PKey.from_path(path)
                 except (OSError, ValueError, TypeError, paramiko.SSHException):
-                    # Not there, or protected by a passphrase: then the agent has it.
+                    # The file is missing, or a passphrase protects it: then the agent may have the key.
                     self._keys[path] = None
             return self._keys[path]
 
-    def _agents(self) -> list[paramiko.PKey]:
-        with self._guard:
+    def _agent_keys(self) -> list[paramiko.PKey]:
+        with self._mutex:
             if self._agent is None:
                 lock = threading.Lock()
                 try:
-                    found = paramiko.Agent().get_keys() if os.environ.get("SSH_AUTH_SOCK") else ()
+                    keys = paramiko.Agent().get_keys() if os.environ.get("SSH_AUTH_SOCK") else ()
                 except (OSError, paramiko.SSHException):
-                    found = ()
-                self._agent = [_AgentKey(key, lock) for key in found]
+                    keys = ()
+                self._agent = [_AgentKey(key, lock) for key in keys]
             return self._agent
 
 
 class _Hop:
-    """A jump host's connection, made by whoever needs it first."""
+    """The connection to a jump host, opened by the first session that needs it."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
+        self.mutex = threading.Lock()
         self.transport: paramiko.Transport | None = None
         self.lost: _LostError | None = None
 
 
 class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]  # paramiko has no types
-    """A key of the agent; all share one connection to it, so one signs at a time."""
+    """A key of the agent. All keys share one connection to the agent, so signatures are serialized."""
 
     def __init__(self, key: paramiko.AgentKey, lock: threading.Lock) -> None:
         super().__init__(key.agent, key.blob)
@@ -588,7 +590,7 @@ class _AgentKey(paramiko.AgentKey):  # type: ignore[misc]  # paramiko has no typ
 
 
 class _Stream:
-    """A socket as paramiko wants it, that reads ahead: half the system calls, and no waking up ten times a second."""
+    """A socket for paramiko that reads ahead: half the system calls, and no polling ten times a second."""
 
     _closed = False
 
@@ -606,41 +608,41 @@ class _Stream:
         return bytes(ahead[:size])
 
     def settimeout(self, seconds: float | None) -> None:
-        """Whoever watches over the talk closes the socket when it is time."""
+        """Ignored: the scan closes the socket at the deadline of the session."""
 
     def close(self) -> None:
         self._closed = True
-        # Only this wakes a thread that reads.
+        # Only shutdown(2) wakes a thread that is reading.
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
 class _Packetizer(Packetizer):  # type: ignore[misc]  # as above
-    """Without paramiko's timer of the handshake, a thread for each connection: the talk is watched over as a whole."""
+    """No handshake timer, which costs a thread for each connection: the scan enforces the deadline of the session."""
 
     def start_handshake(self, timeout: float) -> None:
         pass
 
 
 class _Session:
-    """One machine's conversation: keys, login, shell, probe. ``hold`` runs in a worker, ``abort`` from outside."""
+    """The session with one machine: keys, login, shell, probe. A worker calls ``run``; the scan may call ``abort``."""
 
     def __init__(self, target: Target, connection: socket.socket | None, shared: _Shared) -> None:
         self.target = target
         self.began: float | None = None
         self._connection = connection
         self._shared = shared
-        self._stage = _Stage.JUMP if connection is None else _Stage.KEYS
+        self._state = _State.JUMP if connection is None else _State.KEYS
         self._stream: _Stream | None = None
         self._aborted: tuple[Reach, str] | None = None
 
-    def stuck(self) -> tuple[Reach, str]:
-        """What it means that it goes no further."""
-        return self._stage.value
+    def timeout_reason(self) -> tuple[Reach, str]:
+        """The result when the session times out in its current state."""
+        return self._state.value
 
     def abort(self, reach: Reach, message: str) -> None:
-        """Close the connection under it."""
+        """Close the connection, so that ``run`` returns with this result."""
         if self._aborted is None:
             self._aborted = reach, message
             if self._stream is not None:
@@ -648,18 +650,18 @@ class _Session:
             elif self._connection is not None:
                 self._connection.close()
 
-    def hold(self) -> ProbeResult:
-        """Talk to the end; raises nothing."""
+    def run(self) -> ProbeResult:
+        """Run the session to its end; raises nothing."""
         self.began = time.monotonic()
         facts = None
         try:
-            facts = self._session()
+            facts = self._run()
             reach, message = Reach.ANSWERED, ""
         except _LostError as lost:
             reach, message = lost.reach, lost.message
         except (paramiko.SSHException, OSError, EOFError) as error:
-            reach, message = self._meaning(error)
-        except Exception as error:  # whatever a machine makes paramiko do, the sweep goes on
+            reach, message = self._classify(error)
+        except Exception as error:  # a machine may trigger any error in paramiko: the scan must go on
             reach, message = Reach.PROBE_FAILED, f"{type(error).__name__}: {error}"
         finally:
             if self._stream is not None:
@@ -668,7 +670,7 @@ class _Session:
             reach, message = self._aborted
         return ProbeResult(self.target.name, reach, _line(message), facts, time.monotonic() - self.began)
 
-    def _session(self) -> Mapping[str, Any]:
+    def _run(self) -> Mapping[str, Any]:
         connection: Any = self._connection
         if self._aborted:
             raise EOFError
@@ -679,87 +681,87 @@ class _Session:
         self._stream = _Stream(connection)
         if self._aborted:
             raise EOFError
-        self._stage = _Stage.KEYS
+        self._state = _State.KEYS
         transport = _handshake(self._stream, self.target, self._shared)
-        self._stage = _Stage.LOGIN
+        self._state = _State.LOGIN
         _login(transport, self.target, self._shared)
-        self._stage = _Stage.SHELL
+        self._state = _State.SHELL
         channel = transport.open_session()
         channel.exec_command(_command(self.target, self._shared.arguments))
-        # A command that ends before it has read the probe has said why: that is read below.
+        # A command that ends before it has read the probe reports the reason in its output, which is read below.
         with contextlib.suppress(OSError):
             channel.sendall(shell.for_sudo(_variables(self.target)).encode() + self._shared.payload)
             channel.shutdown_write()
-        packed = self._answer(channel)
+        packed = self._read_output(channel)
         transport.close()
         with self._shared.parsing:
             return _unpacked(packed)
 
-    def _answer(self, channel: paramiko.Channel) -> bytes:
-        """The compressed document, out of whatever else the login shell prints."""
+    def _read_output(self, channel: paramiko.Channel) -> bytes:
+        """The compressed document in the output, without the banner of the login shell."""
         data = b""
         length = None
         while length is None:
             chunk = channel.recv(1 << 16)
             data += chunk
-            start = data.find(_MARK)
-            if start >= 0 and self._stage is _Stage.SHELL:
-                self._stage = _Stage.PROBE
-            length, data = _framed(data) if start >= 0 else (None, data)
-            if length is None and (not chunk or len(data) > _NOISE_BYTES):
-                raise _LostError(Reach.PROBE_FAILED, _error_text(channel, data, over=bool(chunk)))
+            start = data.find(_FRAME_MARK)
+            if start >= 0 and self._state is _State.SHELL:
+                self._state = _State.PROBE
+            length, data = _parse_frame(data) if start >= 0 else (None, data)
+            if length is None and (not chunk or len(data) > _MAX_BANNER_BYTES):
+                raise _LostError(Reach.PROBE_FAILED, _failure_message(channel, data, too_long=bool(chunk)))
         if length > PACKED_BYTES:
-            raise _LostError(Reach.PROBE_FAILED, f"it answers with {length} bytes; at most {PACKED_BYTES} are taken")
+            raise _LostError(Reach.PROBE_FAILED, f"the probe's output has {length} bytes; the limit is {PACKED_BYTES}")
         parts = [data]
         missing = length - len(data)
         while missing > 0:
             chunk = channel.recv(1 << 16)
             if not chunk:
-                raise _LostError(Reach.PROBE_FAILED, "its answer breaks off")
+                raise _LostError(Reach.PROBE_FAILED, "the probe's output is incomplete")
             parts.append(chunk)
             missing -= len(chunk)
         return b"".join(parts)[:length]
 
-    def _meaning(self, error: Exception) -> tuple[Reach, str]:
-        """What an error of paramiko or of the socket says of the machine."""
-        if self._stage is _Stage.KEYS:
+    def _classify(self, error: Exception) -> tuple[Reach, str]:
+        """The result for an error of paramiko or of the socket."""
+        if self._state is _State.KEYS:
             message = str(error)
             if isinstance(error, EOFError | ConnectionError) or "banner" in message or not message:
-                return Reach.REFUSED, "its sshd hangs up before the login"
+                return Reach.REFUSED, "sshd closed the connection before the login"
             return Reach.SHELL_HANGS if "imed out" in message else Reach.REFUSED, message
-        if self._stage is _Stage.LOGIN:
-            return Reach.LOGIN_REFUSED, str(error) or "its sshd hangs up during the login"
-        if self._stage is _Stage.JUMP:
-            return Reach.NO_ROUTE, str(error) or "the jump host hangs up"
-        return Reach.PROBE_FAILED, str(error) or "the connection broke"
+        if self._state is _State.LOGIN:
+            return Reach.LOGIN_REFUSED, str(error) or "sshd closed the connection during the login"
+        if self._state is _State.JUMP:
+            return Reach.NO_ROUTE, str(error) or "the jump host closed the connection"
+        return Reach.PROBE_FAILED, str(error) or "the connection was closed"
 
 
 def _tunnel(transport: paramiko.Transport, target: Target) -> paramiko.Channel:
-    """A connection to ``target`` from the machine at the other end of ``transport``."""
+    """A connection to ``target`` through the jump host that ``transport`` is connected to."""
     try:
         return transport.open_channel("direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=_HOP_S)
     except paramiko.ChannelException as error:
-        # Why, the jump host tells paramiko, but paramiko does not tell us.
+        # The jump host sends a reason, which paramiko does not pass on.
         raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error.text}") from error
     except (paramiko.SSHException, EOFError) as error:
-        raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error or 'no answer'}") from error
+        raise _LostError(Reach.NO_ROUTE, f"from the jump host: {error or 'no response'}") from error
 
 
 def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Transport:
-    """Agree on keys, and hold the machine's own against what we know; raises _LostError."""
+    """Exchange keys and check the machine's host key; raises _LostError."""
     transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
     transport.banner_timeout = _HOP_S
     security = transport.get_security_options()
-    # These check each packet as they decrypt it; for others paramiko does that in Python, byte by byte.
+    # GCM ciphers authenticate each packet while decrypting; for others paramiko does that in Python, byte by byte.
     security.ciphers = sorted(security.ciphers, key=lambda name: "gcm" not in name)
     name = target.host_key_name
-    host_keys, _ = shared.host_keys(target, _told(target))
+    host_keys, _ = shared.host_keys(target, _from_known_hosts_command(target))
     if known := host_keys.types(name):
-        # As ssh does: ask for a key of a kind that we can hold against something.
-        wanted = [kind for kind in security.key_types if any(_same_kind(kind, each) for each in known)]
-        security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+        # As ssh does: prefer the types of the keys that are known, to be able to compare.
+        preferred = [kind for kind in security.key_types if any(_can_sign_with(kind, each) for each in known)]
+        security.key_types = [*preferred, *(kind for kind in security.key_types if kind not in preferred)]
     if host_keys.certified(name) or target.rules.revoked:
-        # As ssh does: ask for a certificate before anything else; its authority may be revoked.
+        # As ssh does: prefer a certificate to any key; its authority may be revoked.
         plain = security.key_types
         certified = [f"{kind}{_CERTIFICATE}" for kind in plain]
         security.key_types = [*(kind for kind in certified if kind in transport._key_info), *plain]
@@ -771,7 +773,7 @@ def _handshake(stream: _Stream, target: Target, shared: _Shared) -> paramiko.Tra
     key = transport.get_remote_server_key()
     shown = key.public_blob.key_blob if key.public_blob else b""
     try:
-        host_keys, strict = shared.host_keys(target, _told(target, key, shown))
+        host_keys, strict = shared.host_keys(target, _from_known_hosts_command(target, key, shown))
     except _LostError:
         transport.close()
         raise
@@ -794,40 +796,42 @@ def _remedy(trust: Trust, name: str, *, learned: bool) -> str:
         return f"{settings.known_hosts()} cannot be written"
     if trust is Trust.UNKNOWN:
         return (
-            "ssh_config, or a certificate authority in known_hosts, forbids to learn it: if it is right, add it there"
+            "ssh_config, or a certificate authority in known_hosts, does not allow new keys: "
+            "if the key is right, add it to known_hosts"
         )
     if trust is Trust.REVOKED:
-        return "whoever has that key may not be the machine: give it another"
+        return "another host may use that key: replace the key of the machine"
     if trust is Trust.INVALID:
-        return "its name, its time or its signature: have it certified again"
+        return "its name, its validity or its signature is wrong: issue a new certificate"
     if not learned:
-        return "your known_hosts, or everybody's, holds another: if that is right, correct it there"
-    return f"if that is right, run `ssh-keygen -R '{name}' -f {settings.known_hosts()}`"
+        return "known_hosts of the user or of the system holds another key: if the new key is right, correct it there"
+    return f"if the new key is right, run `ssh-keygen -R '{name}' -f {settings.known_hosts()}`"
 
 
-def _told(target: Target, key: paramiko.PKey | None = None, certificate: bytes = b"") -> str:
-    """What KnownHostsCommand says of a machine, asked as ssh asks it, before it shows a key and then again.
+def _from_known_hosts_command(target: Target, key: paramiko.PKey | None = None, certificate: bytes = b"") -> str:
+    """The known_hosts lines that KnownHostsCommand prints for a machine.
 
-    Raises _LostError where ssh would give up.
+    As ssh does, it runs before the key exchange and again with the machine's key. Raises _LostError where ssh would
+    give up.
     """
     if not target.rules.command:
         return ""
-    kind, blob = _public(key, certificate) if key else ("NONE", "NONE")
+    kind, blob = _public_key(key, certificate) if key else ("NONE", "NONE")
     tokens = {"%%": "%", "%f": key.fingerprint if key else "NONE", "%K": blob, "%t": kind}
     tokens["%I"] = "HOSTNAME" if key else "ORDER"
     tokens["%H"] = target.host_key_name if key else target.address
-    words = [openssh.expand(word, tokens) for word in target.rules.command]
+    argv = [openssh.expand(word, tokens) for word in target.rules.command]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_HOP_S, check=True)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_HOP_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise _LostError(Reach.KEY_UNKNOWN, f"KnownHostsCommand does not say its host key: {error}") from error
+        raise _LostError(Reach.KEY_UNKNOWN, f"KnownHostsCommand failed: {error}") from error
     return hostkeys.lines_of(done.stdout.decode("utf-8", "replace"), target.host_key_name)
 
 
 def _revoked(path: Path, key: paramiko.PKey, certificate: bytes) -> bool:
-    """Whether a file of RevokedHostKeys has this key, or its certificate, or who signed that.
+    """Whether a file of RevokedHostKeys has this key, its certificate, or the authority of that.
 
-    As with ssh, a file that cannot be read revokes them all.
+    As with ssh, a file that cannot be read revokes every key.
     """
     try:
         data = path.read_bytes()
@@ -837,118 +841,120 @@ def _revoked(path: Path, key: paramiko.PKey, certificate: bytes) -> bool:
         return hostkeys.is_among(data.decode("utf-8", "replace"), key.asbytes(), certificate)
     done = subprocess.run(
         ["ssh-keygen", "-Q", "-f", path, "/dev/stdin"],
-        input=f"{' '.join(_public(key, certificate))}\n".encode(),
+        input=f"{' '.join(_public_key(key, certificate))}\n".encode(),
         capture_output=True,
         check=False,
     )
     return done.returncode != 0
 
 
-def _public(key: paramiko.PKey, certificate: bytes) -> tuple[str, str]:
-    """The kind of a key, or of its certificate, and itself in base64."""
+def _public_key(key: paramiko.PKey, certificate: bytes) -> tuple[str, str]:
+    """The type of a key, or of its certificate, and the same in base64."""
     blob = certificate or key.asbytes()
     return hostkeys.kind(blob), base64.b64encode(blob).decode()
 
 
-def _same_kind(algorithm: str, kind: str) -> bool:
-    """Whether a key of this kind signs with this algorithm: a key of kind ssh-rsa does with rsa-sha2-*."""
+def _can_sign_with(algorithm: str, kind: str) -> bool:
+    """Whether a key of this type can sign with this algorithm: ssh-rsa keys sign with rsa-sha2-*, too."""
     return algorithm == kind or (kind == "ssh-rsa" and algorithm.startswith("rsa-sha2-"))
 
 
 def _login(transport: paramiko.Transport, target: Target, shared: _Shared) -> paramiko.Transport:
-    """Log in with the keys, then the password; raises _LostError when none is taken."""
+    """Log in with the keys, then with the password; raises _LostError when all are refused."""
     tried = 0
     for key in shared.keys(target):
         if tried == _LOGIN_TRIES:
             break
         tried += 1
-        if _let_in(transport, functools.partial(transport.auth_publickey, target.user, key)):
+        if _try_login(transport, functools.partial(transport.auth_publickey, target.user, key)):
             return transport
         if not transport.is_active():
             break
     if target.password and transport.is_active():
-        ask = functools.partial(transport.auth_password, target.user, target.password, fallback=False)
-        if _let_in(transport, ask):
+        by_password = functools.partial(transport.auth_password, target.user, target.password, fallback=False)
+        if _try_login(transport, by_password):
             return transport
     how = f"{tried} key{'s' if tried != 1 else ''}" + (" and the password" if target.password else "")
-    raise _LostError(Reach.LOGIN_REFUSED, f"{target.user} is not let in with {how}")
+    raise _LostError(Reach.LOGIN_REFUSED, f"sshd refused the login of {target.user} with {how}")
 
 
-def _let_in(transport: paramiko.Transport, ask: Callable[..., object]) -> bool:
-    """Try one way to log in. With an event of ours: without one paramiko looks ten times a second."""
+def _try_login(transport: paramiko.Transport, authenticate: Callable[..., object]) -> bool:
+    """Try one login method. It gets an event: without one, paramiko polls ten times a second."""
     done = threading.Event()
     try:
-        ask(event=done)
+        authenticate(event=done)
     except paramiko.BadAuthenticationType:
         return False
-    while not done.wait(_LOOK_S) and transport.is_active():
+    while not done.wait(_POLL_S) and transport.is_active():
         pass
     authenticated: bool = transport.is_authenticated()
     return authenticated
 
 
 def _command(target: Target, arguments: str) -> str:
-    """What the machine's login shell is told: unpack what comes on standard input and run it, as root if we may."""
-    words = shell.python(_variables(target), _UNPACK, arguments)
-    return shell.remote(words, _variables(target), shell.Become.IF_POSSIBLE if target.become else shell.Become.NEVER)
+    """The command for the login shell: unpack the probe from standard input and run it, as root if possible."""
+    argv = shell.python(_variables(target), _UNPACK, arguments)
+    return shell.remote(argv, _variables(target), shell.Become.IF_POSSIBLE if target.become else shell.Become.NEVER)
 
 
 def _variables(target: Target) -> Mapping[str, Any]:
-    """What of a target's variables its commands depend on."""
+    """The inventory variables that the command depends on."""
     password = target.become_password if target.become else ""
     return {"ansible_python_interpreter": target.python, "ansible_become_password": password}
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _framed(data: bytes) -> tuple[int | None, bytes]:
-    """The announced length and what follows it; None while it has not come. Raises _LostError for nonsense."""
+def _parse_frame(data: bytes) -> tuple[int | None, bytes]:
+    """The announced length of the document, and the data after it; None until the announcement is complete."""
     start = 0
-    while (start := data.find(_MARK, start)) >= 0:
+    while (start := data.find(_FRAME_MARK, start)) >= 0:
         end = data.find(b"\n", start)
         if end < 0:
             break
-        word = data[start + len(_MARK) : end]
-        if word.isdigit() and len(word) < len(str(1 << 63)):
-            return int(word), data[end + 1 :]
+        length = data[start + len(_FRAME_MARK) : end]
+        if length.isdigit() and len(length) < len(str(1 << 63)):
+            return int(length), data[end + 1 :]
         start = end
     return None, data
 
 
 def _unpacked(packed: bytes) -> Mapping[str, Any]:
-    """The document; raises _LostError for anything but a JSON object of a bearable size."""
+    """The document; raises _LostError unless it is a JSON object within the size limits."""
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(packed, UNPACKED_BYTES)
         if not unpacker.eof:
-            raise _LostError(Reach.PROBE_FAILED, f"its answer unpacks to more than {UNPACKED_BYTES} bytes, or is cut")
-        if sum(data.count(sign) for sign in b"[{,") > ITEMS:
-            raise _LostError(Reach.PROBE_FAILED, f"its answer holds more than {ITEMS} values")
+            raise _LostError(
+                Reach.PROBE_FAILED, f"the probe's output unpacks to more than {UNPACKED_BYTES} bytes, or is incomplete"
+            )
+        if sum(data.count(character) for character in b"[{,") > ITEMS:
+            raise _LostError(Reach.PROBE_FAILED, f"the probe's output holds more than {ITEMS} values")
         document = json.loads(data)
     except (zlib.error, ValueError, RecursionError) as error:
-        raise _LostError(Reach.PROBE_FAILED, f"its answer cannot be read: {type(error).__name__}") from error
+        raise _LostError(Reach.PROBE_FAILED, f"the probe's output cannot be parsed: {type(error).__name__}") from error
     if not isinstance(document, dict):
-        raise _LostError(Reach.PROBE_FAILED, "its answer is no JSON object")
+        raise _LostError(Reach.PROBE_FAILED, "the probe's output is not a JSON object")
     return document
 
 
-def _error_text(channel: paramiko.Channel, data: bytes, *, over: bool) -> str:
-    """Why no probe spoke, in the machine's own words."""
-    if over:
-        return f"it prints more than {_NOISE_BYTES} bytes before the probe speaks"
-    message = channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
-    words = (message or data[-4096:]).decode("utf-8", "replace").strip().splitlines()
+def _failure_message(channel: paramiko.Channel, data: bytes, *, too_long: bool) -> str:
+    """The reason for missing output of the probe: the last line that the machine printed."""
+    if too_long:
+        return f"the login shell printed more than {_MAX_BANNER_BYTES} bytes before the output of the probe"
+    stderr = channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
+    lines = (stderr or data[-4096:]).decode("utf-8", "replace").strip().splitlines()
     status = channel.recv_exit_status() if channel.exit_status_ready() else -1
-    return words[-1] if words else f"the probe said nothing; exit status {status}"
+    return lines[-1] if lines else f"the probe printed no output; exit status {status}"
 
 
 def _line(text: str) -> str:
-    """One line that cannot steer a terminal, of bearable length."""
+    """One line of limited length, without control characters for the terminal."""
     return printable(text)[:300]
 
 
-# What paramiko has to say comes as exceptions too.
+# paramiko raises an exception for everything that it logs.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)

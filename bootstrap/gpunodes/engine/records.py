@@ -1,4 +1,4 @@
-"""The records of repairs that go on, one small file each: on the disk before the step that they tell of begins."""
+"""The records of unfinished repairs, one small file each, written to disk before the step that they describe begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunodes.settings import state_home
 
 
 def write(record: RepairRecord) -> None:
-    """Put the record on the disk, in one step (0600); it survives a power cut after this returns."""
+    """Write the record to disk in one step (0600); it survives a power loss after this returns."""
     target = _path(record.machine, record.cluster)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -31,13 +31,13 @@ def write(record: RepairRecord) -> None:
 
 
 def remove(record: RepairRecord) -> None:
-    """Forget a repair that has ended."""
+    """Delete the record of a repair that has ended."""
     _path(record.machine, record.cluster).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def claimed(machine: str, cluster: str) -> Iterator[None]:
-    """Hold a machine against other commands of this user while inside; raises GpunodesError when one has it."""
+    """Lock a machine against other commands of this user while inside; raises GpunodesError when it is locked."""
     path = _path(machine, cluster).with_suffix(".lock")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -45,7 +45,7 @@ def claimed(machine: str, cluster: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise GpunodesError(
-                f"another command on this machine repairs {machine}", "one at a time", "wait for it to end"
+                f"another command on the controller repairs {machine}", "one at a time", "wait for it to end"
             ) from error
         yield
     finally:
@@ -53,13 +53,13 @@ def claimed(machine: str, cluster: str) -> Iterator[None]:
 
 
 def read(cluster: str) -> dict[str, RepairRecord]:
-    """The repairs of a cluster that have not ended, by machine."""
+    """The unfinished repairs of a cluster, by machine."""
     found = {}
     for path in sorted(_folder().glob("*.json")):
         try:
             record = parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            continue  # not one of ours: they are written in one step
+            continue  # not a record of gpunodes: those are written in one step
         if record.cluster == cluster:
             found[record.machine] = record
     return found

@@ -1,4 +1,4 @@
-"""The only file that knows ansible-runner: runs one of our playbooks and hands its events on, typed."""
+"""Run a playbook of gpunodes and pass on its events, typed; the only file that uses ansible-runner."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events, openssh, targets
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine
+from gpunodes.model import Event, Machine, printable_lines
 
 if TYPE_CHECKING:
     from types import FrameType
 
 FORKS = 50
-"""How many machines Ansible works on at once."""
+"""Number of machines that Ansible works on in parallel."""
 _PID = "pid"
-_PATIENCE_S = 10.0
-"""Seconds that Ansible gets to end its workers, which end their connections, before it is killed."""
+_STOP_S = 10.0
+"""Seconds for Ansible to end its workers and their connections before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One run of a playbook: on which machines, which phases, with which variables.
+    """One run of a playbook: its machines, phases and variables.
 
-    ``variables`` are the user's settings for this run, and ours. ``facts`` is what machines reported, by machine
-    (results of host_facts), ``cluster`` what the cluster reported (a result of cluster_info; None: unknown). All of it
-    goes through a file and must hold no secret; none of it is ever a template.
+    ``variables`` are the settings of the user and of gpunodes for this run. ``facts`` are the results of host_facts by
+    machine, ``cluster`` is a result of cluster_info (None: unknown). All of it is written to a file and must not hold
+    secrets; none of it is ever evaluated as a template.
     """
 
     playbook: str
@@ -56,7 +56,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """How a playbook ended: Ansible's own status, and where its output lies."""
+    """The result of a playbook: Ansible's status, and the path of its output."""
 
     ok: bool
     interrupted: bool
@@ -64,33 +64,38 @@ class PlayResult:
 
     @property
     def error_text(self) -> str:
-        """Ansible's own first error, for a run that failed on no machine: a broken playbook or variable."""
+        """Ansible's first error, for a run that failed without a failed machine: an invalid playbook or variable."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        found = next((line for line in lines if re.match(r"\[?ERROR", line)), "")
-        return re.sub(r"^\[?ERROR\]?:? *", "", found) or f"Ansible stopped; see {self.log}"
+        error = next((line for line in lines if re.match(r"\[?ERROR", line)), "")
+        return re.sub(r"^\[?ERROR\]?:? *", "", error) or f"Ansible stopped; see {self.log}"
 
 
 def run(
-    play: Play, folder: Path, on_event: Callable[[Event], None], ends: Callable[[], bool] = lambda: False
+    play: Play, folder: Path, on_event: Callable[[Event], None], should_stop: Callable[[], bool] = lambda: False
 ) -> PlayResult:
-    """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it ends.
+    """Run ``play`` with its files under ``folder`` (a run's private folder); blocks until it should_stop.
 
     Ctrl-C and SIGTERM end Ansible, then this returns with ``interrupted``; a second one raises KeyboardInterrupt.
-    ``ends`` is asked once a second whether it is to end in the same way.
+    ``should_stop`` is called once a second; when it returns True, Ansible ends in the same way.
     """
     import ansible_runner
 
     private = folder / Path(play.playbook).stem
-    stop = _Stop(private / "bin" / _PID, ends)
-    # A fresh folder for every run: ansible-runner does not overwrite what an earlier one left in `env/`.
+    stop = _Stop(private / "bin" / _PID, should_stop)
+    # A new folder for every run: ansible-runner does not overwrite the files of an earlier run in `env/`.
     private.mkdir(mode=0o700)
-    # The user's own ansible.cfg is for the user's own playbooks.
+    # The user's ansible.cfg applies to the user's playbooks only.
     (private / "ansible.cfg").write_text(_CONFIG, encoding="utf-8")
 
+    verbose = settings.verbose()
+
     def handle(raw: Mapping[str, Any]) -> bool:
+        if verbose and (output := str(raw.get("stdout") or "").replace("\r\n", "\n")):
+            with contextlib.suppress(OSError):
+                print(printable_lines(output), file=sys.stderr, flush=True)  # noqa: T201 - standard error, as it comes
         if event := events.parse(raw):
             on_event(event)
-        return False  # the event need not be kept as a file: the log holds what a reader needs
+        return False  # do not save the event in a file: the log is enough
 
     with stop:
         result = ansible_runner.run(
@@ -103,79 +108,80 @@ def run(
             skip_tags=",".join(play.skip_phases) or None,
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
-            envvars=_environment(_mortal(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
+            envvars=_environment(_wrapper_folder(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
             event_handler=handle,
             cancel_callback=stop.overdue,
             settings={"pexpect_timeout": 1},
             quiet=True,
         )
     artifacts = Path(result.config.artifact_dir)
-    # This record of the command holds the caller's whole environment.
+    # ansible-runner writes the caller's whole environment to this file.
     (artifacts / "command").unlink(missing_ok=True)
-    return PlayResult(ok=result.rc == 0, interrupted=stop.asked, log=artifacts / "stdout")
+    return PlayResult(ok=result.rc == 0, interrupted=stop.requested, log=artifacts / "stdout")
 
 
 def _extra_variables(play: Play) -> dict[str, Any]:
-    """The one door into a play: ansible-core takes every string of an extra-vars file for a template unless told.
+    """The extra variables of a play, encoded so that Ansible evaluates none of their strings as a template.
 
-    A document from outside goes in as one text in base64, which no version of Ansible can take for a template or for
-    its own JSON markers, whatever it holds; the filter gpunodes_data opens it.
+    By default ansible-core evaluates every string of an extra-vars file. A document from outside is passed as base64,
+    which no version of Ansible can evaluate as a template or as one of its JSON markers; the filter gpunodes_data
+    decodes it.
     """
-    made = {name: _literal(value) for name, value in (play.variables or {}).items()}
+    extra = {name: _marked_unsafe(value) for name, value in (play.variables or {}).items()}
     if play.facts is not None:
-        made["gpunodes_facts"] = {name: _sealed(facts) for name, facts in play.facts.items()}
+        extra["gpunodes_facts"] = {name: _encoded(facts) for name, facts in play.facts.items()}
     if play.cluster is not None:
-        made["gpunodes_cluster"] = _sealed(play.cluster)
-    return made
+        extra["gpunodes_cluster"] = _encoded(play.cluster)
+    return extra
 
 
-def _sealed(document: Any) -> str:
+def _encoded(document: Any) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
 
 
-def _literal(value: Any) -> Any:
-    """A setting with each of its strings marked as no template."""
+def _marked_unsafe(value: Any) -> Any:
+    """A setting, with each string marked as unsafe, so that Ansible does not evaluate it as a template."""
     if isinstance(value, str):
-        # Half a surrogate pair makes Ansible read the file as YAML, where the mark means nothing.
+        # With a lone surrogate Ansible parses the file as YAML, where the mark has no effect.
         return {"__ansible_unsafe": value.encode(errors="replace").decode()}
     if isinstance(value, Mapping):
-        return {name: _literal(inner) for name, inner in value.items()}
+        return {name: _marked_unsafe(inner) for name, inner in value.items()}
     if isinstance(value, Sequence):
-        return [_literal(inner) for inner in value]
+        return [_marked_unsafe(inner) for inner in value]
     return value
 
 
-# Ansible looks a thousand times a second whether a machine has answered: up to a fifth of a processor for as
-# long as a run lasts; no environment variable sets it.
+# By default Ansible polls for results a thousand times a second, which uses up to a fifth of a processor during a run;
+# no environment variable sets this.
 _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
 def _inventories(play: Play, private: Path) -> list[str]:
-    """The inventory, and one that holds what ssh_config, or the inventory, says of single machines' connections."""
-    found = [str(play.inventory.absolute())]
+    """The inventory, and a second one with the connection variables of machines that have their own SSH rules."""
+    paths = [str(play.inventory.absolute())]
     if own := _own_rules(Inventory(play.inventory)):
         folder = private / "ssh"
-        # What the inventory has in its host_vars goes before another inventory, but not before that one's host_vars.
+        # host_vars of the first inventory override the second inventory's variables, but not its host_vars.
         (folder / "host_vars").mkdir(parents=True)
         for name, variables in own.items():
             (folder / "host_vars" / f"{name}.json").write_text(json.dumps(variables), encoding="utf-8")
         (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
-        found.append(str(folder / "hosts.json"))
-    return found
+        paths.append(str(folder / "hosts.json"))
+    return paths
 
 
 def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
-    """Ansible's variables for the connections of those machines of which somebody says something."""
-    for_all = openssh.has_own_rules()
+    """Ansible's connection variables of the machines for which ssh_config or the inventory sets SSH options."""
+    has_rules = openssh.has_own_rules()
 
     def options(machine: Machine) -> tuple[str, dict[str, str]]:
         variables = inventory.connection(machine.name)
         own, common, extra = (targets.split(variables, name, machine.name) for name in targets.ARGUMENTS)
-        if not for_all and not (own or common or extra):
+        if not has_rules and not (own or common or extra):
             return machine.name, {}
-        words = targets.ssh_argv(variables, machine.name)
+        argv = targets.ssh_argv(variables, machine.name)
         return machine.name, {
-            "ansible_ssh_args": shlex.join(openssh.options(machine.address, words, own)),
+            "ansible_ssh_args": shlex.join(openssh.options(machine.address, argv, own)),
             "ansible_ssh_extra_args": shlex.join([*extra, *openssh.NOTHING_FORWARDED]),
         }
 
@@ -183,18 +189,18 @@ def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
         return {name: found for name, found in pool.map(options, inventory.machines()) if found}
 
 
-def _mortal(folder: Path) -> Path:
-    """A folder whose ansible-playbook dies with this process, however it dies.
+def _wrapper_folder(folder: Path) -> Path:
+    """A folder with a wrapper for ansible-playbook, which is terminated when this process dies.
 
-    After `kill -9` of the command its Ansible would go on beside the next run, and delete that one's token.
+    Otherwise, after `kill -9` of the command, Ansible would continue beside the next run, and delete its join token.
     """
     folder.mkdir(mode=0o700)
     setpriv = shutil.which("setpriv")  # Linux only
     ansible = shutil.which("ansible-playbook", path=str(Path(sys.executable).parent))
     if ansible:
-        dies = f'"{setpriv}" --pdeathsig TERM -- ' if setpriv else ""
+        prefix = f'"{setpriv}" --pdeathsig TERM -- ' if setpriv else ""
         script = folder / "ansible-playbook"
-        script.write_text(f'#!/bin/sh\necho $$ >"{folder / _PID}"\nexec {dies}"{ansible}" "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\necho $$ >"{folder / _PID}"\nexec {prefix}"{ansible}" "$@"\n', encoding="utf-8")
         script.chmod(0o700)
     return folder
 
@@ -211,60 +217,60 @@ def _environment(programs: Path) -> dict[str, str]:
         "ANSIBLE_CALLBACKS_ENABLED": "gpunodes_printable",
         "ANSIBLE_ROLES_PATH": str(settings.content() / "roles"),
         "ANSIBLE_GATHERING": "explicit",
-        # Any module's answer may bring "ansible_facts": they must not become variables above the inventory's.
+        # A module's result may contain "ansible_facts": they must not override the inventory's variables.
         "ANSIBLE_INJECT_FACT_VARS": "False",
         "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_FORKS": str(FORKS),
-        # This bounds the wait for sudo's first word as well: a machine that swaps or compiles may be slow to say it.
+        # This limits the wait for sudo's prompt, too, which may be slow on a machine that swaps or compiles.
         "ANSIBLE_TIMEOUT": "120",
         "ANSIBLE_SSH_ARGS": shlex.join(openssh.options()),
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
         "ANSIBLE_NOCOLOR": "1",
-        # Bytes of an answer above which ansible-runner passes none of it on: a node takes about 500.
+        # ansible-runner drops a result above this size in bytes: a node takes about 500.
         "MAX_EVENT_RES": str(64 << 20),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
     }
 
 
 class _Stop:
-    """While inside, SIGINT and SIGTERM ask Ansible to end; the second one is Python's own again.
+    """While inside, SIGINT and SIGTERM make Ansible end; a second signal raises KeyboardInterrupt.
 
-    ansible-runner would kill Ansible at once: its workers, in sessions of their own, and their SSH connections would
-    live on, and so would what they started on the machines.
+    ansible-runner would kill Ansible at once: its workers, which have their own sessions, would continue with their SSH
+    connections and the commands on the machines.
     """
 
-    def __init__(self, pid: Path, ends: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, pid: Path, should_stop: Callable[[], bool] = lambda: False) -> None:
         self._pid = pid
-        self._ends = ends
-        self._told = 0.0
-        self._before: dict[signal.Signals, Any] = {}
-        self.asked = False
+        self._should_stop = should_stop
+        self._signalled = 0.0
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+        self.requested = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def overdue(self) -> bool:
-        """Whether Ansible was asked to end and had its time for it; ansible-runner's question, once a second."""
-        self.asked = self.asked or self._ends()
-        if not self.asked:
+        """Whether to kill Ansible, which did not end in time after SIGTERM; ansible-runner calls it every second."""
+        self.requested = self.requested or self._should_stop()
+        if not self.requested:
             return False
-        if not self._told:
-            self._told = time.monotonic()
+        if not self._signalled:
+            self._signalled = time.monotonic()
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(self._pid.read_text(encoding="utf-8")), signal.SIGTERM)
-        return time.monotonic() - self._told > _PATIENCE_S
+        return time.monotonic() - self._signalled > _STOP_S
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True

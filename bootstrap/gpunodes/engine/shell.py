@@ -1,6 +1,6 @@
-"""One command on one machine over OpenSSH, with a hard deadline and bounded output.
+"""One command on one machine over OpenSSH, with a hard deadline and limited output.
 
-A machine that goes down, or hangs, can keep an SSH session open for ever: the deadline is kept on our side.
+A machine that hangs or shuts down can keep an SSH session open for ever: the controller enforces the deadline.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Reached(StrEnum):
     """How far the command came."""
 
     ENDED = "ended"
-    """It ran and ended by itself."""
+    """The command ran and exited."""
     REFUSED = "refused"
-    """The machine's kernel answers and no sshd does, or none that greets."""
-    SILENT = "silent"
+    """The kernel responds, but no sshd accepts the connection, or sshd sends no SSH banner."""
+    NO_RESPONSE = "no_response"
     """No connection."""
-    LATE = "late"
-    """It was connected and did not end within the deadline."""
+    TIMEOUT = "timeout"
+    """The command did not end before the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteResult:
-    """What came of a command."""
+    """The result of a command."""
 
     reached: Reached
     code: int = 255
     out: bytes = b""
     err: str = ""
     cut: bool = False
-    """There was more output than allowed."""
+    """The output exceeded the limit and is truncated."""
 
     @property
     def ok(self) -> bool:
@@ -58,30 +58,30 @@ class RemoteResult:
 
 
 def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]:
-    """The ssh command that reaches a machine with these inventory variables; the words to run there follow it.
+    """The ssh command for a machine with these inventory variables, without the remote command, which goes at its end.
 
-    It is to be started with their ``environment``.
+    ``more`` are further options. It must be started with the ``environment`` for the same variables.
     """
-    words = ssh_argv(variables)
-    ours = [*more, *openssh.options(address, words), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
+    arguments = ssh_argv(variables)
+    own = [*more, *openssh.options(address, arguments), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
     ssh = ["ssh", "-T", "-o", "BatchMode=yes"]
     if first(variables, PASSWORDS):
-        ssh = ["env", f"{_PROMPT}={_prompt(address, words)}", "ssh", "-T", "-o", "NumberOfPasswordPrompts=1"]
-    return [*ssh, *ours, *words, *openssh.NOTHING_FORWARDED, "--", address]
+        ssh = ["env", f"{_PROMPT}={_prompt(address, arguments)}", "ssh", "-T", "-o", "NumberOfPasswordPrompts=1"]
+    return [*ssh, *own, *arguments, *openssh.NOTHING_FORWARDED, "--", address]
 
 
-def _prompt(address: str, words: Sequence[str]) -> str:
-    """How ssh asks for a machine's password (sshconnect2.c); for that of a jump host it asks by another name."""
+def _prompt(address: str, arguments: Sequence[str]) -> str:
+    """The prompt of ssh for a machine's password (sshconnect2.c); the prompt for a jump host has another name in it."""
     try:
-        message = openssh.resolved(address, words)
+        options = openssh.resolved(address, arguments)
     except openssh.ResolveError:
-        # ssh will say why: it does not come to ask.
+        # ssh fails for the same reason, and reports it, before it prompts.
         return ""
-    return f"{message['user']}@{message.get('hostkeyalias') or message['hostname']}'s password: "
+    return f"{options['user']}@{options.get('hostkeyalias') or options['hostname']}'s password: "
 
 
 def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
-    """The environment for ``command``: it holds the login's password where the inventory has one; None for our own."""
+    """The environment for ``command``, with the login password where the inventory has one; None: inherit it."""
     password = first(variables, PASSWORDS)
     if not password:
         return None
@@ -89,126 +89,135 @@ def environment(variables: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _askpass() -> Path:
-    """What tells ssh a password: it takes one from a terminal or from a program, ssh(1), SSH_ASKPASS."""
+    """The program that prints the password; ssh reads it from a terminal or a program (ssh(1), SSH_ASKPASS)."""
     path = settings.state_home() / "askpass"
     if not path.exists() or path.read_text(encoding="utf-8") != _ASKPASS:
-        # Whole at once: other threads and commands may be running it.
-        fresh = path.with_suffix(f".{threading.get_native_id()}")
-        fresh.write_text(_ASKPASS, encoding="utf-8")
-        fresh.chmod(0o700)
-        fresh.replace(path)
+        # Replaced in one step: other threads and commands may be running it.
+        partial = path.with_suffix(f".{threading.get_native_id()}")
+        partial.write_text(_ASKPASS, encoding="utf-8")
+        partial.chmod(0o700)
+        partial.replace(path)
     return path
 
 
 _LOGIN, _PROMPT = "GPUNODES_LOGIN_PASSWORD", "GPUNODES_LOGIN_PROMPT"
-# Neither a key's passphrase nor a jump host's password is what we have: that one's own ssh asks here too.
+# The ssh of a jump host, and the prompt for a key's passphrase, run this too: they must not get the login password.
 _ASKPASS = f"""#!/bin/sh
 [ -n "$1" ] && [ "$1" = "${_PROMPT}" ] && printf '%s\\n' "${_LOGIN}"
 """
 
 
 class Become(Enum):
-    """Whether a program becomes root, by sudo where the login is not root."""
+    """Whether a program runs as root, by sudo where the login is not root."""
 
     NEVER = "never"
     IF_POSSIBLE = "if possible"
-    """Where sudo asks for a password and the inventory has none, the program runs as who logs in."""
+    """Where sudo asks for a password and the inventory has none, the program runs as the login user."""
     ALWAYS = "always"
 
 
-def remote(words: Sequence[str], variables: Mapping[str, Any], become: Become = Become.ALWAYS) -> str:
-    """What the login shell of a machine, whichever it is, is told to run the program ``words``.
+def remote(argv: Sequence[str], variables: Mapping[str, Any], become: Become = Become.ALWAYS) -> str:
+    """The command line that runs the program ``argv`` on a machine, for any login shell.
 
-    ``unframed`` finds what it writes. Its standard input must begin with ``for_sudo`` of the same variables, unless it
-    never rises.
+    ``unframed`` extracts its output. Its standard input must begin with ``for_sudo`` of the same variables, unless
+    ``become`` is NEVER.
     """
     password = "" if become is Become.NEVER else for_sudo(variables)
-    # sudo may not ask: what it leaves of those lines is skipped. Both read byte by byte, and so no further.
-    skip = f'while IFS= read -r line && [ "$line" != {_AFTER} ]; do :; done; ' if password else ""
-    script = [f'{skip}echo; echo {_ANSWER}; exec "$@"', "gpunodes"]
+    # sudo may not ask for the password: then these lines are skipped. sudo and read stop at the end of a line.
+    skip = f'while IFS= read -r line && [ "$line" != {_INPUT_MARK} ]; do :; done; ' if password else ""
+    script = [f'{skip}echo; echo {_OUTPUT_MARK}; exec "$@"', "gpunodes"]
     if become is not Become.NEVER:
         optional = become is Become.IF_POSSIBLE and not password
-        stay = '[ "$(id -u)" = 0 ]' + (" || ! sudo -n true 2>/dev/null" if optional else "")
+        no_sudo = '[ "$(id -u)" = 0 ]' + (" || ! sudo -n true 2>/dev/null" if optional else "")
         sudo = 'sudo -S -p ""' if password else "sudo -n"
-        script = [f'if {stay}; then exec sh -c "$@"; else exec {sudo} sh -c "$@"; fi', "gpunodes", *script]
-    return " ".join(quoted(word) for word in ("exec", "/bin/sh", "-c", *script, *words))
+        script = [f'if {no_sudo}; then exec sh -c "$@"; else exec {sudo} sh -c "$@"; fi', "gpunodes", *script]
+    return " ".join(quoted(word) for word in ("exec", "/bin/sh", "-c", *script, *argv))
 
 
 def quoted(word: str) -> str:
-    """A word for whatever shell a login has: sh, csh and fish read it alike. It may hold no control characters."""
+    """A word quoted for any login shell: sh, csh and fish read it alike. It must not hold control characters."""
     if not word.isprintable():
-        raise ValueError(f"{word!r} is for no command line")
+        raise ValueError(f"{word!r} cannot be quoted for a command line")
     if re.fullmatch(r"[A-Za-z0-9_./:=,@+-]+", word):
         return word
-    # csh replaces ! between quotes, fish a backslash; neither is anything else outside of them.
+    # Between quotes csh expands ! and fish a backslash; both are escaped outside of quotes.
     parts = re.findall(r"[^'!\\]+|['!\\]", word)
-    return "".join(_ODD.get(part) or f"'{part}'" for part in parts) or "''"
+    return "".join(_ESCAPED.get(part) or f"'{part}'" for part in parts) or "''"
 
 
 def python(variables: Mapping[str, Any], source: str, *arguments: str) -> list[str]:
-    """The words that run a Python program on a machine with these variables."""
-    found = str(variables.get("ansible_python_interpreter") or PYTHON)
-    # No word may hold a line's end: the program comes as one text.
+    """The argv that runs a Python program on a machine with these variables."""
+    interpreter = str(variables.get("ansible_python_interpreter") or PYTHON)
+    # An argument must not hold a line break: the source is passed as a string literal.
     program = source if source.isprintable() else f"exec({source!a})"
-    return [*(shlex.split(found) if found.startswith("/") else [PYTHON]), "-c", program, *arguments]
+    return [*(shlex.split(interpreter) if interpreter.startswith("/") else [PYTHON]), "-c", program, *arguments]
 
 
 def unframed(out: bytes | bytearray) -> bytes | None:
-    """What a ``remote`` program wrote; None as long as it has not begun: a login shell may greet before it."""
-    _, marker, answer = bytes(out).partition(f"\n{_ANSWER}\n".encode())
-    return answer if marker else None
+    """The output of a ``remote`` program, without the login shell's banner; None until the program has started."""
+    _, marker, output = bytes(out).partition(f"\n{_OUTPUT_MARK}\n".encode())
+    return output if marker else None
 
 
 def skip_banner(out: IO[str]) -> None:
-    """Read up to what a ``remote`` program writes, or to the end."""
-    while (line := out.readline()) and line != f"{_ANSWER}\n":
+    """Read up to the output of a ``remote`` program, or to the end."""
+    while (line := out.readline()) and line != f"{_OUTPUT_MARK}\n":
         pass
 
 
 def for_sudo(variables: Mapping[str, Any]) -> str:
-    """The first lines for a ``remote`` program: sudo's password, where the inventory has one, on no command line."""
-    found = first(variables, SUDO_PASSWORDS)
-    return f"{found}\n{_AFTER}\n" if found else ""
+    """The first lines of a ``remote`` program's standard input: the sudo password, where the inventory has one.
+
+    So the password is on no command line.
+    """
+    password = first(variables, SUDO_PASSWORDS)
+    return f"{password}\n{_INPUT_MARK}\n" if password else ""
 
 
-_ANSWER = "gpunodes-answer-follows"
-_AFTER = "gpunodes-begins-here"
-_ODD = {"'": '"\'"', "!": "\\!", "\\": "\\\\"}
+_OUTPUT_MARK = "gpunodes-answer-follows"
+_INPUT_MARK = "gpunodes-begins-here"
+_ESCAPED = {"'": '"\'"', "!": "\\!", "\\": "\\\\"}
 
 
 def run(
     address: str,
     variables: Mapping[str, Any],
-    words: str,
+    command_line: str,
     *,
     deadline_s: float,
-    most: int = 1 << 20,
+    max_bytes: int = 1 << 20,
     stdin: bytes = b"",
-    enough: Callable[[bytes | bytearray], bool] = lambda _: False,
+    is_complete: Callable[[bytes | bytearray], bool] = lambda _: False,
 ) -> RemoteResult:
-    """Run the shell command ``words`` on a machine; never raises for what happens there.
+    """Run a shell command on a machine; never raises for an error on the machine.
 
-    ``most`` bounds standard output in bytes; the connection is cut when more comes. It is cut as well when ``enough``
-    says so of what has come: a machine that goes down may leave a connection open.
+    The connection is closed when standard output exceeds ``max_bytes``, or when ``is_complete`` returns True for the
+    output so far: a machine that shuts down may leave a connection open.
     """
-    # The first of two equal options counts: these stand before those of every connection.
-    patient = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-    local_argv = [*command(address, variables, *patient), words]
-    return local(local_argv, deadline_s=deadline_s, most=most, stdin=stdin, env=environment(variables), enough=enough)
+    # ssh uses the first value of an option: these come before the options for every connection.
+    timeouts = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+    return local(
+        [*command(address, variables, *timeouts), command_line],
+        deadline_s=deadline_s,
+        max_bytes=max_bytes,
+        stdin=stdin,
+        env=environment(variables),
+        is_complete=is_complete,
+    )
 
 
 def local(
-    words: Sequence[str],
+    argv: Sequence[str],
     *,
     deadline_s: float,
-    most: int = 1 << 20,
+    max_bytes: int = 1 << 20,
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
-    enough: Callable[[bytes | bytearray], bool] = lambda _: False,
+    is_complete: Callable[[bytes | bytearray], bool] = lambda _: False,
 ) -> RemoteResult:
-    """Run a program here within the same bounds; its whole process group is ended with it."""
+    """Run a program on the controller with the same limits; at the end its process group is killed."""
     process = subprocess.Popen(
-        words,
+        argv,
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -217,9 +226,9 @@ def local(
     )
     deadline = time.monotonic() + deadline_s
     try:
-        out, err, late = _exchange(process, stdin, deadline, most, enough)
-        if not late and len(out) < most and not enough(out):
-            # A process that ends closes its output a moment before there is an exit status.
+        out, err, timed_out = _exchange(process, stdin, deadline, max_bytes, is_complete)
+        if not timed_out and len(out) < max_bytes and not is_complete(out):
+            # A process closes its output shortly before its exit status is available.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
     finally:
@@ -228,9 +237,9 @@ def local(
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     text = err.decode("utf-8", "replace").strip()
-    cut = len(out) >= most
-    if late and not cut:
-        return RemoteResult(Reached.LATE, out=out, err=text)
+    cut = len(out) >= max_bytes
+    if timed_out and not cut:
+        return RemoteResult(Reached.TIMEOUT, out=out, err=text)
     return RemoteResult(_reached(code, text), code, out, text, cut)
 
 
@@ -239,53 +248,56 @@ def _reached(code: int, text: str) -> Reached:
         return Reached.ENDED
     if "Connection refused" in text or "banner exchange" in text or "Connection reset" in text:
         return Reached.REFUSED
-    return Reached.SILENT
+    return Reached.NO_RESPONSE
 
 
 def _exchange(
     process: subprocess.Popen[bytes],
     stdin: bytes,
     deadline: float,
-    most: int,
-    enough: Callable[[bytes | bytearray], bool],
+    max_bytes: int,
+    is_complete: Callable[[bytes | bytearray], bool],
 ) -> tuple[bytes, bytes, bool]:
-    """Feed and read a process until it ends its output, says enough or too much, or the deadline passes."""
+    """Write to and read from a process until its output ends, is complete or too long, or the deadline passes.
+
+    Returns standard output, standard error, and whether the deadline passed.
+    """
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101 - as above
     assert process.stderr is not None  # noqa: S101 - as above
     pipes: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    waiting = memoryview(stdin)
-    late = False
+    unsent = memoryview(stdin)
+    timed_out = False
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
             selector.register(pipe, selectors.EVENT_READ)
-        if waiting:
+        if unsent:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         else:
             process.stdin.close()
-        while selector.get_map() and len(pipes[process.stdout]) < most and not enough(pipes[process.stdout]):
+        while selector.get_map() and len(pipes[process.stdout]) < max_bytes and not is_complete(pipes[process.stdout]):
             left = deadline - time.monotonic()
             if left <= 0:
-                late = True
+                timed_out = True
                 break
             for key, _ in selector.select(left):
                 if key.fileobj is process.stdin:
                     try:
-                        waiting = waiting[os.write(key.fd, waiting[:65536]) :]
+                        unsent = unsent[os.write(key.fd, unsent[:65536]) :]
                     except BrokenPipeError:
-                        waiting = waiting[:0]
-                    if not waiting:
+                        unsent = unsent[:0]
+                    if not unsent:
                         selector.unregister(process.stdin)
                         process.stdin.close()
                     continue
                 data = os.read(key.fd, 65536)
-                held = pipes[key.fileobj]
-                # What a machine says on standard error is for people: a page of it is enough.
-                held += data if key.fileobj is process.stdout else data[: max(0, 65536 - len(held))]
+                received = pipes[key.fileobj]
+                # Standard error is read by people: 64 KiB of it is enough.
+                received += data if key.fileobj is process.stdout else data[: max(0, 65536 - len(received))]
                 if not data:
                     selector.unregister(key.fileobj)
     for pipe in (process.stdin, *pipes):
         with contextlib.suppress(OSError):
             pipe.close()
-    return bytes(pipes[process.stdout][:most]), bytes(pipes[process.stderr]), late
+    return bytes(pipes[process.stdout][:max_bytes]), bytes(pipes[process.stderr]), timed_out

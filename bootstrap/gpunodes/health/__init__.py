@@ -1,5 +1,5 @@
-"""What is wrong with a GPU machine, from what it says of itself: pure, standard library only.
+"""Finds what is wrong with a GPU machine from its logs, nvidia-smi output and facts: pure, standard library only.
 
-The way: ``sources`` recognises files and unpacks them, ``scan`` finds the lines of interest in them, ``forms`` knows
-how those lines are written, ``smi`` reads nvidia-smi, ``rules`` turn all of it into findings, ``judge`` into a verdict.
+The flow: ``sources`` recognises and unpacks files, ``scan`` finds the relevant lines with the ``patterns`` of log
+lines, ``smi`` reads nvidia-smi's output, ``rules`` turns all of it into findings, and ``judge`` into a verdict.
 """

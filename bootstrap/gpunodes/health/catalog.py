@@ -1,4 +1,4 @@
-"""What NVIDIA's catalogs say of a code."""
+"""NVIDIA's catalogs: the advice for an Xid, an SXid, a recovery action or NVLink registers."""
 
 from __future__ import annotations
 
@@ -11,77 +11,79 @@ from gpunodes.health.model import Action
 FALLEN_OFF_BUS = 79
 RECOVERY_CHANGED = 154
 CLEANUP = 45
-"""The removal of an application's channels, which mostly follows another Xid."""
+"""The removal of an application's channels, usually a consequence of another Xid."""
 APP_FAULTS = (13, 31)
 NVLINK5 = range(144, 151)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a code means and asks for."""
+    """The meaning of a code and the action for it."""
 
     title: str
     action: Action
     watch: bool
-    """The machine is not well though nothing is to be done at once."""
+    """The machine is degraded although no immediate action is needed."""
     advice: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
+class _Resolution:
     action: Action
     watch: bool
     advice: str
 
 
-def _word(name: str) -> _Word:
-    """What one of NVIDIA's words for an action means here."""
+def _resolution(name: str) -> _Resolution:
+    """The action and advice for one of NVIDIA's resolution buckets."""
     for row in tables.read("actions"):
-        if row["word"] == name:
-            return _Word(Action(row["action"]), row["watch"] == "yes", row["advice"])
-    return _Word(Action.NONE, True, "The catalog names no action: collect nvidia-bug-report and ask NVIDIA's support.")
+        if row["bucket"] == name:
+            return _Resolution(Action(row["action"]), row["watch"] == "yes", row["advice"])
+    advice = "The catalog names no action: run nvidia-bug-report.sh and contact NVIDIA support."
+    return _Resolution(Action.NONE, True, advice)
 
 
 def xid(code: int) -> Advice | None:
-    """What the catalog says of an Xid, None for one that is not in it."""
+    """The catalog's advice for an Xid, None if the Xid is not in the catalog."""
     for row in tables.read("xid"):
         if row["code"] == str(code):
-            word = _word(row["immediate"])
-            return Advice(row["mnemonic"], word.action, word.watch, word.advice, tables.source("xid"))
+            resolution = _resolution(row["immediate"])
+            return Advice(row["mnemonic"], resolution.action, resolution.watch, resolution.advice, tables.source("xid"))
     return None
 
 
 def recovery(number: int) -> Advice | None:
-    """What the number of an Xid 154 asks for, None for one that is not known."""
+    """The recovery action that the number in an Xid 154 requests, None for an unknown number."""
     for row in tables.read("recovery"):
         if row["number"] == str(number):
             action = Action(row["action"])
-            return Advice(row["name"], action, False, f"The driver asks for: {row['name']}.", tables.source("recovery"))
+            advice = f"The driver requests the recovery action: {row['name']}."
+            return Advice(row["name"], action, False, advice, tables.source("recovery"))
     return None
 
 
 def nvlink5(code: int, info: int, status: int) -> Advice | None:
-    """What the registers of an Xid 144 to 150 say, None where the table has no such row.
+    """The advice for the registers of an Xid 144 to 150, None if the table has no row for them.
 
-    The driver's version, which decides about the layout, is not in the line: the layout of R575 is tried first, and of
-    several rows that fit the strongest holds.
+    The register layout depends on the driver version, which is not in the line: the layout from R575 is tried first.
+    If several rows match, the strongest action counts.
     """
     rows = [row for row in tables.read("nvlink5") if row["code"] == str(code)]
     for layout, then in (("from_r575", "then_from"), ("before_r575", "then_before")):
-        fitting = [(row, row["action"]) for row in rows if _fits(row[layout], info)]
-        fitting += [(row, row["then"]) for row in rows if row[then] and _fits(row[then], info)]
-        exact = [(row, word) for row, word in fitting if not row["status"] or status in _statuses(row)]
-        found = exact or [(row, word) for row, word in fitting if any(bit & status for bit in _statuses(row))]
+        matching = [(row, row["action"]) for row in rows if _matches(row[layout], info)]
+        matching += [(row, row["then"]) for row in rows if row[then] and _matches(row[then], info)]
+        exact = [(row, bucket) for row, bucket in matching if not row["status"] or status in _statuses(row)]
+        found = exact or [(row, bucket) for row, bucket in matching if any(bit & status for bit in _statuses(row))]
         if found:
-            word = max((_word(word) for _, word in found), key=lambda word: word.action.rank)
+            strongest = max((_resolution(bucket) for _, bucket in found), key=lambda each: each.action.rank)
             title = f"{' or '.join(sorted({row['unit'] for row, _ in found}))} ({found[0][0]['severity']})"
-            return Advice(title, word.action, word.watch, word.advice, tables.source("nvlink5"))
+            return Advice(title, strongest.action, strongest.watch, strongest.advice, tables.source("nvlink5"))
     return None
 
 
 def sxid(code: int) -> Advice | None:
-    """What the catalog says of an SXid whose line names no severity, None for one that is not in it."""
+    """The guide's advice for an SXid whose line names no severity, None if the SXid is not in the guide."""
     for row in tables.read("sxid"):
         if row["code"] == str(code):
             action, advice = _SXID[row["class"]]
@@ -90,19 +92,19 @@ def sxid(code: int) -> Advice | None:
 
 
 _SXID = {
-    "non-fatal": (Action.NONE, "The NVSwitch goes on; nothing is to be done."),
-    "fatal": (Action.RESET_GPU, "Reset the GPUs and the NVSwitches of that link (or reboot, which does it too)."),
+    "non-fatal": (Action.NONE, "The NVSwitch continues to work; no action is needed."),
+    "fatal": (Action.RESET_GPU, "Reset the GPUs and the NVSwitches of that link; a reboot does this too."),
     "always-fatal": (Action.REBOOT, "The whole fabric is down: reboot the machine."),
-    "notable": (Action.NONE, "Watch the NVSwitch: look for what its lines say beside it, and at the cooling."),
+    "notable": (Action.NONE, "Watch the NVSwitch: check its other log lines and the cooling."),
 }
 
 
-def _fits(pattern: str, value: int) -> bool:
-    """Whether 32 bits fit a pattern such as ``--01``, the highest bit first."""
+def _matches(pattern: str, value: int) -> bool:
+    """Whether 32 bits match a pattern such as ``--01``, the highest bit first."""
     bits = f"{value & 0xFFFFFFFF:032b}"
-    return all(wanted in ("-", bit) for wanted, bit in zip(pattern, bits, strict=True))
+    return all(expected in ("-", bit) for expected, bit in zip(pattern, bits, strict=True))
 
 
 def _statuses(row: dict[str, str]) -> list[int]:
-    """The error statuses that a row names; each is a bit, or a number of its own."""
+    """The error statuses of a row; each is a bit or a whole number."""
     return [int(value, 16) for value in re.findall(r"0x[0-9A-Fa-f]+", row["status"])]

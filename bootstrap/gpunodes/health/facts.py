@@ -1,7 +1,6 @@
 """The probe's facts about a live machine (``gpunodes.probe/1``), typed.
 
-They come from a machine that is not trusted: all is checked and bounded here, and what does not have its type is as if
-it had not been said.
+They come from an untrusted machine: everything is checked and bounded here, and values of the wrong type are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A PCI function of NVIDIA's."""
+    """An NVIDIA PCI function."""
 
     address: str
     pci_class: str
@@ -53,7 +52,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Lines that the probe counted and left out."""
+    """Lines that the probe counted and left out of its log."""
 
     line: str
     count: int
@@ -64,7 +63,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Smi:
-    """How nvidia-smi fared."""
+    """How the run of nvidia-smi ended."""
 
     status: str = ""
     task_state: str = ""
@@ -80,7 +79,7 @@ class Facts:
 
     boot_id: str | None = None
     gpus_reset_s: float | None = None
-    """When the GPUs were last reset, in seconds since the boot."""
+    """Time of the last GPU reset, in seconds since the boot."""
     errors: tuple[str, ...] = ()
     log: str = ""
     log_source: str = ""
@@ -98,7 +97,7 @@ class Facts:
 
 
 def read(found: Mapping[str, object]) -> Facts:
-    """Type what the probe said."""
+    """The typed facts from the probe's document."""
     log, smi, driver = (_mapping(found, name) for name in ("log", "smi", "driver"))
     boot_id = _text(found, "boot_id")
     return Facts(

@@ -1,7 +1,6 @@
-"""Whether a word stands in a block of bytes, fast where it mostly does not.
+"""Tests whether a block of bytes contains a byte string; fast if it mostly does not.
 
-The C library's memmem skips through a block three times as fast as Python's own search. Where there is none, Python's
-does the same.
+The C library's memmem searches a block three times as fast as Python does. Without memmem, Python's search is used.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import functools
 from collections.abc import Callable
 
 _SMALL = 64 << 10
-"""Bytes below which loading ctypes takes longer than searching."""
+"""Block size in bytes below which loading ctypes takes longer than the search."""
 
 
 def holds(block: bytes, word: bytes) -> bool:
-    """Whether ``word`` stands in ``block``."""
+    """Whether ``block`` contains ``word``."""
     return word in block if len(block) < _SMALL else _search()(block, word)
 
 

@@ -1,10 +1,10 @@
-"""What was seen of a machine, to a verdict."""
+"""Turns the data of a machine into a verdict."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunodes.health import rules, scan
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from gpunodes.health import facts as probe
 
 MANY_FINDINGS = 200
-"""A verdict has no more; the worst are kept."""
+"""The most findings of a verdict; the worst are kept."""
 
 
 def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verdict:
-    """The verdict on a live machine by the probe's facts. What the log says of before a GPU reset does not count."""
+    """The verdict on a live machine from the probe's facts. Log lines from before a GPU reset do not count."""
     from gpunodes.health import smi
     from gpunodes.health.facts import read
 
@@ -30,38 +30,48 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         reader = smi.Reader()
         reader.feed(found.smi.xml.encode())
         gpus = reader.finish()
-    seen = rules.RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
+    data = rules.RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
     readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
         name,
         "live",
-        seen,
+        data,
         readable,
         boot_id=found.boot_id,
         expected=found.expected if found.expected is not None else present,
-        seen_gpus=len(gpus) if gpus is not None else sum(one.is_gpu and one.answers for one in found.functions),
+        seen_gpus=len(gpus) if gpus is not None else sum(each.is_gpu and each.answers for each in found.functions),
     )
 
 
-def judge_files(name: str, streams: Iterable[Iterable[bytes]], site: SiteRules, since: Time = scan.NO_TIME) -> Verdict:
-    """The verdict on a machine by its saved logs: each stream the pieces of one file, unpacked."""
+def judge_files(
+    name: str,
+    streams: Iterable[Iterable[bytes]],
+    site: SiteRules,
+    since: Time = scan.NO_TIME,
+    on_log: Callable[[scan.Log], None] = lambda _: None,
+) -> Verdict:
+    """The verdict on a machine from its saved logs; each stream is the content of one file, in pieces and unpacked.
+
+    ``on_log`` gets the result of each stream before the next one is read.
+    """
     logs = []
     for stream in streams:
         scanner = scan.Scanner(since)
         for piece in stream:
             scanner.feed(piece)
         logs.append(scanner.finish())
-    shown = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
-    asked = any(log.gpus is not None for log in logs)
-    seen = rules.RuleInput(_of_last_boot(logs), tuple(shown.values()), None, site)
+        on_log(logs[-1])
+    gpus = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
+    has_smi_output = any(log.gpus is not None for log in logs)
+    data = rules.RuleInput(_of_last_boot(logs), tuple(gpus.values()), None, site)
     readable = any(log.recognised for log in logs)
     boot_id = next((log.boot_id for log in logs if log.boot_id), None)
-    return _verdict(name, "file", seen, readable, boot_id=boot_id, seen_gpus=len(shown) if asked else None)
+    return _verdict(name, "file", data, readable, boot_id=boot_id, seen_gpus=len(gpus) if has_smi_output else None)
 
 
 def unreachable(name: str, how: str, message: str) -> Verdict:
-    """The verdict on a machine that gave no facts; ``how`` names the reason in a word, ``said`` tells it."""
+    """The verdict on a machine without facts; ``how`` is the reason as an identifier, ``message`` explains it."""
     finding = Finding(
         f"unreachable-{how.replace('_', '-')}",
         "",
@@ -69,7 +79,7 @@ def unreachable(name: str, how: str, message: str) -> Verdict:
         State.UNREACHABLE,
         evidence=(scan.clean(message.encode()),) if message else (),
         source="the connection",
-        message="The machine gave no answer.",
+        message="The machine did not respond.",
     )
     return Verdict(name, "live", State.UNREACHABLE, Action.NONE, findings=(finding,))
 
@@ -82,12 +92,12 @@ def _scanned(texts: Iterable[str], since: Time) -> scan.Log:
 
 
 def _with_floods(records: Sequence[LogRecord], floods: Sequence[probe.Repeat], since: Time) -> tuple[LogRecord, ...]:
-    """Records with the lines of storms, which the probe counted and left out of its log but for a few."""
+    """Records, with the lines of log floods added: the probe counts those and keeps only a few in its log."""
     missing: Counter[tuple[object, ...]] = Counter()
     for flood in floods:
         for record in _scanned([f"[{flood.last or 0.0:.6f}] {flood.line}\n"], since).records:
             missing[_identity(record)] += max(0, flood.count - flood.kept)
-    return tuple(dataclasses.replace(one, count=one.count + missing[_identity(one)]) for one in records)
+    return tuple(dataclasses.replace(record, count=record.count + missing[_identity(record)]) for record in records)
 
 
 def _identity(record: LogRecord) -> tuple[object, ...]:
@@ -95,12 +105,12 @@ def _identity(record: LogRecord) -> tuple[object, ...]:
 
 
 def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[LogRecord, ...]:
-    """What belongs to the last boot that any of the logs knows of; the same line in two logs is one."""
+    """The records of the last boot in any of the logs."""
     booted = scan.NO_TIME
     for log in logs:
         if booted == scan.NO_TIME or booted.before(log.booted):
             booted = log.booted
-    # Monotonic times begin anew at each boot: only dates tell one boot from another.
+    # Monotonic times restart at each boot: only dates distinguish boots.
     booted = Time(epoch=booted.epoch, dated=booted.dated)
     return tuple(record for log in logs for record in log.records if not record.last.before(booted))
 
@@ -108,14 +118,14 @@ def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[LogRecord, ...]:
 def _verdict(
     name: str,
     source: str,
-    seen: rules.RuleInput,
+    data: rules.RuleInput,
     readable: bool,
     *,
     boot_id: str | None = None,
     expected: int | None = None,
     seen_gpus: int | None = None,
 ) -> Verdict:
-    findings = sorted(rules.check(seen), key=lambda one: (-one.state.rank, -one.action.rank))[:MANY_FINDINGS]
+    findings = sorted(rules.check(data), key=lambda each: (-each.state.rank, -each.action.rank))[:MANY_FINDINGS]
     worst = max((finding.state for finding in findings), key=lambda state: state.rank, default=State.HEALTHY)
     if worst is State.HEALTHY and not readable:
         worst = State.UNKNOWN
@@ -125,8 +135,8 @@ def _verdict(
         worst,
         max((finding.action for finding in findings), key=lambda action: action.rank, default=Action.NONE),
         any(finding.hung for finding in findings),
-        tuple(sorted({record.code for record in seen.of(LineKind.XID)})),
-        tuple(sorted({record.code for record in seen.of(LineKind.SXID)})),
+        tuple(sorted({record.code for record in data.of_kinds(LineKind.XID)})),
+        tuple(sorted({record.code for record in data.of_kinds(LineKind.SXID)})),
         boot_id,
         expected,
         seen_gpus,

@@ -1,4 +1,4 @@
-"""The words of a verdict."""
+"""The data model of verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 
 
 class Action(StrEnum):
-    """What to do about a machine, from nothing to hands on it; ordered by ``rank``."""
+    """What to do about a machine, from nothing to a manual repair; ordered by ``rank``."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -22,17 +22,17 @@ class Action(StrEnum):
 
 
 class State(StrEnum):
-    """How a machine is; ordered by ``rank``, the worst last."""
+    """The state of a machine; ordered by ``rank``, the worst last."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """It works, but something is to be restarted, reset or watched."""
+    """It works, but something must be restarted, reset or watched."""
     UNKNOWN = "unknown"
-    """Nothing that says anything could be read."""
+    """No usable data could be read."""
     SICK = "sick"
     """A GPU cannot be used."""
     HUNG = "hung"
-    """A task is stuck inside the NVIDIA driver: nothing but a reboot ends it."""
+    """A task is stuck in the NVIDIA driver: only a reboot ends it."""
     UNREACHABLE = "unreachable"
 
     @property
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 
 class LineKind(Enum):
-    """What a line of a kernel log, or of nvidia-smi's messages, says."""
+    """What a line of a kernel log, or a message of nvidia-smi, reports."""
 
     XID = "Xid"
     SXID = "SXid"
@@ -61,19 +61,19 @@ class LineKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """When a line was written, as far as its header says."""
+    """When a line was written, as far as its header shows."""
 
     monotonic: float | None = None
     """Seconds since boot."""
     epoch: float | None = None
-    """Seconds since 1970. A header without a zone is taken for UTC, one without a year for 1972."""
+    """Seconds since 1970. Without a time zone in the header, UTC is assumed; without a year, 1972."""
     dated: bool = True
     """``epoch`` has a year."""
     text: str = ""
-    """As it stood."""
+    """The time as written."""
 
     def before(self, other: Time) -> bool:
-        """Whether this is certainly earlier: both name the same kind of time."""
+        """Whether this is certainly earlier; False if the two have no kind of time in common."""
         if self.epoch is not None and other.epoch is not None and self.dated == other.dated:
             return self.epoch < other.epoch
         if self.monotonic is not None and other.monotonic is not None:
@@ -83,7 +83,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """Lines that say the same: of one kind, one GPU (its PCI address, or empty), one code and detail."""
+    """Equal lines, counted: one kind, one GPU (its PCI address, or empty), one code and detail."""
 
     kind: LineKind
     gpu: str = ""
@@ -94,7 +94,7 @@ class LogRecord:
     last: Time = Time()
     evidence: tuple[str, ...] = ()
     processes: int = 0
-    """How many different processes the lines name; counted up to `MANY_PROCESSES`."""
+    """The number of different processes in the lines; counted up to `MANY_PROCESSES`."""
 
 
 MANY_PROCESSES = 8
@@ -102,7 +102,7 @@ MANY_PROCESSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found, and the lines that it rests on."""
+    """What a rule found, with the log lines as evidence."""
 
     rule: str
     gpu: str
@@ -115,16 +115,26 @@ class Finding:
     evidence: tuple[str, ...] = ()
     source: str = ""
     message: str = ""
-    """What it means and what to do, in a sentence."""
+    """The meaning and what to do, in one sentence."""
     code: int | None = None
     """The Xid or SXid."""
     hung: bool = False
-    """A task is stuck inside the driver."""
+    """A task is stuck in the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A saved file that a verdict is based on; ``kinds`` is what it was recognised as, empty for nothing."""
+
+    path: str
+    kinds: tuple[str, ...] = ()
+    problem: str = ""
+    """Why it could not be read, or unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one machine is, and why."""
+    """The state of one machine, and the reasons."""
 
     name: str
     source: str
@@ -138,11 +148,13 @@ class Verdict:
     gpus_expected: int | None = None
     gpus_seen: int | None = None
     findings: tuple[Finding, ...] = ()
+    files: tuple[SavedFile, ...] = ()
+    """The saved files, for the source ``file``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteRules:
-    """What a site says of single codes: action by code; ``none`` marks one as harmless."""
+    """A site's own actions by code; ``none`` marks a code as harmless."""
 
     xids: Mapping[int, Action] = field(default_factory=dict)
     sxids: Mapping[int, Action] = field(default_factory=dict)
@@ -150,7 +162,7 @@ class SiteRules:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a code means."""
+    """The meaning of a code."""
 
     kind: str
     """``Xid`` or ``SXid``."""
@@ -163,7 +175,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule, in words."""
+    """The description of a rule."""
 
     name: str
     title: str

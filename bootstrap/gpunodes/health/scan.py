@@ -1,7 +1,7 @@
-"""A log, of any length, to records: what it says of NVIDIA's GPUs, each kind of line once with its count.
+"""Turns a log of any length into records about NVIDIA's GPUs: each kind of line once, with its count.
 
-Only a few lines of a log matter. So blocks of bytes are searched for a handful of words, and lines are looked at only
-where one of these stands. A window reaches behind and ahead of the block in work, for what a line belongs to.
+Only a few lines of a log matter. Blocks of bytes are therefore searched for a few markers, and only lines with a marker
+are parsed. A window extends before and after the current block, for reports of several lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpunodes.health import catalog, forms
+from gpunodes.health import catalog, patterns
 from gpunodes.health.find import holds
 from gpunodes.health.model import MANY_PROCESSES, LineKind, LogRecord, Time
 from gpunodes.model import printable
@@ -22,41 +22,43 @@ if TYPE_CHECKING:
     from gpunodes.health import smi
 
 AHEAD = 64 << 10
-"""Bytes after a line in which its wrapped rest, or the stack of a hung task, is looked for."""
+"""Bytes after a line that are searched for its wrapped rest, or for the stack of a hung task."""
 BEHIND = 64 << 10
 """The same before it, for logs with the newest line first."""
 _MESSAGE = 256
-"""Bytes within which one line has no second message."""
+"""Bytes in which one line has at most one message."""
 _FLOOD = 64
-"""Every so many lines of a kind, those that follow are looked at all together."""
+"""After this many equal lines, the following ones are matched together."""
 EVIDENCE_LINES = 3
 EVIDENCE_CHARACTERS = 400
 MANY_RECORDS = 4096
-"""More different records than any machine has; what a made-up log has beyond them is not kept."""
+"""More different records than any machine has; a fabricated log's further records are dropped."""
 _JSON_LINE = 64 << 10
 _REPORT = 16 << 10
-"""Bytes of a report of a hung task."""
+"""Bytes of a hung-task report."""
 
 NO_TIME = Time()
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What one stream said."""
+    """The result of scanning one stream."""
 
     records: tuple[LogRecord, ...] = ()
     booted: Time = NO_TIME
-    """When the last boot in it began."""
+    """Time of the last boot in the stream."""
     boot_id: str | None = None
     recognised: bool = False
-    """It held lines of a kernel, or output of nvidia-smi."""
+    """It contained kernel lines or output of nvidia-smi."""
     gpus: tuple[smi.SmiGpu, ...] | None = None
-    """What nvidia-smi said of each GPU; None where it was not asked."""
+    """nvidia-smi's values for each GPU; None if there was no output of nvidia-smi."""
+    kinds: tuple[str, ...] = ()
+    """What the stream was recognised as."""
 
 
 @dataclass(slots=True)
 class _Counter:
-    """A record in the making. Headers are read only at the end: a storm would spend its time there."""
+    """Counts equal lines for one record. Headers are parsed only at the end, which keeps log floods fast."""
 
     first: bytes
     last: bytes
@@ -69,7 +71,7 @@ _Key = tuple[LineKind, bytes, int, str]
 
 
 class Scanner:
-    """Takes a stream in pieces; ``finish`` gives what it said. ``since``: what is older does not count."""
+    """Scans a stream in pieces; ``finish`` returns the result. Lines older than ``since`` do not count."""
 
     def __init__(self, since: Time = NO_TIME) -> None:
         self._since = since if since != NO_TIME else None
@@ -80,15 +82,15 @@ class Scanner:
         self._boot_id: str | None = None
         self._reversed = False
         self._skip = False
-        """The lines now read belong to an older boot."""
+        """The current lines belong to an older boot."""
         self._recognised = False
         self._begun = False
         self._is_log = False
         self._smi: smi.Reader | None = None
         self._is_json = False
-        self._boot_words: tuple[bytes, ...] = _BOOT_WORDS
+        self._boot_markers: tuple[bytes, ...] = _BOOT_MARKERS
         self._floods: dict[bytes, _Counter] = {}
-        """Xids that may come again, by their line's beginning."""
+        """Counters of Xids that may repeat, by the beginning of their line."""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the stream."""
@@ -103,48 +105,52 @@ class Scanner:
             self._next = end
 
     def finish(self) -> Log:
-        """The stream has ended."""
+        """End the stream and return the result."""
         if not self._begun:
             self._begin()
         self._scan(self._next, len(self._window))
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
         recognised = self._recognised or bool(records) or gpus is not None
-        return Log(records, self._booted, self._boot_id, recognised, gpus)
+        kernel = "journal (JSON)" if self._is_json else "kernel log"
+        kinds = ((kernel,) if self._recognised or records else ()) + (
+            ("nvidia-smi output",) if gpus is not None else ()
+        )
+        return Log(records, self._booted, self._boot_id, recognised, gpus, kinds)
 
     def _begin(self) -> None:
-        """Look at the beginning: what kind of text it is, and which line comes first."""
+        """Detect from the first lines the kind of text, and whether the newest line is first."""
         self._begun = True
         lines = self._window[: 1 << 20].splitlines()[:300]
-        written = [line for line in lines if line.strip()]
-        self._is_json = bool(written) and written[0].startswith(b'{"')
-        self._reversed = forms.newest_first(_journal_times(lines) if self._is_json else lines)
-        times = [forms.time_of(line[: forms.HEADER_BYTES // 4]) for line in written]
-        stamped = sum(one.text != "" for one in times)
-        self._is_log = stamped * 2 > len(written) or self._is_json
-        if self._is_log and not any(one.epoch for one in times):
-            # Only journals, which have dates, are divided by markers.
-            self._boot_words = _BOOT_WORDS[:1]
+        nonempty = [line for line in lines if line.strip()]
+        self._is_json = bool(nonempty) and nonempty[0].startswith(b'{"')
+        self._reversed = patterns.newest_first(_journal_times(lines) if self._is_json else lines)
+        times = [patterns.time_of(line[: patterns.HEADER_BYTES // 4]) for line in nonempty]
+        stamped = sum(each.text != "" for each in times)
+        self._is_log = stamped * 2 > len(nonempty) or self._is_json
+        if self._is_log and not any(each.epoch for each in times):
+            # journalctl's boot separators occur only in journals, which have dates.
+            self._boot_markers = _BOOT_MARKERS[:1]
 
     def _scan(self, begin: int, end: int) -> None:
         window = self._window
         if not self._recognised:
-            self._recognised = forms.KERNEL_LINE.search(window, begin, end) is not None
+            self._recognised = patterns.KERNEL_LINE.search(window, begin, end) is not None
         if not self._is_log:
             self._feed_smi(window[begin:end])
-        words = [anchor.word for anchor in (ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS))]
+        markers = [anchor.marker for anchor in (ANCHORS if self._is_log else (*ANCHORS, *TEXT_ANCHORS))]
         if self._is_json:
-            words += _JSON_BYTES
-        # A word that begins before the end may reach beyond it.
+            markers += _JSON_BYTES
+        # A marker that starts before the end may extend beyond it.
         block = window[begin : end + _LONGEST]
-        found = {word for word in words if holds(block, word)}
+        found = {marker for marker in markers if holds(block, marker)}
         if not found and not self._counters and not self._reversed:
             return
         positions = [
             position
-            for word in self._boot_words
-            if holds(block, word)
-            for position in _positions(window, word, begin, end)
+            for marker in self._boot_markers
+            if holds(block, marker)
+            for position in _positions(window, marker, begin, end)
         ]
         for position in sorted(positions):
             booted = self._boot_at(position)
@@ -157,55 +163,57 @@ class Scanner:
 
     def _feed_smi(self, data: bytes) -> None:
         if self._smi is None:
-            # A log needs none of it, and for a small one the import is a twentieth of the time.
+            # A log does not need the reader, and for a small log the import takes a twentieth of the time.
             from gpunodes.health.smi import Reader
 
             self._smi = Reader()
         self._smi.feed(data)
 
-    def _visit_all(self, words: Collection[bytes], begin: int, end: int) -> None:
-        """Look at every line that has one of the words, from ``begin`` to before ``end``; all of one boot."""
+    def _visit_all(self, markers: Collection[bytes], begin: int, end: int) -> None:
+        """Parse every line with one of the markers, from ``begin`` to before ``end``; all belong to one boot."""
         if self._is_json:
-            self._visit_entries(sorted(at for word in words for at in _positions(self._window, word, begin, end)))
+            self._visit_entries(
+                sorted(position for marker in markers for position in _positions(self._window, marker, begin, end))
+            )
             return
         for anchor in (*ANCHORS, *TEXT_ANCHORS):
-            if anchor.word in words and not self._skip:
-                places = self._without_floods if anchor.read is _nvrm else _positions
-                for position in places(self._window, anchor.word, begin, end):
+            if anchor.marker in markers and not self._skip:
+                find = self._without_floods if anchor.read is _nvrm else _positions
+                for position in find(self._window, anchor.marker, begin, end):
                     self._visit(position, anchor.read)
 
-    def _without_floods(self, window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
-        """Where a word begins, but for Xids that are repetitions: these are counted here, at once.
+    def _without_floods(self, window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:
+        """The positions of a marker, except those of repeated Xids, which are counted here.
 
-        A storm has hundreds of thousands of lines, and only this is done for each: what stands before it has a shape
-        that the kernel's lines have, and its code and GPU have been seen.
+        A log flood has hundreds of thousands of lines. For each, only this is checked: its header has the shape of a
+        kernel line's header, and its code and GPU are known.
         """
-        find, counters, kernel, digits = window.find, self._floods, forms.known_kernel, forms.DIGITS
-        end += len(word) - 1
-        position = find(word, begin, end)
+        find, counters, kernel, digits = window.find, self._floods, patterns.known_kernel, patterns.DIGITS
+        end += len(marker) - 1
+        position = find(marker, begin, end)
         while position >= 0:
             comma = find(b",", position, position + 64)
             counter = counters.get(window[position:comma]) if comma > 0 else None
             if counter is None and comma > 0:
                 comma = find(b",", comma + 1, comma + 64)
                 counter = counters.get(window[position:comma]) if comma > 0 else None
-            begin = position - forms.HEADER_BYTES if position > forms.HEADER_BYTES else 0
+            begin = position - patterns.HEADER_BYTES if position > patterns.HEADER_BYTES else 0
             begin = window.rfind(b"\n", begin, position) + 1 or begin
             header = window[begin:position]
             if counter is None or not kernel(header.translate(digits)):
                 yield position
-                position = find(word, _beyond(window, position), end)
+                position = find(marker, _next_position(window, position), end)
                 continue
             counter.count += 1
             counter.last = header
             if counter.count % _FLOOD == 0:
                 comma = self._count_run(counter, header, window[position:comma], begin, end) or comma
-            position = find(word, comma, end)
+            position = find(marker, comma, end)
 
     def _count_run(self, counter: _Counter, header: bytes, message: bytes, begin: int, end: int) -> int:
-        """Count the lines that follow one after another and begin alike; where the last of them ends, or 0."""
+        """Count consecutive lines with the same beginning; return the end of the last one, or 0."""
         window = self._window
-        run = _like(header, message).match(window, begin, end)
+        run = _lines_like(header, message).match(window, begin, end)
         if run is None:
             return 0
         counter.count += window.count(b"\n", begin, run.end()) - 1
@@ -214,15 +222,15 @@ class Scanner:
         return run.end()
 
     def _boot_at(self, position: int) -> Time | None:
-        """When a boot begins here, if it is the kernel that says so."""
-        found = forms.BOOTED.match(self._window, position)
+        """The time of the boot that starts here, None if the kernel did not write the line."""
+        found = patterns.BOOTED.match(self._window, position)
         header = self._header(position)
         if found is None:
             return None
-        when = forms.time_of(header)
-        # A marker of journalctl stands alone; the kernel's line has a time, or it is a copy of /proc/version.
-        ours = found[0].startswith(b"--") if not header else when.text != "" and forms.from_kernel(header)
-        return when if ours else None
+        when = patterns.time_of(header)
+        # journalctl's separator has no header; the kernel's line has a time, else it is a copy of /proc/version.
+        is_boot = found[0].startswith(b"--") if not header else when.text != "" and patterns.from_kernel(header)
+        return when if is_boot else None
 
     def _new_boot(self, when: Time) -> None:
         if self._reversed or when.before(self._booted):
@@ -234,18 +242,18 @@ class Scanner:
             self._floods.clear()
 
     def _header(self, position: int) -> bytes:
-        """What stands before a place on its line."""
-        begin = max(0, position - forms.HEADER_BYTES)
+        """The part of a line before a position."""
+        begin = max(0, position - patterns.HEADER_BYTES)
         return self._window[self._window.rfind(b"\n", begin, position) + 1 or begin : position]
 
     def _visit(self, position: int, read: _Read) -> None:
-        """Look at a line that has one of the words."""
+        """Parse a line with one of the markers."""
         header = self._header(position)
         for match in read(self._window, position, self._reversed):
             self._count(match, match.header if match.header is not None else header)
 
     def _visit_entries(self, positions: Iterable[int]) -> None:
-        """Look at entries of ``journalctl -o json``, one a line: a message is read as a line of its own."""
+        """Parse entries of ``journalctl -o json``, one per line; each message is read like a log line."""
         end = 0
         for position in positions:
             if position < end:
@@ -262,21 +270,21 @@ class Scanner:
         header, boot = _journal_header(entry), entry.get("_BOOT_ID")
         if isinstance(boot, str) and boot != self._boot_id and re.fullmatch("[0-9a-f]{32}", boot):
             if self._boot_id is not None:
-                self._new_boot(forms.time_of(header))
+                self._new_boot(patterns.time_of(header))
             if not self._skip:
                 self._boot_id = boot
         message = header + _journal_message(entry)
         for anchor in ANCHORS:
-            at = message.find(anchor.word)
-            if at >= 0 and not self._skip:
-                for match in anchor.read(message + following, at, False):
+            position = message.find(anchor.marker)
+            if position >= 0 and not self._skip:
+                for match in anchor.read(message + following, position, False):
                     self._count(match, header)
 
     def _count(self, match: LineMatch, header: bytes) -> None:
-        if not match.spoken and not forms.from_kernel(header):
+        if not match.from_program and not patterns.from_kernel(header):
             return
         self._recognised = True
-        if match.kind is None or (self._since is not None and forms.time_of(header).before(self._since)):
+        if match.kind is None or (self._since is not None and patterns.time_of(header).before(self._since)):
             return
         key = (match.kind, match.gpu, match.code, match.detail)
         counter = self._counters.get(key)
@@ -284,42 +292,42 @@ class Scanner:
             if len(self._counters) >= MANY_RECORDS:
                 return
             counter = self._counters[key] = _Counter(header, header)
-        counter.count += forms.parse(header).repeated if b"repeated" in header else 1
+        counter.count += patterns.parse(header).repeated if b"repeated" in header else 1
         counter.last = header
         if len(counter.evidence) < EVIDENCE_LINES:
             counter.evidence.append(clean(header + match.text))
         if match.process and len(counter.processes) < MANY_PROCESSES:
             counter.processes.add(match.process)
         if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:
-            # As long as processes are counted, a line is a repetition only with the same process.
+            # While processes are counted, only a line with the same process is a repetition.
             counted = match.process and len(counter.processes) < MANY_PROCESSES
             self._floods[b",".join(match.text.split(b",", 2)[: 2 if counted else 1])] = counter
 
 
 @functools.lru_cache(maxsize=256)
-def _like(header: bytes, message: bytes) -> re.Pattern[bytes]:
-    """Lines, one after another, with such a header, whatever its numbers, and a message that begins so."""
+def _lines_like(header: bytes, message: bytes) -> re.Pattern[bytes]:
+    """A pattern for consecutive lines with this header, with any numbers, and this beginning of the message."""
     head = re.sub(rb"(?:\\ |\d)+", rb"[ \\d]+", re.escape(header))
     return re.compile(rb"(?:" + head + re.escape(message) + rb",[^\n]*+\n)++")
 
 
 def clean(line: bytes) -> str:
-    """A line as evidence: bounded, without anything that could steer a terminal."""
+    """A line as evidence: bounded, and without control characters for a terminal."""
     text = line[: 4 * EVIDENCE_CHARACTERS].decode("utf-8", "replace")
     return printable(text).strip()[:EVIDENCE_CHARACTERS]
 
 
 def address(text: bytes) -> str:
-    """A PCI address as Linux writes it, ``0000:3b:00.0``, of any of the forms in which drivers write it."""
-    place, _, function = text.decode().lower().partition(".")
-    parts = place.split(":")
+    """A PCI address in Linux's notation, ``0000:3b:00.0``, from any notation that drivers use."""
+    slot_address, _, function = text.decode().lower().partition(".")
+    parts = slot_address.split(":")
     domain, bus, slot = (int(part, 16) for part in ["0", *parts][-3:])
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function or 0}"
 
 
 def _record(key: _Key, counter: _Counter) -> LogRecord:
     kind, gpu, code, detail = key
-    first, last = forms.time_of(counter.first), forms.time_of(counter.last)
+    first, last = patterns.time_of(counter.first), patterns.time_of(counter.last)
     if last.before(first):
         first, last = last, first
     return LogRecord(
@@ -336,7 +344,7 @@ def _record(key: _Key, counter: _Counter) -> LogRecord:
 
 
 def _journal_entry(line: bytes) -> Mapping[str, object] | None:
-    """The kernel's entry in a line of JSON, None for any other."""
+    """The kernel's entry in a line of JSON, None for entries of other writers."""
     import json
 
     try:
@@ -350,7 +358,7 @@ def _journal_entry(line: bytes) -> Mapping[str, object] | None:
 
 
 def _journal_message(entry: Mapping[str, object]) -> bytes:
-    """The message of an entry; journalctl gives one that is not UTF-8 as a list of its bytes."""
+    """The message of an entry; journalctl writes a message that is not UTF-8 as a list of bytes."""
     message = entry.get("MESSAGE")
     if isinstance(message, list):
         try:
@@ -367,12 +375,12 @@ def _journal_times(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _journal_header(entry: Mapping[str, object]) -> bytes:
-    """A header, as dmesg would write it, of a journal's entry."""
+    """A journal entry's header in the format of dmesg."""
     header = b""
-    for name, form in (("__REALTIME_TIMESTAMP", _realtime), ("__MONOTONIC_TIMESTAMP", _monotonic)):
+    for name, formatted in (("__REALTIME_TIMESTAMP", _realtime), ("__MONOTONIC_TIMESTAMP", _monotonic)):
         value = str(entry.get(name, ""))
         if re.fullmatch(r"[0-9]{1,16}", value):
-            header += form(int(value))
+            header += formatted(int(value))
     return header
 
 
@@ -384,39 +392,39 @@ def _monotonic(usec: int) -> bytes:
     return b"[%d.%06d] " % divmod(usec, 1_000_000)
 
 
-def _positions(window: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
-    """Where a word begins, from ``begin`` to before ``end``; of those close together on one line, the first."""
-    stop = end + len(word) - 1
-    position = window.find(word, begin, stop)
+def _positions(window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:
+    """The positions of a marker from ``begin`` to before ``end``; of several close together on a line, the first."""
+    stop = end + len(marker) - 1
+    position = window.find(marker, begin, stop)
     while position >= 0:
         yield position
-        position = window.find(word, _beyond(window, position), stop)
+        position = window.find(marker, _next_position(window, position), stop)
 
 
-def _beyond(window: bytes, position: int) -> int:
-    """Where the next message may begin: a line that repeats a word would otherwise take a look for each."""
+def _next_position(window: bytes, position: int) -> int:
+    """Where the next message can start; a line that repeats a marker is so parsed only once."""
     newline = window.find(b"\n", position, position + _MESSAGE)
     return newline if newline >= 0 else position + _MESSAGE
 
 
-# --- what the words lead to ------------------------------------------------------------------------------------------
+# --- parsing of lines with a marker ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LineMatch:
-    """One line that says something."""
+    """One relevant line."""
 
     kind: LineKind | None
-    """None: a line of a kernel that says nothing of an NVIDIA GPU."""
+    """None: a kernel line that is not about an NVIDIA GPU."""
     text: bytes
     gpu: bytes = b""
     code: int = 0
     detail: str = ""
     process: bytes = b""
     header: bytes | None = None
-    """What stands before it, where that is not what stands before the word."""
-    spoken: bool = False
-    """A program's message, no line of a log."""
+    """The part of the line before the match, if the match starts before the marker."""
+    from_program: bool = False
+    """A program's message, not a log line."""
 
 
 _Read = Callable[[bytes, int, bool], Iterator[LineMatch]]
@@ -424,38 +432,43 @@ _Read = Callable[[bytes, int, bool], Iterator[LineMatch]]
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A word that the lines of a form have, and the function that reads such a line."""
+    """A marker that lines of one kind contain, and the function that parses such a line."""
 
-    word: bytes
+    marker: bytes
     read: _Read
 
 
-def _line(window: bytes, begin: int) -> bytes:
-    """The rest of a line, as much as evidence takes."""
+def _rest_of_line(window: bytes, begin: int) -> bytes:
+    """The rest of a line, limited to the length of evidence."""
     limit = begin + 4 * EVIDENCE_CHARACTERS
     end = window.find(b"\n", begin, limit)
     return window[begin : end if end >= 0 else limit]
 
 
-def _around(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
-    """The match of a pattern that covers a place."""
+def _match_at(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
+    """The match of a pattern that covers a position."""
     for found in pattern.finditer(window, max(0, position - 240), position + 240):
         if found.end() > position:
             return found if found.start() <= position else None
     return None
 
 
-def _before(window: bytes, begin: int) -> bytes:
-    limit = max(0, begin - forms.HEADER_BYTES)
+def _text_before(window: bytes, begin: int) -> bytes:
+    limit = max(0, begin - patterns.HEADER_BYTES)
     return window[window.rfind(b"\n", limit, begin) + 1 or limit : begin]
 
 
 def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = forms.XID.match(window, position)
+    found = patterns.XID.match(window, position)
     if found:
         code = int(found[2])
         yield LineMatch(
-            LineKind.XID, _line(window, position), found[1], code, _xid_detail(window, found, code), found[3] or b""
+            LineKind.XID,
+            _rest_of_line(window, position),
+            found[1],
+            code,
+            _xid_detail(window, found, code),
+            found[3] or b"",
         )
         return
     for kind, pattern in _NVRM_KINDS:
@@ -463,131 +476,146 @@ def _nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
             detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
-            yield LineMatch(kind, _line(window, position), gpu, detail=detail)
+            yield LineMatch(kind, _rest_of_line(window, position), gpu, detail=detail)
             return
-    found = forms.OFF_BUS.match(window, position + len(b"NVRM: "))
+    found = patterns.OFF_BUS.match(window, position + len(b"NVRM: "))
     if found:
-        yield LineMatch(LineKind.OFF_BUS, _line(window, position), found[1] or found[2])
+        yield LineMatch(LineKind.OFF_BUS, _rest_of_line(window, position), found[1] or found[2])
 
 
 _NVRM_KINDS = (
-    (LineKind.MISMATCH, forms.MISMATCH),
-    (LineKind.INIT_CAUSE, forms.INIT_CAUSE),
-    (LineKind.INIT_FAILED, forms.INIT_FAILED),
-    (LineKind.GSP_TIMEOUT, forms.GSP_TIMEOUT),
-    (LineKind.RESET_REQUIRED, forms.RESET_REQUIRED),
+    (LineKind.MISMATCH, patterns.MISMATCH),
+    (LineKind.INIT_CAUSE, patterns.INIT_CAUSE),
+    (LineKind.INIT_FAILED, patterns.INIT_FAILED),
+    (LineKind.GSP_TIMEOUT, patterns.GSP_TIMEOUT),
+    (LineKind.RESET_REQUIRED, patterns.RESET_REQUIRED),
 )
 
 
 def _xid_detail(window: bytes, found: re.Match[bytes], code: int) -> str:
-    """What beside its number decides about an Xid: the recovery number of 154, the registers of NVLink 5."""
+    """The data that decides about an Xid in addition to its code: the number of 154, the registers of NVLink 5."""
     if code == catalog.RECOVERY_CHANGED:
-        number = forms.RECOVERY.match(window, found.end())
+        number = patterns.RECOVERY.match(window, found.end())
         return str(int(number[1], 16)) if number else ""
     if code in catalog.NVLINK5:
-        registers = forms.REGISTERS.match(window, found.end())
-        fatal = "fatal" if forms.FATAL.match(window, found.end()) else ""
+        registers = patterns.REGISTERS.match(window, found.end())
+        fatal = "fatal" if patterns.FATAL.match(window, found.end()) else ""
         return f"{registers[1].decode()} {registers[2].decode()} {fatal}" if registers else fatal
     return ""
 
 
 def _mismatch_detail(found: re.Match[bytes]) -> str:
-    """Which client has which version, against which module."""
+    """The client, its version and the module's version."""
     return " ".join((part or b"-").decode("ascii", "replace").replace(" ", "_") for part in found.groups())
 
 
 def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(forms.SXID, window, position)
+    found = _match_at(patterns.SXID, window, position)
     if found and not found[5]:
         severity = (found[3] or b"").decode().lower()
         if found[4]:
-            # The driver's own numbers: 0 non-fatal, 1 fatal.
+            # The driver's numbers: 0 non-fatal, 1 fatal.
             severity = "fatal" if found[4] == b"1" else "non-fatal"
         begin = found.start()
         yield LineMatch(
-            LineKind.SXID, _line(window, begin), found[1], int(found[2]), severity, header=_before(window, begin)
+            LineKind.SXID,
+            _rest_of_line(window, begin),
+            found[1],
+            int(found[2]),
+            severity,
+            header=_text_before(window, begin),
         )
 
 
-def _block(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool) -> tuple[int, int]:
-    """Where the rest of a report stands: up to the next one, or before it where the newest line is first."""
+def _report_range(
+    window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool
+) -> tuple[int, int]:
+    """Begin and end of the rest of a report: up to the next report, or before it if the newest line is first."""
     if not newest_first:
         following = ends.search(window, found.end(), found.end() + AHEAD)
         return found.end(), following.start() if following else found.end() + AHEAD
     begin = max(0, found.start() - _REPORT)
-    for word in forms.BEFORE_REPORT:
-        begin = max(begin, window.rfind(word, begin, found.start()))
+    for marker in patterns.BEFORE_REPORT:
+        begin = max(begin, window.rfind(marker, begin, found.start()))
     return begin, found.start()
 
 
 @dataclass(frozen=True, slots=True)
-class _Stuck:
-    """A form of report of a task that does not go on, and what it is by whose task it is."""
+class _StuckReport:
+    """A kind of report of a stuck task: its patterns, and its line kind inside and outside the driver."""
 
-    report: re.Pattern[bytes]
+    pattern: re.Pattern[bytes]
     after: re.Pattern[bytes]
-    ours: LineKind
-    other: LineKind | None
+    in_driver: LineKind
+    elsewhere: LineKind | None
 
 
-_HUNG = _Stuck(forms.HUNG_TASK, forms.AFTER_HUNG_TASK, LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK)
-_LOCKUP = _Stuck(forms.SOFT_LOCKUP, forms.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
+_HUNG = _StuckReport(patterns.HUNG_TASK, patterns.AFTER_HUNG_TASK, LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK)
+_LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
 
 
-def _stuck(form: _Stuck, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
-    """A task that does not go on; NVIDIA's when it has a frame of the driver's, or is one of its threads."""
-    found = _around(form.report, window, position)
+def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver."""
+    found = _match_at(report.pattern, window, position)
     if found:
-        begin, end = _block(window, found, form.after, newest_first=newest_first)
-        ours = forms.NVIDIA_TASK.fullmatch(found[1]) or forms.NVIDIA_FRAME.search(window, begin, end)
-        task = clean(found[1] + b":" + found[2]) if ours else ""
-        header = _before(window, found.start())
-        yield LineMatch(form.ours if ours else form.other, _line(window, found.start()), detail=task, header=header)
+        begin, end = _report_range(window, found, report.after, newest_first=newest_first)
+        in_driver = patterns.NVIDIA_TASK.fullmatch(found[1]) or patterns.NVIDIA_FRAME.search(window, begin, end)
+        task = clean(found[1] + b":" + found[2]) if in_driver else ""
+        kind = report.in_driver if in_driver else report.elsewhere
+        yield LineMatch(
+            kind, _rest_of_line(window, found.start()), detail=task, header=_text_before(window, found.start())
+        )
 
 
 def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(forms.AER, window, position)
+    found = _match_at(patterns.AER, window, position)
     if not found:
         return
-    driver, place, severity, fatal = found.groups()
-    header = _before(window, found.start())
-    text = _line(window, found.start())
+    driver, device, severity, fatal = found.groups()
+    header = _text_before(window, found.start())
+    text = _rest_of_line(window, found.start())
     detail = "corrected" if severity == b"Corrected" else "fatal" if fatal == b"Fatal" else "non-fatal"
-    unhandled = forms.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
+    unhandled = patterns.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
     if driver != b"nvidia" and unhandled:
-        place, driver = unhandled[1], b"nvidia"
-    yield LineMatch(LineKind.AER if driver == b"nvidia" else None, text, place, detail=detail, header=header)
+        device, driver = unhandled[1], b"nvidia"
+    yield LineMatch(LineKind.AER if driver == b"nvidia" else None, text, device, detail=detail, header=header)
 
 
 def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(forms.UVM_FATAL, window, position)
+    found = _match_at(patterns.UVM_FATAL, window, position)
     if found:
-        yield LineMatch(LineKind.UVM_FATAL, _line(window, found.start()), header=_before(window, found.start()))
+        yield LineMatch(
+            LineKind.UVM_FATAL, _rest_of_line(window, found.start()), header=_text_before(window, found.start())
+        )
 
 
 def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(forms.OFF_BUS, window, position)
-    if found and not _before(window, found.start()).rstrip().endswith(b"NVRM:"):
-        text = _line(window, found.start())
-        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_before(window, found.start()))
+    found = _match_at(patterns.OFF_BUS, window, position)
+    if found and not _text_before(window, found.start()).rstrip().endswith(b"NVRM:"):
+        text = _rest_of_line(window, found.start())
+        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_text_before(window, found.start()))
 
 
 def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _around(forms.SMI_MESSAGE, window, position)
-    if found and not _before(window, found.start()).strip():
-        # Which message it was is told by its beginning: what follows the GPU is the driver's own word.
+    found = _match_at(patterns.SMI_MESSAGE, window, position)
+    if found and not _text_before(window, found.start()).strip():
+        # The beginning identifies the message; the text after the GPU comes from the driver.
         message = found["message"] or b"device handle: " + found["problem"]
         detail = clean(b" ".join(message.split()))
         yield LineMatch(
-            LineKind.SMI_MESSAGE, _line(window, found.start()), found["gpu"] or b"", detail=detail, spoken=True
+            LineKind.SMI_MESSAGE,
+            _rest_of_line(window, found.start()),
+            found["gpu"] or b"",
+            detail=detail,
+            from_program=True,
         )
 
 
 def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = forms.SMI_VALUE.match(window, position)
+    found = patterns.SMI_VALUE.match(window, position)
     if found:
-        line = _before(window, position) + _line(window, position)
-        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), spoken=True)
+        line = _text_before(window, position) + _rest_of_line(window, position)
+        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), from_program=True)
 
 
 ANCHORS = (
@@ -598,7 +626,7 @@ ANCHORS = (
     Anchor(b"PCIe Bus Error:", _aer),
     Anchor(b"global fatal error", _uvm),
 )
-# In a log these would be a program's words about another day, or a quotation.
+# In a log, these would be a program's message about another time, or a quotation.
 TEXT_ANCHORS = (
     Anchor(b"fallen off the bus", _off_bus),
     Anchor(b"Failed to initialize NVML", _smi_message),
@@ -610,6 +638,6 @@ TEXT_ANCHORS = (
     Anchor(b"GPU requires reset", _smi_value),
     Anchor(b"ERR!", _smi_value),
 )
-_LONGEST = max(len(anchor.word) for anchor in (*ANCHORS, *TEXT_ANCHORS))
+_LONGEST = max(len(anchor.marker) for anchor in (*ANCHORS, *TEXT_ANCHORS))
 _JSON_BYTES = [b'"MESSAGE":[', b'"MESSAGE" : [']
-_BOOT_WORDS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")
+_BOOT_MARKERS = (b"Linux version ", b"-- Boot ", b"-- Reboot --")

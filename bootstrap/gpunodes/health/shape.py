@@ -1,4 +1,4 @@
-"""The shape of the probe's document (``gpunodes.probe/1``): what a machine sends must have it before it is judged."""
+"""The shape of the probe's document (``gpunodes.probe/1``), checked before the document is used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PROBE = {
 
 
 def violation(document: object) -> str:
-    """What is wrong with the shape of a document, "" when nothing is. Never raises."""
+    """What is wrong with the shape of a document, "" if it is correct. Never raises."""
     if isinstance(document, Mapping) and document.get("schema") != SCHEMA:
-        return f"its answer is not of the schema {SCHEMA}"
+        return f"its answer does not have the schema {SCHEMA}"
     return wrong(document, PROBE)

@@ -1,4 +1,4 @@
-"""What a site says of single codes, as it stands in the settings."""
+"""A site's own actions for single codes, from the settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from gpunodes.health.model import Action, SiteRules
 
 
 def rules(xids: object, sxids: object) -> SiteRules:
-    """The settings gpunodes_health_xids and gpunodes_health_sxids; raises WrongInput for what is no action by code."""
+    """Rules from gpunodes_health_xids and gpunodes_health_sxids; raises WrongInput unless they are actions by code."""
     return SiteRules(_actions("gpunodes_health_xids", xids), _actions("gpunodes_health_sxids", sxids))
 
 
-def _actions(setting: str, message: object) -> Mapping[int, Action]:
-    if not isinstance(message, Mapping):
-        raise WrongInput(f"{setting} is {message!r}", "actions by code, {79: repair}", "correct it")
+def _actions(setting: str, value: object) -> Mapping[int, Action]:
+    if not isinstance(value, Mapping):
+        raise WrongInput(
+            f"{setting} is {value!r}", "a mapping from codes to actions, such as {79: repair}", "correct it"
+        )
     actions = {}
-    for code, action in message.items():
+    for code, action in value.items():
         if not str(code).isdigit() or str(action) not in set(Action):
             raise WrongInput(
-                f"{setting} has {code!r}: {action!r}", f"a code, and one of {', '.join(Action)}", "correct it"
+                f"{setting} contains {code!r}: {action!r}", f"a code, and one of {', '.join(Action)}", "correct it"
             )
         actions[int(code)] = Action(str(action))
     return actions

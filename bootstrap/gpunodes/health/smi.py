@@ -1,4 +1,4 @@
-"""What ``nvidia-smi -q`` says of each GPU, as text or as XML; either may stand inside a longer text.
+"""Reads the output of ``nvidia-smi -q`` for each GPU, as text or XML; either can be part of a longer text.
 
 Only the fields below are kept. Source of their names: nvidia-smi's own output, drivers 390 to 595 (nvsmi_device_v10 to
 v13.dtd); of their meaning: nvidia-smi(1), NVML API reference.
@@ -41,17 +41,17 @@ _LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """One GPU as nvidia-smi shows it; ``address`` is as nvidia-smi writes it (``00000000:3B:00.0``)."""
+    """One GPU as nvidia-smi reports it; ``address`` is in nvidia-smi's notation (``00000000:3B:00.0``)."""
 
     address: str
     values: Mapping[str, str] = field(default_factory=dict)
 
     def yes(self, name: str) -> bool:
-        """Whether a field says so."""
+        """Whether a field is set."""
         return self.values.get(name, "").lower() in {"yes", "active"}
 
     def number(self, name: str) -> int:
-        """A counter's value; 0 where it is not supported."""
+        """A counter's value; 0 if it is not supported."""
         return int(self.values.get(name, "0"))
 
 
@@ -67,7 +67,7 @@ class Reader:
         self._entities = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece. Raises WrongInput for XML that declares entities or is nested without end."""
+        """Take the next piece. Raises WrongInput for XML that declares entities or is nested too deeply."""
         data = self._rest + data
         whole = data.rfind(b"\n") + 1
         if len(data) - whole > _LINE:
@@ -76,7 +76,7 @@ class Reader:
         self._take(data[:whole])
 
     def finish(self) -> tuple[SmiGpu, ...] | None:
-        """Every GPU shown, by its last showing; None where there was no such output."""
+        """All GPUs, each by its last occurrence; None if there was no such output."""
         self._take(self._rest + b"\n")
         return tuple(SmiGpu(address, values) for address, values in self._gpus.items()) if self._found else None
 
@@ -97,7 +97,7 @@ class Reader:
                 return
             if self._entities:
                 raise WrongInput(
-                    "the XML declares entities", "the output of `nvidia-smi -q -x` as it was", "leave it out"
+                    "the XML declares entities", "the unchanged output of `nvidia-smi -q -x`", "leave it out"
                 )
             self._found = True
             self._xml = _Xml(self._gpus)
@@ -115,7 +115,7 @@ class Reader:
 
 
 def _keep(gpu: dict[str, str], path: str, value: str) -> None:
-    """Keep a field's value if it is one of ours."""
+    """Keep a field's value if it is one of `_FIELDS`."""
     value = value.strip()
     if value in _LOST:
         gpu["lost"] = value
@@ -131,7 +131,7 @@ def _keep(gpu: dict[str, str], path: str, value: str) -> None:
 
 
 def _new(gpus: dict[str, dict[str, str]], address: str) -> dict[str, str]:
-    """The fields of a GPU that is shown now; what an earlier showing said of it is forgotten."""
+    """New fields for a GPU; they replace those of its earlier occurrence."""
     fields: dict[str, str] = {}
     if re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]", address) and len(gpus) < MANY_GPUS:
         gpus[address] = fields
@@ -139,7 +139,7 @@ def _new(gpus: dict[str, dict[str, str]], address: str) -> dict[str, str]:
 
 
 class _Text:
-    """The lines after ``NVSMI LOG``: keys with values, below section names, told apart by their indentation."""
+    """The lines after ``NVSMI LOG``: keys with values below section names, nested by indentation."""
 
     _GPU = re.compile(r"GPU ([0-9A-Fa-f:.]+)\s*")
     _FIELD = re.compile(r"( *)([^:]{1,80}?)\s*(?::\s*(.*))?")
@@ -151,7 +151,7 @@ class _Text:
         self._path: list[tuple[int, str]] = []
 
     def take(self, line: str) -> bool:
-        """Take a line; False when it belongs to nvidia-smi's output no more."""
+        """Take a line; False if it no longer belongs to nvidia-smi's output."""
         if found := self._GPU.fullmatch(line):
             self._gpu = _new(self._gpus, found[1])
             self._path.clear()
@@ -173,7 +173,7 @@ class _Text:
 
 
 class _Xml:
-    """One ``<nvidia_smi_log>``. Parsing begins at that element: a document type, and with it entities, has no place."""
+    """One ``<nvidia_smi_log>``. Parsing starts at that element, so a document type or entities cannot be declared."""
 
     BEGIN = b"<nvidia_smi_log"
     END = b"</nvidia_smi_log>"
@@ -189,7 +189,7 @@ class _Xml:
         self._parser.CharacterDataHandler = self._characters
 
     def feed(self, data: bytes) -> bool:
-        """Parse on; False when the document is broken here, and what came before it is all there is."""
+        """Parse the next piece; False if the document is malformed here: then only the part before it counts."""
         try:
             self._parser.Parse(data)
         except expat.ExpatError:
@@ -198,7 +198,7 @@ class _Xml:
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         if len(self._path) >= _DEPTH:
-            raise WrongInput("the XML is nested without end", "the output of `nvidia-smi -q -x`", "leave it out")
+            raise WrongInput("the XML is nested too deeply", "the output of `nvidia-smi -q -x`", "leave it out")
         self._path.append(name[:80])
         self._value = ""
         if name == "gpu" and len(self._path) == 2:  # noqa: PLR2004 - below the root

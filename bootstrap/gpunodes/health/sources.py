@@ -1,7 +1,7 @@
-"""Files as people keep them, to streams of bytes: recognised by content, unpacked in memory, bounded.
+"""Turns saved files into streams of bytes: recognised by content, unpacked in memory, bounded.
 
-No name of an archive is ever used as a path, and nothing is written. A compressed file may hold a log of any length:
-what comes out is read piece by piece. What grows beyond all measure against what it came from is refused.
+Names inside an archive are never used as paths, and nothing is written. A compressed file can hold a log of any length:
+it is read piece by piece. A file that unpacks to far more than its size is refused.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import BinaryIO, Protocol, TypeVar, cast
 from gpunodes.errors import WrongInput
 
 PIECE = 256 << 10
-"""Bytes that are worked on at once: few enough to stay in a processor's cache."""
+"""Bytes per piece: small enough to stay in a processor's cache."""
 GROWTH = 250
-"""A text that repeats itself shrinks to a hundredth; one that grows by more than this is made to fill the memory."""
-UNSUSPECTED = 256 << 20
-"""Bytes up to which growth is not looked at."""
+"""The largest accepted growth. A repetitive text shrinks to a hundredth; larger growth is an attempt to fill memory."""
+UNCHECKED_BYTES = 256 << 20
+"""Unpacked bytes below which growth is not checked."""
 MEMORY = 96 << 20
-"""Bytes that a decompressor may take for itself: xz -9 takes 65 MiB."""
+"""Memory limit of a decompressor in bytes: xz -9 takes 65 MiB."""
 MEMBERS = 200_000
 _HEAD = 512
-"""Bytes that tell what a file is: the header of a tar archive's member is the longest."""
+"""Bytes needed to recognise a file: a tar member's header is the longest."""
 DEPTH = 4
-"""Archives and compressions within each other."""
+"""The most nested levels of archives and compressions."""
 
 Unpack = Callable[[BinaryIO], Iterator[bytes]]
-"""Unpacks what Python's standard library does not; raises BrokenArchive."""
+"""Unpacks a format that Python's standard library lacks; raises BrokenArchive."""
 
 _Thing = TypeVar("_Thing")
 
 
-class BrokenArchive(Exception):  # noqa: N818 - says what it is
-    """Something packed cannot be unpacked."""
+class BrokenArchive(Exception):  # noqa: N818 - the name is a description
+    """A compressed file or an archive cannot be unpacked."""
 
 
 _WANTED = "a kernel log, a journal, nvidia-smi's output, or an archive of them"
 
 
 class _Pieces:
-    """An iterator of bytes, readable as a file: what tarfile and the decompressors want."""
+    """An iterator of bytes with the interface of a file, as tarfile and the decompressors need it."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -56,7 +56,7 @@ class _Pieces:
         return taken
 
     def head(self) -> bytes:
-        """The beginning, which stays to be read."""
+        """The first bytes, without consuming them."""
         self._rest = self.read(_HEAD) + self._rest
         self.taken = 0
         return self._rest[:_HEAD]
@@ -69,9 +69,9 @@ class _Pieces:
 
 
 def texts(stream: BinaryIO, name: str, unzstd: Unpack) -> Iterator[Iterator[bytes]]:
-    """The texts of a file: one, or those of an archive's members, each in pieces; they are to be read in turn.
+    """The texts of a file: one, or those of an archive's members, each in pieces; they must be read in order.
 
-    Raises WrongInput for what is broken, would fill the memory, or reaches outside of its archive.
+    Raises WrongInput for a file that is broken, would fill the memory, or has members outside its archive.
     """
     try:
         yield from _open(_Pieces(_in_pieces(stream)), name, unzstd, 0)
@@ -81,7 +81,7 @@ def texts(stream: BinaryIO, name: str, unzstd: Unpack) -> Iterator[Iterator[byte
 
 def _open(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[Iterator[bytes]]:
     if depth > DEPTH:
-        raise WrongInput(f"{name} holds archives within archives without end", _WANTED, "unpack it")
+        raise WrongInput(f"{name} has more than {DEPTH} nested archives", _WANTED, "unpack it")
     head = pieces.head()
     plain: Iterator[bytes] | None = None
     if head.startswith(b"\x1f\x8b"):
@@ -103,15 +103,15 @@ def _open(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[It
 
 
 def _members(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator[Iterator[bytes]]:
-    """The files of a tar archive. Links and devices, of which a sosreport has many, are passed over."""
+    """The files of a tar archive. Links and devices are skipped; a sosreport has many."""
     import tarfile
 
     with tarfile.open(fileobj=cast(BinaryIO, pieces), mode="r|", bufsize=PIECE, errors="replace") as archive:
         for number, member in enumerate(_reading(archive, tarfile.TarError)):
             if member.name.startswith("/") or ".." in member.name.split("/"):
-                raise WrongInput(f"{name} has a member that reaches outside of it", _WANTED, "do not trust it")
+                raise WrongInput(f"{name} has a member whose path is outside the archive", _WANTED, "do not trust it")
             if number >= MEMBERS:
-                raise WrongInput(f"{name} has more than {MEMBERS} members", _WANTED, "give the log alone")
+                raise WrongInput(f"{name} has more than {MEMBERS} members", _WANTED, "pass only the log")
             content = archive.extractfile(member) if member.isreg() else None
             if content is not None:
                 yield from _open(_Pieces(_in_pieces(cast(BinaryIO, content))), name, unzstd, depth + 1)
@@ -120,7 +120,7 @@ def _members(pieces: _Pieces, name: str, unzstd: Unpack, depth: int) -> Iterator
 
 
 def _reading(things: Iterable[_Thing], error: type[Exception]) -> Iterator[_Thing]:
-    """``things``, with what goes wrong in making them said in one way."""
+    """``things``, with errors during the iteration raised as BrokenArchive."""
     try:
         yield from things
     except (error, EOFError) as problem:
@@ -132,7 +132,7 @@ def _in_pieces(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Decompressor(Protocol):
-    """What a decompressor of zlib's is to us."""
+    """The interface of zlib's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -150,7 +150,7 @@ def _lzma_error() -> type[Exception]:
 
 
 class _Xz:
-    """lzma's decompressor in the manner of zlib's; it keeps its input, where zlib's gives it back."""
+    """lzma's decompressor with the interface of zlib's; it keeps unconsumed input instead of returning it."""
 
     unconsumed_tail = b""
 
@@ -172,7 +172,7 @@ class _Xz:
 
 
 def _unpacked(pieces: _Pieces, make: Callable[[], _Decompressor]) -> Iterator[bytes]:
-    """What is compressed, also as several streams one after another; of a file that is cut off, what it has."""
+    """The unpacked content, also of several concatenated streams; of a truncated file, the part that exists."""
     data = pieces.read(PIECE)
     while data:
         unpacker = make()
@@ -183,17 +183,17 @@ def _unpacked(pieces: _Pieces, make: Callable[[], _Decompressor]) -> Iterator[by
                 yield plain
             if not data and not unpacker.eof and len(plain) < PIECE and not (data := pieces.read(PIECE)):
                 return
-        # What follows the end is another stream, or padding, or a tape's rest.
+        # After the end comes another stream, or padding, or the rest of a tape block.
         data = unpacker.unused_data or pieces.read(PIECE)
         if not data.startswith((b"\x1f\x8b", b"\xfd7zXZ\x00")):
             return
 
 
 def _bounded(plain: Iterator[bytes], packed: _Pieces, name: str) -> Iterator[bytes]:
-    """``plain``, until it has grown beyond all measure."""
+    """``plain``; raises WrongInput if it grows to more than `GROWTH` times the packed size."""
     size = 0
     for piece in plain:
         size += len(piece)
-        if size > UNSUSPECTED and size > GROWTH * packed.taken:
+        if size > UNCHECKED_BYTES and size > GROWTH * packed.taken:
             raise WrongInput(f"{name} unpacks to more than {GROWTH} times its size", _WANTED, "do not trust it")
         yield piece

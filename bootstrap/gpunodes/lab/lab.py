@@ -45,7 +45,7 @@ class LabRequest:
     boards: Boards | None = None
     """The stand-in boards of each GPU worker."""
     cpus: int = 1
-    """Of each worker. With 1 more of a small host is left for the control plane, which all machines wait for."""
+    """Of each worker. The default of 1 leaves more of a small host to the control plane."""
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hyp
 
 
 def _inventory_hashes(layout: Layout) -> Path:
-    """Lies beside the disks, since /run is empty after a reboot of the host."""
+    """In the disks' folder, since /run is empty after a reboot of the host."""
     return layout.disks / "inventory.json"
 
 

@@ -154,7 +154,7 @@ class LabMachine:
 
 @dataclass(frozen=True)
 class LabRecord:
-    """What a running lab was made from; kept in its state folder for later commands."""
+    """The plan of a running lab; kept in its state folder for later commands."""
 
     name: str
     system: System

@@ -36,7 +36,7 @@ class Process:
 
 
 def start_time(pid: int) -> int | None:
-    """The start time of a running process in clock ticks since boot; None if there is none, or only a zombie."""
+    """The start time of a running process in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:

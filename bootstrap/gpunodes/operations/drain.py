@@ -1,4 +1,4 @@
-"""Empty a node by the Eviction API, within a limit. Disruption budgets are respected; pods of DaemonSets stay."""
+"""Drain a node by the Eviction API, within a time limit. Disruption budgets are respected; pods of DaemonSets stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunodes.repair.flow import DrainResult
 
 _POLL_S = 2.0
 _RETRY_S = 5.0
-"""Between two attempts to evict a pod that a budget holds."""
+"""Between two attempts to evict a pod that a disruption budget protects."""
 
 
 def drain(
@@ -20,45 +20,49 @@ def drain(
     limit_s: float,
     *,
     force: bool,
-    alive: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> DrainResult:
-    """Evict what can be evicted and wait for it, at most ``limit_s`` seconds.
+    """Evict pods and wait until they terminate, at most ``limit_s`` seconds.
 
-    ``force`` deletes at the end what is left, without asking budgets or the node. ``alive`` is called in each round,
-    and before that, and may raise to stop.
+    With ``force`` the remaining pods are then deleted, regardless of budgets and of the kubelet. ``check`` is called in
+    each round and before that deletion; it may raise to stop.
     """
     deadline = time.monotonic() + limit_s
     refused: dict[str, flow.RemainingPod] = {}
-    asked: set[str] = set()
+    evicted: set[str] = set()
     retry = 0.0
     while True:
-        alive()
-        pods = [pod for pod in cluster.pods_on(node) if _leaves(pod)]
-        going = [pod for pod in pods if pod.owner]
-        alone = [flow.RemainingPod(pod.full_name, "it has no controller") for pod in pods if not pod.owner]
-        waiting = [pod for pod in going if not pod.ending]
+        check()
+        pods = [pod for pod in cluster.pods_on(node) if _must_leave(pod)]
+        managed = [pod for pod in pods if pod.owner]
+        unmanaged = [flow.RemainingPod(pod.full_name, "it has no controller") for pod in pods if not pod.owner]
+        to_evict = [pod for pod in managed if not pod.ending]
         if time.monotonic() >= retry:
             refused = {}
-            for pod in waiting:
+            for pod in to_evict:
                 if why := cluster.evict(pod):
                     refused[pod.uid] = flow.RemainingPod(pod.full_name, why)
-                asked.add(pod.uid)
+                evicted.add(pod.uid)
             retry = time.monotonic() + _RETRY_S
-        if not going:
-            return DrainResult(len(asked), alone=alone)
+        if not managed:
+            return DrainResult(len(evicted), unmanaged=unmanaged)
         if time.monotonic() > deadline:
             break
         time.sleep(min(_POLL_S, max(0.1, limit_s / 10)))
-    held = {pod.uid: refused[pod.uid] for pod in going if pod.uid in refused and not pod.ending}
-    ending = [flow.RemainingPod(pod.full_name, "it does not end") for pod in going if pod.uid not in held]
+    protected = {pod.uid: refused[pod.uid] for pod in managed if pod.uid in refused and not pod.ending}
+    terminating = [
+        flow.RemainingPod(pod.full_name, "it does not terminate") for pod in managed if pod.uid not in protected
+    ]
     if force:
-        alive()
-        for pod in going:
+        check()
+        for pod in managed:
             cluster.delete_now(pod)
-        return DrainResult(len(asked), deleted=[*held.values(), *ending], alone=alone)
-    return DrainResult(len(asked - {pod.uid for pod in going}), list(held.values()), ending, alone=alone)
+        return DrainResult(len(evicted), deleted=[*protected.values(), *terminating], unmanaged=unmanaged)
+    return DrainResult(
+        len(evicted - {pod.uid for pod in managed}), list(protected.values()), terminating, unmanaged=unmanaged
+    )
 
 
-def _leaves(pod: Pod) -> bool:
-    """Whether a pod has to leave: not those that belong to the node, nor those that have ended."""
+def _must_leave(pod: Pod) -> bool:
+    """Whether a pod must leave: mirror pods, finished pods and pods of DaemonSets stay."""
     return not (pod.mirror or pod.finished or pod.owner == "DaemonSet")

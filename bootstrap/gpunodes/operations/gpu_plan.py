@@ -1,4 +1,4 @@
-"""What machines with GPUs get: their facts, read now or saved once, and the plan that the planner makes of them."""
+"""Plans for machines with GPUs, from their facts, read now or from a file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def run(
     kubernetes: str | None,
     variables: Mapping[str, Any],
 ) -> gpu.Plans:
-    """Read the machines and plan; ``variables`` are settings of this run. Nothing is touched.
+    """Read the machines and plan; ``variables`` are settings of this run. Nothing is changed.
 
-    A cluster that is there decides the Kubernetes version, as it does for a join.
+    An existing cluster decides the Kubernetes version, as it does for a join.
     """
+    preflight.check_settings(inventory, machines)
     version = preflight.requested_version(inventory, kubernetes)
     folder = journal.open_run("gpu-plan")
     view.begin("gpu plan", machines)
@@ -49,7 +50,7 @@ def run(
 def from_file(path: Path, patterns: Sequence[str], kubernetes: str | None, variables: Mapping[str, Any]) -> gpu.Plans:
     """Plan from a document that ``gpu plan --json`` printed, or from facts by machine.
 
-    Wishes that the document holds stay unless ``variables`` say otherwise. Raises WrongInput for another file, and for
+    Settings in the document are kept unless ``variables`` override them. Raises WrongInput for another file, and for
     a pattern that matches none of its machines.
     """
     document = _document(path)
@@ -76,7 +77,7 @@ def _default(name: str) -> str:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    """The file's content, so far as its shape is right."""
+    """The file's content; raises WrongInput for another structure."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,9 +93,9 @@ def _document(path: Path) -> Mapping[str, Any]:
     )
     if not shaped:
         raise WrongInput(
-            f"{path} holds no facts of machines",
+            f"{path} contains no machine facts",
             "what `gpu plan --json` printed, or facts by machine",
-            "save it anew with `gpunodes gpu plan --json`",
+            "save it again with `gpunodes gpu plan --json`",
         )
     found: Mapping[str, Any] = document
     machines = {entry["name"]: entry["facts"] for entry in entries} if isinstance(entries, list) else found
@@ -103,6 +104,6 @@ def _document(path: Path) -> Mapping[str, Any]:
             raise WrongInput(
                 f"{path}: {name}: {wrong}",
                 "facts as a machine reports them",
-                "save it anew with `gpunodes gpu plan --json`",
+                "save it again with `gpunodes gpu plan --json`",
             )
     return found

@@ -1,4 +1,4 @@
-"""Take the GPU software of machines away."""
+"""Remove the GPU software from machines."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation

@@ -1,4 +1,4 @@
-"""Prove GPUs from the driver up to a pod: four levels, and which of them failed first."""
+"""Verify GPUs from the driver up to a pod: four levels, and the first that failed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunodes.engine import events, journal, runner
+from gpunodes.errors import Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuVerification, Machine
-from gpunodes.operations import phases
+from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import reports
 from gpunodes.planner.gpu import gpus_of
@@ -19,7 +20,8 @@ PHASES = (phases.GPU_MACHINE, phases.GPU_NODE)
 def run(
     inventory: Inventory, machines: Sequence[Machine], view: RunView, variables: Mapping[str, Any]
 ) -> list[GpuVerification]:
-    """Walk the levels on all machines at once; nothing is changed."""
+    """Check the levels on all machines in parallel; nothing is changed."""
+    preflight.check_settings(inventory, machines)
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
     folder = journal.open_run("gpu-verify")
@@ -27,10 +29,12 @@ def run(
     ended = runner.run(
         runner.Play("gpu_verify.yml", inventory.path, names, variables=variables), folder, tracker.on_event
     )
-    # Nodes are proven together, in one answer: that of the machine that Ansible happened to ask for.
+    if ended.interrupted:
+        raise Interrupted
+    # All nodes are verified by one task, whose result Ansible reports for an arbitrary machine.
     nodes: dict[str, Any] = {}
-    for answer in tracker.answers.get("gpu_nodes", {}).values():
-        nodes |= answer if isinstance(answer, dict) else {}
+    for result in tracker.answers.get("gpu_nodes", {}).values():
+        nodes |= result if isinstance(result, dict) else {}
     causes = {name: events.cause(failure) for name, failure in tracker.failures.items()}
     return [
         assemble(
@@ -51,16 +55,16 @@ def assemble(
     nodes: Mapping[str, Sequence[Mapping[str, str]]],
     cause: str,
 ) -> GpuVerification:
-    """A machine's levels, from its own answer and from that of its cluster; ``cause`` is why it gave none."""
+    """A machine's levels, from its own report and its cluster's; ``cause`` is why a report is missing."""
     if facts is None:
         return GpuVerification(name, 0, (), cause or "its facts could not be read")
     if found := reports.of_machine(facts) or reports.of_levels(levels):
         return GpuVerification(name, 0, (), found)
-    served = nodes.get(str(facts["hostname"]).lower(), [])
-    if found := reports.of_levels(served):
-        return GpuVerification(name, 0, (), f"of its node, {found}")
+    node_levels = nodes.get(str(facts["hostname"]).lower(), [])
+    if found := reports.of_levels(node_levels):
+        return GpuVerification(name, 0, (), f"its node: {found}")
     seen = tuple(
         GpuLevel(**{each: level[each] for each in ("level", "state", "fact", "wanted", "remedy")})
-        for level in [*levels, *served]
+        for level in [*levels, *node_levels]
     )
     return GpuVerification(name, len(gpus_of(facts)), seen, "" if seen or not gpus_of(facts) else cause)

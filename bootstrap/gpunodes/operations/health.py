@@ -1,35 +1,45 @@
-"""How GPU machines are, by their saved logs; and what the judgement rests on."""
+"""The health of GPU machines by saved logs; explanations of codes and rules."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from gpunodes.errors import WrongInput
-from gpunodes.health import catalog, judge, sources
-from gpunodes.health.model import Meaning, RuleText, SiteRules, Verdict
+from gpunodes.health import catalog, judge, scan, sources
+from gpunodes.health.model import Meaning, RuleText, SavedFile, SiteRules, Verdict
 
 STDIN = "-"
 
 
-def of_files(paths: Sequence[str], site: SiteRules = SiteRules()) -> Verdict:  # noqa: B008 - frozen
-    """The verdict on the one machine that saved these files; ``-`` is standard input.
+MANY_FILES = 50_000
+"""Files in a folder: more than a sosreport has."""
 
-    Raises WrongInput for a file that cannot be read or unpacked.
+
+def of_files(paths: Sequence[str], site: SiteRules = SiteRules()) -> Verdict:  # noqa: B008 - frozen
+    """The verdict on the one machine that saved these files; ``-`` is standard input, a folder all files in it.
+
+    Raises WrongInput for a named file that cannot be read or unpacked.
     """
-    return judge.judge_files(_name(paths), _texts(paths), site)
+    files = _Files(paths)
+    verdict = judge.judge_files(_name(paths), files.texts(), site, on_log=files.add)
+    return dataclasses.replace(verdict, files=tuple(files.found))
 
 
 def explain(kind: str, code: int) -> Meaning:
-    """What an Xid (``kind`` is ``xid``) or an SXid means; raises WrongInput for one that no catalog has."""
+    """The meaning of an Xid (``kind`` is ``xid``) or SXid; raises WrongInput for a code that is not in the catalog."""
     advice = catalog.xid(code) if kind == "xid" else catalog.sxid(code)
     if advice is None:
         raise WrongInput(
             f"NVIDIA's catalog has no {_KINDS[kind]} {code}",
-            "a code of it",
-            "update gpunodes, or look for it in the driver's release notes",
+            "a code in the catalog",
+            "update gpunodes, or check the driver's release notes",
         )
     return Meaning(_KINDS[kind], code, advice.title, advice.action, advice.advice, advice.source)
 
@@ -38,7 +48,7 @@ _KINDS = {"xid": "Xid", "sxid": "SXid"}
 
 
 def rules() -> Sequence[RuleText]:
-    """The rules, in the order in which they are tried."""
+    """The rules, in the order in which they are applied."""
     from gpunodes.health.rules import RULES
 
     return [RuleText(rule.name, rule.title, rule.evidence, rule.action, rule.source) for rule in RULES]
@@ -48,20 +58,94 @@ def _name(paths: Sequence[str]) -> str:
     return "standard input" if paths[0] == STDIN else Path(paths[0]).name
 
 
-def _texts(paths: Sequence[str]) -> Iterator[Iterator[bytes]]:
-    for path in paths:
-        if path == STDIN:
-            yield from sources.texts(sys.stdin.buffer, "standard input", _unzstd)
-            continue
+class _Files:
+    """The texts in files and folders, and what each file was recognised as."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self.found: list[SavedFile] = []
+
+    def texts(self) -> Iterator[Iterator[bytes]]:
+        """The texts, to be read in turn."""
+        for path in self._paths:
+            if path == STDIN:
+                self.found.append(SavedFile("standard input"))
+                yield from self._unpacked(sys.stdin.buffer, "standard input", named=True)
+            elif Path(path).is_dir():
+                for member in _members(path):
+                    yield from self._opened(member, named=False)
+            else:
+                yield from self._opened(path, named=True)
+
+    def add(self, log: scan.Log) -> None:
+        """Take in what the text that was read last is."""
+        last = self.found[-1]
+        new = tuple(kind for kind in log.kinds if kind not in last.kinds)
+        self.found[-1] = dataclasses.replace(last, kinds=last.kinds + new)
+
+    def _opened(self, path: str, *, named: bool) -> Iterator[Iterator[bytes]]:
+        self.found.append(SavedFile(path))
         try:
             with Path(path).open("rb", buffering=0) as stream:
-                yield from sources.texts(stream, path, _unzstd)
+                yield from self._unpacked(stream, path, named=named)
         except OSError as error:
-            raise WrongInput(f"{path} cannot be read: {error.strerror}", "a file", "correct --from") from error
+            problem = WrongInput(f"{path} cannot be read: {error.strerror}", "a file or a folder", "correct --from")
+            if named:
+                raise problem from error
+            self._skip(problem)
+
+    def _unpacked(self, stream: BinaryIO, name: str, *, named: bool) -> Iterator[Iterator[bytes]]:
+        try:
+            for text in sources.texts(stream, name, _unzstd):
+                yield self._read(text, name, named=named)
+        except WrongInput as error:
+            if named:
+                raise
+            self._skip(error)
+
+    def _read(self, text: Iterator[bytes], name: str, *, named: bool) -> Iterator[bytes]:
+        """A text, whose later parts may be broken, too."""
+        try:
+            yield from text
+        except (sources.BrokenArchive, WrongInput, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            problem = WrongInput(f"{name} cannot be unpacked: {reason}", "a file as it was saved", "save it again")
+            if isinstance(error, WrongInput):
+                problem = error
+            if named:
+                raise problem from error
+            self._skip(problem)
+
+    def _skip(self, error: WrongInput) -> None:
+        """Go on without a file that a folder has."""
+        last = self.found[-1]
+        self.found[-1] = dataclasses.replace(last, problem=error.found.removeprefix(f"{last.path} "))
+
+
+def _members(folder: str) -> list[str]:
+    """All regular files below a folder; raises WrongInput for too many. Links are not followed."""
+    found: list[str] = []
+    for where, folders, names in os.walk(folder):
+        folders.sort()
+        paths = (os.path.join(where, name) for name in sorted(names))  # noqa: PTH118 - quick for many
+        found += [path for path in paths if _is_regular(path)]
+        if len(found) > MANY_FILES:
+            raise WrongInput(
+                f"{folder} has more than {MANY_FILES} files", "a folder with the saved logs of a machine", "name it"
+            )
+    if not found:
+        raise WrongInput(f"{folder} has no files", "a folder with the saved logs of a machine", "correct --from")
+    return found
+
+
+def _is_regular(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
 
 
 def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
-    """Unpack zstd, which Python's standard library has from 3.14 on."""
+    """Decompress zstd, which Python's standard library supports since 3.14."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

@@ -1,4 +1,4 @@
-"""What is known of a machine's past."""
+"""The history of machines."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from gpunodes.engine.history import HistoryEntry
 
 
 def entries(machine: str) -> Sequence[HistoryEntry]:
-    """The entries of a machine, of all when none is named; the oldest first."""
+    """The entries of a machine, or of all machines for ""; the oldest first."""
     return history.read(machine)

@@ -1,4 +1,4 @@
-"""Make a machine the control plane of a new cluster."""
+"""Create a cluster with this machine as its control plane."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation

@@ -1,4 +1,4 @@
-"""Fetch the administrator's kubeconfig, and merge it into the user's. It never lies in a file wider than 0600."""
+"""Fetch the administrator's kubeconfig, and merge it into the user's. It is only written to files of mode 0600."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import parsed, taken
 
 _DEADLINE_S = 60.0
-_READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo there is no {ADMIN}: it runs no cluster >&2; exit 1; fi"
+_NO_CLUSTER = f"{ADMIN} does not exist: not a control plane"
+_READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {_NO_CLUSTER} >&2; exit 1; fi"
 
 
 def fetch(inventory: Inventory) -> dict[str, Any]:
-    """The cluster's kubeconfig, its entries named after the cluster; raises GpunodesError when it cannot be had.
+    """The cluster's kubeconfig with entries named after the cluster; raises GpunodesError if it cannot be read.
 
-    It comes over SSH into memory: what is in no file cannot be left in one.
+    It is read over SSH into memory, so no temporary file can be left behind.
     """
     journal.discard_secrets()
     control = inventory.control_plane()
@@ -37,16 +38,20 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
     )
     text = shell.unframed(result.out) if result.ok else None
     if text is None:
+        if _NO_CLUSTER in result.err:
+            remedy = f"`gpunodes init-master {control.name}` creates one"
+        else:
+            remedy = "start the machine, or correct its address, SSH and sudo settings in the inventory"
         raise GpunodesError(
-            f"{control.name}: {ssh_reason(result.err) or 'no kubeconfig came'}",
-            "a control plane that answers on SSH, and sudo there",
-            f"`gpunodes init-master {control.name}` makes one",
+            f"{control.name}: {ssh_reason(result.err) or 'no kubeconfig received'}",
+            "a control plane that is reachable by SSH, with sudo",
+            remedy,
         )
     return taken(text, control.name)
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """``existing`` with the entries of ``new``; an entry of the same name is replaced, all else stays."""
+    """``existing`` with the entries of ``new``; entries of the same name are replaced, all others stay."""
     result: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", **(existing or {})}
     for key in ("clusters", "users", "contexts"):
         names = {entry["name"] for entry in new[key]}
@@ -56,13 +61,13 @@ def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[s
 
 
 def user_file() -> Path:
-    """Where kubectl looks: the first file of $KUBECONFIG, by default ~/.kube/config."""
+    """The file that kubectl uses: the first in $KUBECONFIG, by default ~/.kube/config."""
     named = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     return Path(named[0]) if named else Path.home() / ".kube/config"
 
 
 def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
-    """Write ``document`` to ``path`` (0600, in one step), or merge it into what is there."""
+    """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into the existing file."""
     if merge and path.exists():
         try:
             existing = parsed(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Nodes that people keep for themselves: repairs leave them alone, and nothing new is scheduled to them."""
+"""Nodes in maintenance: they are not repaired, and no new pods are scheduled to them."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ from gpunodes.repair.maintenance import Maintenance
 
 @dataclass(frozen=True, slots=True)
 class MaintainedNode:
-    """A node's maintenance: what it is, or what it was until it was ended."""
+    """A node's maintenance, current or just ended."""
 
     node: str
     machine: str
-    """Its name in the inventory, "" for a node that is not there."""
+    """Its name in the inventory, "" for a node that is not in the inventory."""
     maintenance: Maintenance | None
-    """None where there was none to end."""
+    """None if there was none to end."""
     cordoned: bool
-    """The node is cordoned, whoever did it."""
+    """The node is cordoned, by maintenance or otherwise."""
 
 
 def begin(
     fleet: Fleet, machines: Sequence[Machine], reason: str, until: float | None, *, cordon: bool = True
 ) -> list[MaintainedNode]:
-    """Keep repairs from the machines' nodes, and pods if ``cordon``, until a time (seconds since 1970; None: no end).
+    """Put the machines' nodes into maintenance until a time (seconds since 1970; None: no end), cordoned if ``cordon``.
 
-    Raises Held while somebody works on one of them, and WrongInput for a machine that is no node: none is changed then.
+    Raises Held if another command works on one of them, and WrongInput for a machine without a node: none is changed.
     """
     with _nodes(fleet, machines) as (cluster, nodes, now):
-        # Whoever asks whether it is over goes by the control plane's clock.
+        # The end is compared with the control plane's clock.
         ends = None if until is None else float(int(until + now - time.time()))
-        made = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", float(int(now)), ends)
+        new = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", float(int(now)), ends)
         for name in nodes:
-            cluster.begin_maintenance(name, made, cordon=cordon)
+            cluster.begin_maintenance(name, new, cordon=cordon)
             if cluster.node(name) is None:
-                raise GpunodesError(f"the node {name} went meanwhile", "a node, which is what is kept")
-            cluster.event(name, "MaintenanceBegun", made.described(), warning=False)
-        return _kept(cluster, nodes)
+                raise GpunodesError(f"the node {name} was deleted in the meantime", "an existing node")
+            cluster.event(name, "MaintenanceBegun", new.described(), warning=False)
+        return _maintained(cluster, nodes)
 
 
 def end(fleet: Fleet, machines: Sequence[Machine]) -> list[MaintainedNode]:
-    """End the maintenance of the machines' nodes, and lift the cordons that were made for it; raises as ``begin``."""
+    """End the maintenance of the machines' nodes, and undo its cordons; raises like ``begin``."""
     with _nodes(fleet, machines) as (cluster, nodes, _):
         ended = {name: cluster.end_maintenance(name) for name in nodes}
         for name in [name for name, was in ended.items() if was]:
             cluster.event(name, "MaintenanceEnded", f"by {getpass.getuser()}@{socket.gethostname()}", warning=False)
-        left = {node.name: node.cordoned for node in cluster.nodes()}
-        return [MaintainedNode(name, nodes[name], was, left.get(name, False)) for name, was in ended.items()]
+        cordoned = {node.name: node.cordoned for node in cluster.nodes()}
+        return [MaintainedNode(name, nodes[name], was, cordoned.get(name, False)) for name, was in ended.items()]
 
 
 def listed(fleet: Fleet) -> list[MaintainedNode]:
-    """All nodes that are in maintenance, those whose time is over included."""
+    """All nodes in maintenance, including expired maintenance."""
     with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session)
         nodes = cluster.nodes()
         machines = fleet.identities({})
         matcher = Matcher([node.identity for node in nodes], machines.values())
-        found = {name: matcher.match(machine, sure=False).node for name, machine in machines.items()}
+        found = {name: matcher.match(machine, confirmed=False).node for name, machine in machines.items()}
         names = {node.name: name for name, node in found.items() if node}
-        return _kept(cluster, {node.name: names.get(node.name, "") for node in nodes})
+        return _maintained(cluster, {node.name: names.get(node.name, "") for node in nodes})
 
 
 @contextlib.contextmanager
@@ -83,16 +83,14 @@ def _nodes(fleet: Fleet, machines: Sequence[Machine]) -> Iterator[tuple[Cluster,
         for machine in machines:
             match = matcher.match(known[machine.name])
             if match.node is None:
-                raise WrongInput(
-                    f"{machine.name}: {missing(match)}", "a node, which is what is kept", "see `gpunodes status`"
-                )
+                raise WrongInput(f"{machine.name}: {missing(match)}", "a machine with a node", "see `gpunodes status`")
             nodes[match.node.name] = machine.name
         leases = Leases(cluster, "maintenance")
         with leases.holding(nodes):
             yield cluster, nodes, leases.now()
 
 
-def _kept(cluster: Cluster, names: dict[str, str]) -> list[MaintainedNode]:
+def _maintained(cluster: Cluster, names: dict[str, str]) -> list[MaintainedNode]:
     return [
         MaintainedNode(node.name, names[node.name], node.maintenance, node.cordoned)
         for node in cluster.nodes()

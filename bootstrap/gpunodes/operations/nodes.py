@@ -1,4 +1,4 @@
-"""Which nodes a command is about to change: found and shown before anybody is asked, or anything is touched."""
+"""The nodes that a command will change: found and shown before the user confirms, and before any change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import identities, journal
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
@@ -16,44 +16,45 @@ from gpunodes.operations.tracker import RunView
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Machines and the nodes that they are. ``seen`` is what they and the cluster reported."""
+    """Machines and their nodes. ``seen`` is what the machines and the cluster reported."""
 
     seen: preflight.Inspection
     nodes: Mapping[str, identity.Match]
 
     @property
     def lines(self) -> list[str]:
-        """Each machine with its node, for a person."""
+        """Each machine with its node, for people."""
         return [
-            f"{name}: node {match.node.name}, by its {match.by}" if match.node else f"{name}: {self._none}"
+            f"{name}: node {match.node.name}, by its {match.by}" if match.node else f"{name}: {self._no_node}"
             for name, match in self.nodes.items()
         ]
 
     @property
-    def _none(self) -> str:
-        return "no node of the cluster" if self.seen.cluster else "no cluster answers, whose node it might be"
+    def _no_node(self) -> str:
+        return "not a node of the cluster" if self.seen.cluster else "no cluster responds, so its node is unknown"
 
 
 def choose(
     command: str, inventory: Inventory, machines: Sequence[Machine], view: RunView, *, needs_cluster: bool = True
 ) -> Chosen:
-    """Read the machines and their cluster, and match them; nothing is changed.
+    """Read the machines and their cluster, and match machines and nodes; nothing is changed.
 
-    ``needs_cluster``: what runs as a node is left alone where its cluster does not answer. Raises GpunodesError for
-    that, and where a machine and a node contradict each other: then none of the machines is touched.
+    ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond. Raises
+    GpunodesError in that case, and if a machine and a node contradict each other; then no machine is changed.
     """
+    preflight.check_settings(inventory, machines)
     view.begin(command, machines)
     folder = journal.open_run(command)
     seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
     if seen.interrupted:
-        raise GpunodesError("interrupted", remedy="nothing was changed")
+        raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
         finding = seen.no_cluster(inventory.control_plane().name)
         raise GpunodesError(
-            f"{', '.join(members)} run as nodes, and {finding.machine} cannot tell of which: {finding.fact}",
-            "a control plane that answers",
-            "bring it back first; nothing was changed",
+            f"{', '.join(members)} run as nodes, but the cluster is unknown: {finding.machine}: {finding.fact}",
+            "a control plane that responds",
+            "restore it first; nothing was changed",
         )
     return Chosen(seen, match(inventory, machines, seen))
 
@@ -70,7 +71,7 @@ def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Ins
         if each.contradiction:
             raise GpunodesError(
                 each.contradiction,
-                "one node that is this machine beyond doubt",
+                "exactly one node that matches this machine",
                 "nothing was changed; see `kubectl get nodes -o wide` and the inventory, and delete a node whose "
                 "machine is gone",
             )

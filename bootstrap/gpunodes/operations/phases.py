@@ -1,4 +1,4 @@
-"""The phases of every run, once: help, progress, --dry-run, --skip-phase and the documentation derive from them."""
+"""The phases of all operations: source of help, progress, --dry-run, --skip-phase and the documentation."""
 
 from __future__ import annotations
 
@@ -8,89 +8,97 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import Only, Phase
 
 PREFLIGHT = Phase(
-    "preflight", "Preflight", "Look for all that would stop the run, on all machines, before anything is changed."
+    "preflight", "Preflight", "Check all machines for anything that would stop the run, before changing anything."
 )
-NODE = Phase("node", "Prepare the machine", "Kernel modules and settings that pods' networking needs; swap off.")
+NODE = Phase(
+    "node", "Prepare the machine", "Load kernel modules and set kernel settings for pod networking; disable swap."
+)
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
 DOCKER = Phase(
-    "docker", "Install Docker", "Docker's engine, where it is the runtime that is wished.", only=(Only.DOCKER,)
+    "docker", "Install Docker", "Docker Engine, if it is the selected container runtime.", only=(Only.DOCKER,)
 )
 CRI_DOCKERD = Phase(
-    "cri_dockerd", "Install cri-dockerd", "What lets Kubernetes run containers by Docker.", only=(Only.DOCKER,)
+    "cri_dockerd", "Install cri-dockerd", "The adapter through which the kubelet uses Docker.", only=(Only.DOCKER,)
 )
 DOCKER_IMAGES = Phase(
     "docker_images",
     "Load images into Docker",
-    "By containerd's mirrors: Docker takes them for docker.io only.",
+    "Pull images through containerd's mirrors, since Docker supports mirrors of docker.io only.",
     only=(Only.DOCKER,),
 )
 GPU_DRIVER = Phase(
-    "gpu_driver", "Install the GPU driver", "NVIDIA's driver, held, its modules built and loaded.", only=(Only.GPUS,)
+    "gpu_driver",
+    "Install the GPU driver",
+    "Install and hold NVIDIA's driver; build and load its kernel modules.",
+    only=(Only.GPUS,),
 )
 CONTAINER_TOOLKIT = Phase(
     "container_toolkit",
-    "Give GPUs to containers",
-    "NVIDIA's container toolkit, configured in the runtime.",
+    "Install the container toolkit",
+    "NVIDIA's container toolkit, configured in the container runtime.",
     only=(Only.GPUS,),
 )
 CUDA = Phase(
     "cuda",
     "Install CUDA",
-    "CUDA toolkits and cuDNN on the machine itself, where they are wished.",
+    "CUDA toolkits and cuDNN on the machine itself, if requested.",
     only=(Only.GPUS, Only.CUDA),
 )
 GPU_MACHINE = Phase(
     "gpu_machine",
-    "Prove the GPUs on the machine",
-    "The driver lists every GPU, and a container gets them.",
+    "Verify the GPUs on the machine",
+    "The driver lists every GPU, and a container can use them.",
     only=(Only.GPUS,),
 )
-POOL = Phase("pool", "Label the node", "Labels and taints of its pool and its GPUs; those of others are left alone.")
+POOL = Phase("pool", "Label the node", "Set the labels and taints of its pool and GPUs; others stay unchanged.")
 DEVICE_PLUGIN = Phase(
-    "device_plugin", "Offer the GPUs to pods", "NVIDIA's device plugin and the RuntimeClass nvidia.", only=(Only.GPUS,)
+    "device_plugin",
+    "Deploy the device plugin",
+    "NVIDIA's device plugin and the RuntimeClass nvidia.",
+    only=(Only.GPUS,),
 )
 GPU_NODE = Phase(
     "gpu_node",
-    "Prove that pods get the GPUs",
-    "The kubelet offers them, and a job that asks for one gets it.",
+    "Verify the GPUs in pods",
+    "The kubelet reports them as allocatable, and a job that requests one gets it.",
     only=(Only.GPUS,),
 )
-GPU_IDLE = Phase("gpu_idle", "See that no pod has the GPUs", "Nothing is taken away from pods that were given GPUs.")
+GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
 GPU_REMOVE = Phase(
     "gpu_remove",
     "Remove the GPU software",
-    "Driver, CUDA and toolkit go, as far as they came with us; nouveau is back.",
+    "Remove driver, CUDA and container toolkit that gpunodes installed; allow nouveau again.",
 )
 CONTROL_PLANE = Phase(
     "control_plane",
     "Start the control plane",
-    "kubeadm init, or nothing when it runs already.",
+    "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
-NETWORK = Phase(
-    "network", "Set up the network", "The network add-on, so that pods reach each other.", only=(Only.CONTROL_PLANE,)
-)
-WORKER = Phase(
-    "worker", "Join the cluster", "kubeadm join with a token that lives minutes; nothing when joined already."
-)
+NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+WORKER = Phase("worker", "Join the cluster", "kubeadm join with a token valid for minutes; nothing if already joined.")
 READY = Phase(
-    "ready", "Prove it ready", "Node Ready, kube-proxy and network running there, a pod reaches the API service."
+    "ready",
+    "Verify that the node is ready",
+    "Node Ready, kube-proxy and network running, a pod reaches the API service.",
 )
-DRAIN = Phase("drain", "Empty the node", "Cordon, drain with a limit, delete the node from the cluster.")
-RESET = Phase("reset", "Reset the machine", "Kubernetes, its leftovers, and all that we changed, back to what it was.")
-STATUS = Phase("status", "Read the cluster", "Ask the control plane about its nodes.")
+DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, delete the node from the cluster.")
+RESET = Phase(
+    "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
+)
+STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:
-    """The names of the phases left out by ``--skip-phase`` and ``--from-phase``; raises WrongInput for unknown ones."""
+    """The names of the phases skipped by ``--skip-phase`` and ``--from-phase``; raises WrongInput for unknown ones."""
     names = [phase.name for phase in phases]
     for name in [*skip, *([start] if start else [])]:
         if name not in names:
-            raise WrongInput(f"there is no phase {name!r} here", f"one of {', '.join(names)}")
+            raise WrongInput(f"unknown phase {name!r}", f"one of {', '.join(names)}")
     before = names[: names.index(start)] if start else []
     return [name for name in names if name in skip or name in before]
 
@@ -98,7 +106,7 @@ def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> 
 def not_applicable(
     phases: Sequence[Phase], machines: Collection[str], applicable: Mapping[Only, Collection[str]]
 ) -> dict[str, set[str]]:
-    """The machines that have nothing to do in a phase, by its name."""
+    """The machines to which a phase does not apply, by the phase's name."""
     return {
         phase.name: {name for name in machines if any(name not in applicable[only] for only in phase.only)}
         for phase in phases

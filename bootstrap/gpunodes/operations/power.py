@@ -1,4 +1,4 @@
-"""A machine's power by hand, and the end of "needs repair"."""
+"""Power actions by the user, and clearing the mark "needs repair"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpunodes.repair.policy import Node
 
 
 class PowerAction(StrEnum):
-    """What can be asked of a machine's power."""
+    """The power actions."""
 
     STATUS = "status"
     ON = "on"
@@ -37,53 +37,57 @@ class PowerAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PowerResult:
-    """What the BMC reports after an action."""
+    """The state that the BMC reports after an action."""
 
     machine: str
     action: str
     state: str
     bmc: str
     own: bool | None = None
-    """Whether the BMC is the machine's own; None where nothing tells, and after other actions than status."""
+    """Whether the BMC is the machine's own; None if unknown, and after other actions than status."""
     identities: str = ""
-    """Why, in words: what the machine and its BMC report of the hardware."""
+    """Why: the hardware identities that the machine and its BMC report."""
 
 
 def power(
-    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, say: Report = lambda *_: None
+    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, report: Report = lambda *_: None
 ) -> PowerResult:
-    """Carry out a power action, seen to have happened; raises PowerProblem, and WrongInput where there is no BMC.
+    """Carry out a power action and check its effect; raises PowerProblem, and WrongInput without a BMC.
 
-    A BMC that is not the machine's own gets no order, and a machine that contradicts its node keeps its power: raises
-    GpunodesError, and Held while somebody works on it. ``named``: the user named the machine itself.
+    Nothing is ordered if the BMC is not the machine's own, or if the machine contradicts its node: raises
+    GpunodesError. Raises Held if another command works on it. ``named``: the user named the machine itself.
     """
     bmc = fleet.machine_control(machine).power()
     if bmc is None:
-        raise WrongInput(f"{machine.name} has no BMC", "gpunodes_bmc_type and its fellows", "set them in the inventory")
-    # One that is off, or to be switched on, goes by what is recorded of it.
-    answers = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
-    seen = fleet.scan([machine]) if answers else {}
+        raise WrongInput(
+            f"{machine.name} has no BMC", "gpunodes_bmc_type and the other BMC settings", "set them in the inventory"
+        )
+    # A machine that is off, or is to be switched on, is identified by its recorded identity.
+    probed = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
+    seen = fleet.scan([machine]) if probed else {}
     if action is not PowerAction.STATUS:
-        with _locked(fleet, machine, action, say) as lost:
-            if answers:
-                _contradicted(fleet, machine, seen)
-            machine_control = fleet.machine_control(machine, named=named, say=lambda text: say(machine.name, text))
-            ours = machine_control.own_power()
+        with _locked(fleet, machine, action, report) as lost:
+            if probed:
+                _check_contradiction(fleet, machine, seen)
+            machine_control = fleet.machine_control(
+                machine, named=named, report=lambda text: report(machine.name, text)
+            )
+            own_bmc = machine_control.own_power()
             if problem := lost():
                 raise problem
-            machine_control.cold_cycle() if action is PowerAction.CYCLE else powers.change(ours, Order(action.value))
+            machine_control.cold_cycle() if action is PowerAction.CYCLE else powers.change(own_bmc, Order(action.value))
     machine_control = fleet.machine_control(machine)
     state = bmc.state().value
     if action is not PowerAction.STATUS:
         _note(fleet, machine.name, history.EntryKind.POWER, action.value, state)
         return PowerResult(machine.name, action.value, state, bmc.name)
     match = machine_control.compare(bmc)
-    own, why = (match.same, match.why) if match else (None, f"{bmc.name} is told the machine's name with each order")
+    own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
 
 
-def _contradicted(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan]) -> None:
-    """Raise GpunodesError where the machine contradicts the node that it seems to be; where none can be asked, pass."""
+def _check_contradiction(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan]) -> None:
+    """Raise GpunodesError if the machine contradicts its node; pass if the cluster cannot be queried."""
     try:
         with contextlib.closing(fleet.session()) as session:
             nodes = Cluster(session, patience_s=0.0).nodes()
@@ -93,8 +97,8 @@ def _contradicted(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan
     if match.contradiction:
         raise GpunodesError(
             match.contradiction,
-            "a machine that is its node beyond doubt, or none",
-            "its power stays as it is; delete a node whose machine is gone, or correct the inventory",
+            "a machine that matches exactly one node, or none",
+            "its power was not changed; delete a node whose machine is gone, or correct the inventory",
         )
 
 
@@ -104,36 +108,36 @@ def _match(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan], node
 
 
 def _not_lost() -> None:
-    """What there is no lock of cannot be lost."""
+    """Without a lock, none can be lost."""
 
 
 @contextlib.contextmanager
 def _locked(
-    fleet: Fleet, machine: Machine, action: PowerAction, say: Report
+    fleet: Fleet, machine: Machine, action: PowerAction, report: Report
 ) -> Iterator[Callable[[], GpunodesError | None]]:
-    """Hold a machine's lock while its power is changed; yields what tells whether it was lost. Raises Held.
+    """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.
 
-    Where no lock can be had, because the control plane is away or was never made, it goes without, and says so.
+    If no lock can be taken, since the control plane is down or does not exist, it continues without and reports that.
     """
     with contextlib.ExitStack() as held:
         lost: Callable[[], GpunodesError | None] = _not_lost
         try:
-            words = f"power {action.value}"
-            waits = claims.claimed(
-                fleet.inventory, [machine], words, lambda each: say(each.machine, f"{each.fact}; {each.remedy}")
+            command = f"power {action.value}"
+            claimed = claims.claimed(
+                fleet.inventory, [machine], command, lambda each: report(each.machine, f"{each.fact}; {each.remedy}")
             )
-            claim = held.enter_context(waits)
+            claim = held.enter_context(claimed)
             lost = functools.partial(claim.lost, at_work=True)
             for finding in claim.findings:
-                say(finding.machine, finding.fact)
+                report(finding.machine, finding.fact)
         except (NoSession, NoLock, WrongInput) as problem:
-            say(machine.name, f"without a lock: {problem.found}")
+            report(machine.name, f"no lock: {problem.found}")
         yield lost
 
 
 @dataclass(frozen=True, slots=True)
 class ClearResult:
-    """A machine that may be repaired again. ``schedulable`` is None where no cluster was asked."""
+    """A machine that may be repaired again. ``schedulable`` is None with --without-cluster."""
 
     machine: str
     node: str
@@ -141,9 +145,9 @@ class ClearResult:
 
 
 def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResult:
-    """Take back "needs repair": marks, taint, and the cordon if it is ours.
+    """Clear "needs repair": marks, taint, and the cordon if gpunodes made it.
 
-    Raises GpunodesError while somebody works on the machine.
+    Raises GpunodesError if another command works on the machine.
     """
     if without_cluster:
         _note(fleet, machine.name, history.EntryKind.CLEARED, "cleared", "")
@@ -158,7 +162,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
         leases = Leases(cluster, "uncordon")
         with leases.holding([node.name]):
             schedulable = cluster.clear(node.name)
-            # A repair that a command left behind ends with it; what stays of it for now, the next repair drops.
+            # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
             with contextlib.suppress(NoResponse, Refused):
                 leases.release(node.name)
             if left := records.read(fleet.cluster_name).get(machine.name):
@@ -169,9 +173,9 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
             machine.name,
             history.EntryKind.CLEARED,
             "cleared",
-            "" if schedulable else "somebody else's cordon stays",
+            "" if schedulable else "it stays cordoned by a user or another program",
         )
-        cluster.event(node.name, "RepairCleared", "somebody cleared this machine by hand", warning=False)
+        cluster.event(node.name, "RepairCleared", "a user cleared this machine", warning=False)
         return ClearResult(machine.name, node.name, schedulable)
     finally:
         session.close()

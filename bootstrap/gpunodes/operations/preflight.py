@@ -1,4 +1,4 @@
-"""The first look at the machines: one round trip for their facts, judged together. Nothing is changed."""
+"""The preflight of machines: their facts, read in one round trip and judged together. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, TaskEnded
 from gpunodes.operations import phases
@@ -21,26 +21,35 @@ PHASES = (phases.PREFLIGHT,)
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the first look brought."""
+    """The facts that a preflight read."""
 
     candidates: Sequence[preflight.MachineFacts]
     cluster: Mapping[str, Any] | None
-    """What the module ``cluster_info`` says, or None when there is no cluster."""
+    """The report of the module ``cluster_info``, or None without a cluster."""
     control_failure: TaskEnded | None
-    """Why the control plane could not be asked, if so."""
+    """The failure of querying the control plane, if any."""
     interrupted: bool
     log: Path
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
-        """What the machines said, by name, for the playbook that follows: they need not be asked again."""
+        """The machines' facts by name, for the following playbook: they are not read again."""
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
     def no_cluster(self, control: str) -> PreflightFinding:
-        """There is nothing to join."""
-        why = f": {events.cause(self.control_failure)}" if self.control_failure else ""
-        remedy = f"`gpunodes init-master {control}` makes one"
-        return PreflightFinding(control, "cluster", f"it runs no cluster{why}", "a control plane to join", remedy)
+        """The finding that there is no cluster to join. A new one is suggested only if the control plane responded."""
+        if failure := self.control_failure:
+            limit, remedy = "a control plane that responds", no_contact(failure)
+            return PreflightFinding(control, "cluster", events.cause(failure), limit, remedy)
+        remedy = f"`gpunodes init-master {control}` creates one; if it has one, start its API server"
+        return PreflightFinding(control, "cluster", "it runs no cluster that responds", "a cluster to join", remedy)
+
+
+def no_contact(failure: TaskEnded) -> str:
+    """The remedy for a control plane that could not be queried."""
+    if failure.outcome is Outcome.UNREACHABLE:
+        return "start the machine, or correct its address and SSH settings in the inventory"
+    return "correct that, then run the same command again"
 
 
 def inspect(
@@ -52,9 +61,9 @@ def inspect(
     *,
     sources: bool = True,
 ) -> Inspection:
-    """Read the facts of ``machines`` and of the cluster that the inventory's control plane runs, if any.
+    """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
 
-    ``sources``: the machines ask their package sources, too.
+    ``sources``: the machines query their package sources, too.
     """
     control = inventory.control_plane()
     requested = {
@@ -74,18 +83,18 @@ def inspect(
         variables={**variables, "facts_wanted": wanted},
     )
     ended = runner.run(play, folder, tracker.on_event)
-    answers = tracker.answers.get("host_facts", {})
+    reported = tracker.answers.get("host_facts", {})
     candidates = []
     for machine in machines:
         failure = tracker.failures.get(machine.name)
         why = events.cause(failure) if failure else ended.error_text
-        if machine.name in answers:
-            why = reports.of_machine(answers[machine.name])
+        if machine.name in reported:
+            why = reports.of_machine(reported[machine.name])
         candidates.append(
             preflight.MachineFacts(
                 name=machine.name,
                 role=machine.role,
-                facts=None if why else answers[machine.name],
+                facts=None if why else reported[machine.name],
                 unreachable=why,
                 read_at=tracker.answered_at.get(machine.name),
                 requested=requested[machine.name],
@@ -94,10 +103,12 @@ def inspect(
         )
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
-    asked = str(settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"])
-    own = str((cluster or {}).get("version") or asked).removeprefix("v")
-    if sources and versions.minor_of(own) != versions.minor_of(asked):
-        # The machines asked the package source of a minor that is not the cluster's, which nobody knew yet.
+    requested_kubernetes = str(
+        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
+    )
+    own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
+    if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
+        # The machines queried the package source of another minor than the cluster's, which was not known yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
@@ -105,30 +116,52 @@ def inspect(
 
 
 def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
-    """What the control plane reports of its cluster, None for none; raises GpunodesError for what is no report."""
+    """The control plane's report of its cluster, None for none; raises GpunodesError for an invalid report."""
     cluster: Mapping[str, Any] | None = tracker.answers.get("cluster", {}).get(control)
     if cluster is not None and (found := reports.of_cluster(cluster)):
         raise GpunodesError(
-            f"{control}: of its cluster, {found}",
-            "what the module cluster_info reports",
-            "see that the machine is yours, and its API server too",
+            f"{control}: its report of the cluster is invalid: {found}",
+            "a report of the module cluster_info",
+            "check that the machine and its API server are yours",
         )
     return cluster
 
 
 def judge(seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
-    """Hold the facts against the limits; a cluster that is there decides the version."""
+    """Compare the facts with the limits; an existing cluster decides the version."""
     return preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
 
 
 def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
-    """Raise WrongInput for a setting of ``machines`` or of their control plane that cannot be used."""
-    for machine in (inventory.control_plane(), *machines):
-        settings.check(machine.name, inventory.variables(machine.name))
+    """Raise WrongInput for all wrong settings of ``machines`` and of their control plane at once."""
+    control = inventory.control_plane()
+    variables = {machine.name: inventory.variables(machine.name) for machine in (control, *machines)}
+    problems = {name: list(settings.problems(own)) for name, own in variables.items()}
+    settings.report_all(problems, _unknown_versions(control.name, variables, problems))
+
+
+def _unknown_versions(
+    control: str,
+    variables: Mapping[str, Mapping[str, Any]],
+    problems: Mapping[str, Sequence[settings.SettingProblem]],
+) -> list[WrongInput]:
+    """Versions in the settings that are valid, but not in any table."""
+    found: dict[str, WrongInput] = {}
+    for name, own in variables.items():
+        # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
+        wrong = {problem.key for problem in problems[name]}
+        resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
+        try:
+            gpu.check(gpu.requested_of(resolved, ""))
+            if name == control:
+                versions.check(str(resolved["gpunodes_kubernetes_version"]))
+        except WrongInput as error:
+            found.setdefault(str(error), error)
+    return list(found.values())
 
 
 def requested_version(inventory: Inventory, given: str | None) -> str:
-    """The Kubernetes version that the user or the settings ask for; raises WrongInput for an unknown one."""
+    """The Kubernetes version that the user or the settings request; raises WrongInput for an unknown one."""
     requested = (
         given or settings.resolve(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
     )
@@ -136,7 +169,7 @@ def requested_version(inventory: Inventory, given: str | None) -> str:
 
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
-    """The command `preflight`: all findings of all machines, nothing touched."""
+    """The command `preflight`: all findings of all machines; nothing is changed."""
     check_settings(inventory, machines)
     version = requested_version(inventory, kubernetes)
     folder = journal.open_run("preflight")

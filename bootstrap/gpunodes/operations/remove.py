@@ -1,4 +1,4 @@
-"""Empty a node, delete it from the cluster and reset its machine."""
+"""Drain a node, delete it from the cluster and reset its machine."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation

@@ -1,7 +1,7 @@
-"""The repair of one machine, step by step.
+"""The repair of one machine, stage by stage.
 
-What a step is about to do is on the disk, and in the machine's lock, before it does it.
-Every step can be done again without harm; so any command can go on from a record that another one left.
+Each stage is recorded on disk and in the machine's lock before it starts.
+Every stage is idempotent, so any command can resume from the record of another command.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gpunodes.repair.escalation import Channel, EscalationStep, VerifiedBy
 from gpunodes.repair.flow import StepOutcome
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
-_LEFT_ALONE_S = 20.0
-"""Seconds in which a machine is not looked at while its node comes back."""
+_SCAN_PAUSE_S = 20.0
+"""Seconds without scans of a machine while its node becomes ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class TimeLimits:
 
 
 class ControlsMachine(Protocol):
-    """What can be done to a machine; engine/hands.py does it."""
+    """What a repair can do to a machine; implemented by engine/machine_control.py."""
 
     def boot(self) -> Boot:
-        """Which boot it is in."""
+        """The boot it is in."""
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
-        """Keep the evidence."""
+        """Save the evidence; the names of the files."""
 
-    def ask(
+    def run_step(
         self, step: EscalationStep, boot_id: str, later: Sequence[tuple[float, str]], gpus: Sequence[str]
     ) -> StepResult:
-        """Use a rung that needs a shell."""
+        """Perform a step that needs a shell."""
 
     def has_power(self) -> bool:
         """Whether it has a BMC."""
@@ -66,38 +66,38 @@ class ControlsMachine(Protocol):
         """Reset it by its BMC."""
 
     def cold_cycle(self) -> None:
-        """Take its power away and give it back."""
+        """Switch it off, wait, and switch it on."""
 
 
 Scan = Callable[[str], tuple[Verdict, Mapping[str, Any] | None]]
-"""Look at a machine now: the verdict, and the probe's facts where they came."""
+"""Scan a machine now: the verdict, and the probe's facts if it sent any."""
 Report = Callable[[str, str], None]
-"""Tell of a machine."""
+"""Report a message about a machine: its name and the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a repair works with. ``cluster`` and ``leases`` are None where the cluster is left out."""
+    """What a repair works with. ``cluster`` and ``leases`` are None with --without-cluster."""
 
     scan: Scan
-    say: Report
+    report: Report
     limits: TimeLimits
     by: str
     cluster: Cluster | None = None
     leases: Leases | None = None
     lock: Lock | None = None
-    """What keeps those away who find no API, while the control plane is repaired."""
+    """The SSH lock that excludes commands that find no API while the control plane is repaired."""
     control_plane: bool = False
-    """The machine is the control plane: nobody can be asked for its lock while it starts."""
+    """The machine is the control plane: its Lease cannot be checked while it boots."""
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 class Stopped(GpunodesError):  # noqa: N818 - reads as the sentence it makes
-    """The command was interrupted; the repair can be gone on with."""
+    """The command was interrupted; the repair can be resumed."""
 
 
 class OneRepair:
-    """Walks one record to its end."""
+    """Runs one repair from its record's stage to the end."""
 
     def __init__(
         self,
@@ -110,40 +110,39 @@ class OneRepair:
         self._machine_control = machine_control
         self._tools = tools
         self._facts = facts
-        self._began = time.monotonic()
-        self._told_unsure = False
-        self._steps: Mapping[Stage, Callable[[RepairRecord], RepairRecord]] = {
+        self._reported_unsure = False
+        self._stages: Mapping[Stage, Callable[[RepairRecord], RepairRecord]] = {
             Stage.COLLECT: self._collect,
             Stage.CORDON: self._cordon,
             Stage.DRAIN: self._drain,
             Stage.ESCALATE: self._escalate,
             Stage.VERIFY: self._verify,
-            Stage.UNCORDON: self._give_back,
-            Stage.UNDO: self._give_back,
+            Stage.UNCORDON: self._uncordon,
+            Stage.UNDO: self._uncordon,
             Stage.GIVE_UP: self._give_up,
             Stage.RELEASE: self._release,
         }
 
     def run(self) -> RepairRecord:
-        """Go on from the record's step to the end; the last record.
+        """Continue from the record's stage to the end; the last record.
 
-        Raises GpunodesError when it cannot go on now (the control plane does not answer, the lock was lost, the
-        command was interrupted): the record stays, and ``gpunodes repair --resume`` goes on.
+        Raises GpunodesError when it cannot continue now (the control plane does not respond, the lock was lost, the
+        command was interrupted): the record stays, and ``gpunodes repair --resume`` continues.
         """
         record = self._record
         if record.stage in (Stage.SCAN, Stage.LOCK):
             record = record.to(Stage.COLLECT)
         while record.stage is not Stage.END:
-            self._alive()
-            self._keep(record)
-            record = self._steps[record.stage](record)
+            self._check_stop()
+            self._save(record)
+            record = self._stages[record.stage](record)
         records.remove(record)
         return record
 
-    # Steps
+    # Stages
 
     def _collect(self, record: RepairRecord) -> RepairRecord:
-        self._say("collecting the evidence")
+        self._report("collecting evidence")
         folder = evidence.open_folder(record.id)
         try:
             written = self._machine_control.collect(folder, self._facts, bug_report=record.bug_report)
@@ -156,12 +155,14 @@ class OneRepair:
 
     def _cordon(self, record: RepairRecord) -> RepairRecord:
         if self._tools.cluster and record.node:
-            ours = self._tools.cluster.cordon(record.node, record.id, record.reason)
-            self._say("cordoned" if ours else "cordoned already, by somebody else: it will stay so")
-            self._note(record, history.EntryKind.STAGE, "cordon", "ours" if ours else "somebody else's")
-            node = None if ours or record.named else self._tools.cluster.node(record.node)
+            cordoned = self._tools.cluster.cordon(record.node, record.id, record.reason)
+            self._report(
+                "cordoned" if cordoned else "already cordoned by a user or another program; the cordon will stay"
+            )
+            self._note(record, history.EntryKind.STAGE, "cordon", "cordoned" if cordoned else "already cordoned")
+            node = None if cordoned or record.named else self._tools.cluster.node(record.node)
             if node and node.cordoned_by_others:
-                why = "somebody cordoned its node meanwhile, and may be at work there"
+                why = "a user or another program cordoned its node in the meantime"
                 return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=why)
             self._event(record, "RepairStarted", f"gpunodes repairs this machine: {record.reason}")
         return record.to(Stage.DRAIN)
@@ -170,120 +171,125 @@ class OneRepair:
         if not self._tools.cluster or not record.node:
             return flow.drained(record, flow.DrainResult())
         limit = self._tools.limits.drain_hung if record.hung else self._tools.limits.drain
-        self._say(f"emptying the node, {limit:.0f} s at most")
+        self._report(f"draining the node, at most {limit:.0f} s")
         force = record.force_drain and record.hung
-        result = drain(self._tools.cluster, record.node, limit, force=force, alive=lambda: self._may_go_on(record))
-        for pods, what in (
-            (result.refused, "may not be evicted"),
-            (result.ending, "do not end"),
-            (result.deleted, "were deleted by force"),
-            (result.alone, "stay"),
+        result = drain(
+            self._tools.cluster, record.node, limit, force=force, check=lambda: self._check_stop_and_lock(record)
+        )
+        for pods, status in (
+            (result.refused, "that cannot be evicted"),
+            (result.terminating, "that do not terminate"),
+            (result.deleted, "deleted by force"),
+            (result.unmanaged, "that stay"),
         ):
             if pods:
-                self._say(f"pods that {what}: {flow.named(pods)}")
-        outcome = "empty" if result.empty else "not empty"
-        left = flow.named([*result.refused, *result.ending, *result.deleted, *result.alone])
-        self._note(record, history.EntryKind.STAGE, "drain", outcome, left)
+                self._report(f"pods {status}: {flow.pod_list(pods)}")
+        outcome = "drained" if result.complete else "not drained"
+        remaining = flow.pod_list([*result.refused, *result.terminating, *result.deleted, *result.unmanaged])
+        self._note(record, history.EntryKind.STAGE, "drain", outcome, remaining)
         return flow.drained(record, result)
 
     def _escalate(self, record: RepairRecord) -> RepairRecord:
         step = escalation.step(record.step)
         began = time.monotonic()
-        if step.proof is VerifiedBy.BOOT and self._rebooted(record, self._machine_control.boot(), 0.0):
-            return self._escalated(record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
-        if not record.asked:
-            result, why, record = self._ask(record, step)
+        if step.verified_by is VerifiedBy.BOOT and self._rebooted(record, self._machine_control.boot(), 0.0):
+            return self._step_ended(record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
+        if not record.ordered_at:
+            result, why, record = self._order(record, step)
             if result is not None:
-                return self._escalated(record, step, result, why, began)
-        if step.proof is VerifiedBy.GPU:
-            return self._escalated(record, step, StepOutcome.SUCCEEDED, "nvidia-smi reports the reset", began)
-        result, why, alone = self._watch(record, step)
-        for higher in alone:
-            record = self._escalated(record, step, StepOutcome.FAILED, "the machine climbed on by itself", began)
+                return self._step_ended(record, step, result, why, began)
+        if step.verified_by is VerifiedBy.GPU:
+            return self._step_ended(record, step, StepOutcome.SUCCEEDED, "nvidia-smi reports the reset", began)
+        result, why, performed = self._watch(record, step)
+        for higher in performed:
+            record = self._step_ended(record, step, StepOutcome.FAILED, "the machine escalated by itself", began)
             step = higher
-        return self._escalated(record, step, result, why, began)
+        return self._step_ended(record, step, result, why, began)
 
-    def _ask(self, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome | None, str, RepairRecord]:
-        """Use a rung; a result when it ends there, and the record with the time when it was asked."""
-        if step.over is Channel.POWER and not self._machine_control.has_power():
+    def _order(self, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome | None, str, RepairRecord]:
+        """Order a step: its outcome, None while it takes effect; why; and the record with the time of the order."""
+        if step.channel is Channel.POWER and not self._machine_control.has_power():
             return StepOutcome.SKIPPED, "no BMC is configured", record
         self._confirm(record)
-        self._say(f"{step.title}")
-        if step.over is Channel.POWER:
+        self._report(f"{step.title}")
+        if step.channel is Channel.POWER:
             try:
                 self._machine_control.cold_cycle() if step.name == escalation.COLD else self._machine_control.reset()
             except GpunodesError as problem:
                 return StepOutcome.FAILED, str(problem), record
-            asked, armed = time.time(), record.armed
+            ordered_at, armed = time.time(), record.armed
         else:
-            later = escalation.armed(step.name, hung=record.hung) if step.proof is VerifiedBy.BOOT else []
-            message = self._ask_over_ssh(record, step, later)
-            asked, due = time.time(), dict(record.armed)
-            if not message.done and step.name not in due:
-                return StepOutcome.SKIPPED, message.message, record
-            if not message.done:
-                self._say(f"{step.title}: {message.message}; the machine was told before to do it by itself")
-                asked = max(asked, due[step.name])
-            # What it was told first it does first.
-            armed = tuple(({name: asked + after for after, name in later if name in message.armed} | due).items())
-        record = record.to(Stage.ESCALATE, asked=asked, armed=armed)
-        self._keep(record)
+            later = escalation.armed(step.name, hung=record.hung) if step.verified_by is VerifiedBy.BOOT else []
+            ordered = self._order_over_ssh(record, step, later)
+            ordered_at, due = time.time(), dict(record.armed)
+            if not ordered.done and step.name not in due:
+                return StepOutcome.SKIPPED, ordered.message, record
+            if not ordered.done:
+                self._report(
+                    f"{step.title}: {ordered.message}; the machine performs this step by itself, as ordered before"
+                )
+                ordered_at = max(ordered_at, due[step.name])
+            # An earlier order takes effect first.
+            new = {name: ordered_at + after for after, name in later if name in ordered.armed}
+            armed = tuple((new | due).items())
+        record = record.to(Stage.ESCALATE, ordered_at=ordered_at, armed=armed)
+        self._save(record)
         return None, "", record
 
-    def _ask_over_ssh(
+    def _order_over_ssh(
         self, record: RepairRecord, step: EscalationStep, later: Sequence[tuple[float, str]]
     ) -> StepResult:
-        if step.proof is not VerifiedBy.GPU:
-            return self._machine_control.ask(step, record.boot_id, later, ())
+        if step.verified_by is not VerifiedBy.GPU:
+            return self._machine_control.run_step(step, record.boot_id, later, ())
         cluster = self._tools.cluster if record.node else None
         if cluster:
             cluster.taint_temporarily(record.node, record.id)
         try:
-            return self._machine_control.ask(step, record.boot_id, later, record.resets)
+            return self._machine_control.run_step(step, record.boot_id, later, record.resets)
         finally:
             if cluster:
                 cluster.untaint(record.node)
 
     def _watch(self, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome, str, Sequence[EscalationStep]]:
-        """Wait until the machine is in another boot, or the rung's time is over; the rungs that it climbed by itself.
+        """Wait for another boot, or until the step's time limit; also the steps that the machine performed by itself.
 
-        A kernel that answers while no sshd does is a machine in its shutdown or start: going down must be over within
-        the rung's limit. Silence is a machine that is down: it gets the time that a boot takes.
+        If the kernel responds but sshd does not, the machine is shutting down or booting: it must go down within the
+        step's limit. If nothing responds, the machine is down: it gets the time of a boot.
         """
-        gone, silent, refused = False, 0, False
+        down, silent, refused = False, 0, False
         while True:
-            self._alive()
+            self._check_stop()
             seen = self._machine_control.boot()
-            waited = time.time() - record.asked
+            waited = time.time() - record.ordered_at
             if self._rebooted(record, seen, waited):
                 return (
                     StepOutcome.SUCCEEDED,
                     f"boot {seen.boot_id} after {waited:.0f} s",
-                    self._alone(record, step, seen),
+                    self._performed_by_itself(record, step, seen),
                 )
-            if seen.reached is Reached.SILENT:
+            if seen.reached is Reached.NO_RESPONSE:
                 silent += 1
-                gone = gone or silent > 1
+                down = down or silent > 1
             else:
                 silent = 0
                 refused = seen.reached is not Reached.ENDED
-                gone = gone and refused
-            if waited > (self._tools.limits.boot if gone else step.limit(hung=record.hung)):
+                down = down and refused
+            if waited > (self._tools.limits.boot if down else step.limit(hung=record.hung)):
                 break
             self._tools.stop.wait(self._tools.limits.poll)
-        why = "the old boot still answers"
+        why = "it is still running the old boot"
         if refused:
-            why = "it hangs in its shutdown: the kernel answers and sshd does not,"
-        if gone:
-            why = "it went down and does not answer"
-        return StepOutcome.FAILED, f"{why} {waited:.0f} s later", ()
+            why = "it hangs during shutdown (the kernel responds, sshd does not)"
+        if down:
+            why = "it went down and has not come back"
+        return StepOutcome.FAILED, f"{why} after {waited:.0f} s", ()
 
-    def _alone(self, record: RepairRecord, step: EscalationStep, seen: Boot) -> Sequence[EscalationStep]:
-        """The rungs that a machine whose driver hangs climbed by itself before its new boot began.
+    def _performed_by_itself(self, record: RepairRecord, step: EscalationStep, seen: Boot) -> Sequence[EscalationStep]:
+        """The steps that a machine with a hung driver performed by itself before its new boot began.
 
-        A machine may lose its address in its shutdown: nobody sees then that it hangs there, but a kernel that started
-        after the next rung's time tells. Where a machine tests itself for minutes first, it tells only the highest rung
-        that it can have been.
+        A machine may lose its address during shutdown, so a hang there is not visible. But if the new kernel started
+        after the next step was due, the machine performed that step. If the machine runs self-tests for minutes before
+        it boots, this is only the highest step that is possible.
         """
         if not record.hung or not seen.uptime_s:
             return ()
@@ -297,79 +303,81 @@ class OneRepair:
             return False
         if record.boot_id:
             return seen.boot_id != record.boot_id
-        # Nobody knows which boot it was in before: this one must have begun since we asked.
-        return record.asked > 0 and 0 < seen.uptime_s < waited
+        # The boot id before the step is unknown: the present boot must have begun after the order.
+        return record.ordered_at > 0 and 0 < seen.uptime_s < waited
 
-    def _escalated(
+    def _step_ended(
         self, record: RepairRecord, step: EscalationStep, result: StepOutcome, why: str, began: float
     ) -> RepairRecord:
-        self._say(f"{step.title}: {result.value}: {why}")
+        self._report(f"{step.title}: {result.value}: {why}")
         self._note(record, history.EntryKind.STEP, step.name, result.value, why, time.monotonic() - began)
         if self._tools.cluster and record.node and result is not StepOutcome.SKIPPED:
-            # For the loop guard of every operator. The control plane itself may be what was rebooted.
+            # For the loop guard of every controller. The control plane itself may have been rebooted.
             with contextlib.suppress(NoResponse):
                 self._tools.cluster.note_repair(record.node, record.started)
         return flow.escalated(record, result, why)
 
     def _verify(self, record: RepairRecord) -> RepairRecord:
-        self._say("proving it well")
+        self._report("verifying that it is healthy")
         began = time.monotonic()
         deadline = began + self._tools.limits.verify
         why, bad, healthy_since = "", 0, 0.0
         while True:
-            # A machine that starts has better to do than to be looked at, and its node is up after it.
-            self._await_node(record, min(deadline, time.monotonic() + _LEFT_ALONE_S))
-            asked = time.monotonic()
+            # A scan slows down a booting machine, and its node becomes ready only after it.
+            self._await_node(record, min(deadline, time.monotonic() + _SCAN_PAUSE_S))
+            scan_began = time.monotonic()
             verdict, facts = self._tools.scan(record.machine)
-            why, final = self._unproven(record, verdict, facts)
+            why, final = self._not_healthy(record, verdict, facts)
             now = time.monotonic()
             bad = bad + 1 if final else 0
             healthy_since = 0.0 if why else healthy_since or now
-            why = why or self._unready(record, verdict.boot_id or "")
-            # The machine settles while its node comes back; else half of its time at least is its own.
-            rest = (
-                max(self._tools.limits.poll, now - asked) if why else self._tools.limits.settle - (now - healthy_since)
+            why = why or self._not_ready(record, verdict.boot_id or "")
+            # The settle time includes the wait for the node; scans take at most half of the time otherwise.
+            pause = (
+                max(self._tools.limits.poll, now - scan_began)
+                if why
+                else self._tools.limits.settle - (now - healthy_since)
             )
-            # What a boot found twice it will find again; all else may yet come.
-            if (not why and rest <= 0) or bad > 1 or now > deadline:
+            # A finding that two scans of a boot report is final; everything else may still change.
+            if (not why and pause <= 0) or bad > 1 or now > deadline:
                 break
-            self._tools.stop.wait(rest)
-        proof = why or _verified_state(verdict)
-        self._say(f"not well: {why}" if why else f"well: {proof}")
+            self._tools.stop.wait(pause)
+        detail = why or _verified_state(verdict)
+        self._report(f"not healthy: {why}" if why else f"verified: {detail}")
         outcome = "failed" if why else "passed"
-        self._note(record, history.EntryKind.VERIFICATION, record.step, outcome, proof, time.monotonic() - began)
+        self._note(record, history.EntryKind.VERIFICATION, record.step, outcome, detail, time.monotonic() - began)
         return flow.verified(record, why, verdict.boot_id or "")
 
     def _await_node(self, record: RepairRecord, until: float) -> None:
         """Wait for its node to be ready; until ``until`` (monotonic) at most."""
-        while self._unready(record) and time.monotonic() < until:
-            self._alive()
+        while self._not_ready(record) and time.monotonic() < until:
+            self._check_stop()
             self._tools.stop.wait(self._tools.limits.poll)
-        self._alive()
+        self._check_stop()
 
-    def _unproven(self, record: RepairRecord, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
-        """What the machine lacks yet, "" for nothing; and whether waiting longer is no use."""
+    def _not_healthy(self, record: RepairRecord, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
+        """Why the machine is not healthy yet, "" if it is; and whether this is final."""
         if verdict.state in (State.UNREACHABLE, State.UNKNOWN):
             return f"it is {verdict.state.value}", False
-        booted = escalation.step(record.step).proof is VerifiedBy.BOOT
+        booted = escalation.step(record.step).verified_by is VerifiedBy.BOOT
         if booted and record.boot_id and verdict.boot_id == record.boot_id:
             return "it is still in the old boot", False
         if verdict.state is not State.HEALTHY:
-            # What the log says, and a hang, will not pass; a driver that is still being loaded will.
+            # Findings of the log, and a hang, are final; a driver may still be loading.
             logged = any(finding.first for finding in verdict.findings if finding.state is not State.HEALTHY)
             found = f"{describe(verdict)} ({verdict.state.value})"
             return f"the {'new boot' if booted else 'GPU'} has findings: {found}", (logged or verdict.hung_in_driver)
         gpus = max(record.gpus or 0, verdict.gpus_expected or 0)
         if gpus and (verdict.gpus_seen or 0) < gpus:
-            return f"{verdict.gpus_seen or 0} of {gpus} GPUs are seen", False
+            return f"{verdict.gpus_seen or 0} of {gpus} GPUs are visible", False
         smi = (facts or {}).get("smi", {})
         if gpus and smi.get("status") != "ok":
             message = " ".join(str(smi.get("message") or smi.get("status")).split())
-            return f"nvidia-smi does not end with 0: {message[:200]}", False
+            return f"nvidia-smi fails: {message[:200]}", False
         return "", False
 
-    def _unready(self, record: RepairRecord, boot_id: str = "") -> str:
-        """What its node lacks yet, "" for nothing, and where no cluster is asked; ``boot_id`` is its boot, if known."""
+    def _not_ready(self, record: RepairRecord, boot_id: str = "") -> str:
+        """Why its node is not ready yet, "" if it is or with --without-cluster; ``boot_id`` is its boot, if known."""
         if not self._tools.cluster or not record.node:
             return ""
         try:
@@ -377,64 +385,64 @@ class OneRepair:
         except NoResponse as problem:
             return str(problem)
         if node is None:
-            return "it is no node of the cluster any more"
+            return "its node is no longer in the cluster"
         offered = node.allocatable or 0
-        booted = escalation.step(record.step).proof is VerifiedBy.BOOT
+        booted = escalation.step(record.step).verified_by is VerifiedBy.BOOT
         old = node.boot_id != boot_id if boot_id else booted and node.boot_id == record.boot_id
-        lacks = (
+        checks = (
             (not node.ready, "its kubelet is not ready"),
             (old, "its kubelet has not reported the new boot yet"),
             (offered < (record.capacity or 0), f"{offered} of {record.capacity} GPUs can be allocated"),
         )
-        return next((why for lacking, why in lacks if lacking), "")
+        return next((why for failed, why in checks if failed), "")
 
-    def _give_back(self, record: RepairRecord) -> RepairRecord:
+    def _uncordon(self, record: RepairRecord) -> RepairRecord:
         good = record.outcome is not None and record.outcome.good
         if self._tools.cluster and record.node:
-            free = self._tools.cluster.uncordon(record.node, record.id)
-            self._say("uncordoned" if free else "its cordon is somebody else's: it stays")
-            message = "is proven well" if good else f"was not repaired: {record.why}"
+            uncordoned = self._tools.cluster.uncordon(record.node, record.id)
+            self._report(
+                "uncordoned" if uncordoned else "it stays cordoned, since a user or another program cordoned it"
+            )
+            message = "is verified as healthy" if good else f"was not repaired: {record.why}"
             self._event(record, "RepairEnded" if good else "RepairFailed", f"this machine {message}", warning=not good)
         return record.to(Stage.RELEASE)
 
     def _give_up(self, record: RepairRecord) -> RepairRecord:
         if self._tools.cluster and record.node:
             self._tools.cluster.give_up(record.node, record.id, record.why)
-            message = (
-                f"this machine needs repair by hand: {record.why}; `gpunodes uncordon {record.machine}` when it is done"
-            )
+            message = f"this machine needs manual repair: {record.why}; then run `gpunodes uncordon {record.machine}`"
             self._event(record, "NeedsRepair", message, warning=True)
         return record.to(Stage.RELEASE)
 
     def _release(self, record: RepairRecord) -> RepairRecord:
-        # The history first: a repair that is in no lock and no history would be forgotten.
+        # The history first: a repair in neither the lock nor the history would be forgotten.
         outcome = record.outcome or RepairOutcome.NOT_NEEDED
         self._note(record, history.EntryKind.END, "repair", outcome.value, record.why, time.time() - record.started)
         if self._tools.leases and record.node:
             self._tools.leases.release(record.node)
-        self._say(outcome.value + (f": {record.why}" if record.why else ""))
+        self._report(outcome.value + (f": {record.why}" if record.why else ""))
         return record.to(Stage.END)
 
-    # Around the steps
+    # Checks and reports
 
-    def _alive(self) -> None:
+    def _check_stop(self) -> None:
         if self._tools.stop.is_set():
-            raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to go on")
+            raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to continue")
 
-    def _may_go_on(self, record: RepairRecord) -> None:
-        """For the middle of a step that does much: nobody has interrupted us, and the lock is still ours."""
-        self._alive()
+    def _check_stop_and_lock(self, record: RepairRecord) -> None:
+        """During a long stage: raise if the command was interrupted or the lock was lost."""
+        self._check_stop()
         if self._tools.leases and record.node:
             with contextlib.suppress(*((Unsure,) if self._tools.control_plane else ())):
                 self._tools.leases.check(record.node)
 
-    def _keep(self, record: RepairRecord) -> None:
-        """Write the record before what it tells of; raises Lost when the lock is, or may be, somebody else's by now."""
+    def _save(self, record: RepairRecord) -> None:
+        """Write the record before the stage starts; raises Lost if another command holds, or may hold, the lock."""
         records.write(record)
         self._confirm(record)
 
     def _confirm(self, record: RepairRecord) -> None:
-        """Be sure of the lock before something is done; the control plane alone is repaired without it if need be."""
+        """Renew the lock before an action; only the repair of the control plane continues if that is impossible."""
         if not self._tools.leases or not record.node:
             return
         lost = self._tools.lock.lost() if self._tools.lock else None
@@ -445,12 +453,12 @@ class OneRepair:
         except Unsure:
             if not self._tools.control_plane:
                 raise
-            if not self._told_unsure:
-                self._say("the control plane is itself under repair: going on without its lock until it answers")
-            self._told_unsure = True
+            if not self._reported_unsure:
+                self._report("the control plane itself is under repair: continuing without its lock until it responds")
+            self._reported_unsure = True
 
-    def _say(self, text: str) -> None:
-        self._tools.say(self._record.machine, text)
+    def _report(self, text: str) -> None:
+        self._tools.report(self._record.machine, text)
 
     def _event(self, record: RepairRecord, reason: str, message: str, *, warning: bool = False) -> None:
         if self._tools.cluster:
@@ -491,10 +499,10 @@ def describe(verdict: Verdict) -> str:
 
 
 def resets(verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The PCI addresses of the GPUs that a GPU reset is to name, none for all GPUs.
+    """The PCI addresses of the GPUs to reset, none for all GPUs.
 
-    Some are named only where nothing is wrong beside them, since a reset ends what the log says of all; and where no
-    NVSwitch joins the GPUs: those are reset together (NVIDIA Fabric Manager user guide; nvidia-smi(1), --gpu-reset).
+    Single GPUs are named only if there is no other finding, since a reset clears the findings of all GPUs, and only
+    without NVSwitches, whose GPUs are reset together (NVIDIA Fabric Manager user guide; nvidia-smi(1), --gpu-reset).
     """
     wrong = [finding for finding in verdict.findings if finding.state is not State.HEALTHY]
     functions = read(facts or {}).functions
@@ -507,17 +515,17 @@ def resets(verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, ...]
 
 
 def first_lines(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
-    """The first lines that a verdict rests on."""
+    """The first log lines that a verdict is based on."""
     lines = [line for finding in verdict.findings for line in finding.evidence[:1]]
     return tuple(lines[:most])
 
 
 def faults(verdict: Verdict, facts: Mapping[str, Any] | None) -> Collection[str]:
-    """What is known of a machine beside its findings, for the choice of the first rung."""
+    """Known faults of a machine that its findings do not name, for the choice of the first step."""
     rules = {finding.rule for finding in verdict.findings}
-    booted = (facts or {}).get("expected") or {}
-    began = booted.get("gpus") if booted.get("from") == "boot log" else None
-    if "gpus-missing" in rules and isinstance(began, int) and began < (verdict.gpus_expected or 0):
+    expected = (facts or {}).get("expected") or {}
+    at_boot = expected.get("gpus") if expected.get("from") == "boot log" else None
+    if "gpus-missing" in rules and isinstance(at_boot, int) and at_boot < (verdict.gpus_expected or 0):
         return {"missing-since-boot"}
     return ()
 

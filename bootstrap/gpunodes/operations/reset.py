@@ -1,4 +1,4 @@
-"""Bring machines back to what they were before us."""
+"""Undo everything that gpunodes changed on machines."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation

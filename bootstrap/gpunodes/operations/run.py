@@ -1,4 +1,4 @@
-"""How every command that changes machines goes: preflight, lock, playbook, result."""
+"""How every operation runs: preflight, locks, playbook, result."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from gpunodes.planner import gpu
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A command's way: the phases it walks, in order, and the playbook that holds them."""
+    """A command that changes machines: its phases, in order, and the playbook that contains them."""
 
     name: str
     playbook: str
     phases: Sequence[Phase]
     needs_cluster: bool = False
-    """Whether there must be a cluster already."""
+    """Whether a cluster must already exist."""
     ends_cluster: bool = False
-    """Whether it takes the cluster away with its control plane."""
+    """Whether it removes the cluster together with its control plane."""
     after_interruption: str = ""
-    """The playbook that takes back what an interrupted run must not leave, on the control plane."""
+    """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
 
     @property
-    def words(self) -> str:
+    def typed(self) -> str:
         """The command as it is typed."""
         return self.name.replace("gpu-", "gpu ")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a user may say of any run. ``variables`` are settings for this run; they hold no secret."""
+    """The options of every run. ``variables`` are settings for this run; they contain no secrets."""
 
     kubernetes: str | None = None
     skip_phases: Sequence[str] = ()
@@ -51,16 +51,16 @@ class RunOptions:
     dry_run: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     seen: preflight.Inspection | None = None
-    """A look at the machines that was had already."""
+    """The result of an earlier inspection of the machines."""
 
 
 def carry_out(
     operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> RunResult:
-    """Walk ``operation`` on ``machines``.
+    """Run ``operation`` on ``machines``.
 
-    Raises WrongInput before anything is touched, and GpunodesError when somebody works on one of the machines already.
-    What fails on machines is in the result, each with its first cause; so does a run that lost its locks.
+    Raises WrongInput before anything is changed, and GpunodesError if another command works on one of the machines.
+    The result contains each machine's failure with its first cause, and the loss of locks.
     """
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
@@ -99,23 +99,23 @@ def carry_out(
                     interrupted=seen.interrupted,
                 )
             facts, cluster = seen.facts, seen.cluster or {}
-            applicable |= _told(seen.facts)
+            applicable |= _by_facts(seen.facts)
         elif claim and claim.findings:
             findings = claim.findings
             view.findings(findings)
         if unlocked:
-            # The look has not told why.
-            raise unlocked
+            # Preflight has not reported the reason.
+            raise _not_locked(unlocked)
         if claim:
             if facts is None:
-                # Whoever works on a machine by another name must meet our lock.
+                # Commands that know a machine by another name must find the same lock.
                 facts, cluster = _identities(inventory, machines, folder, view, variables)
             claim.take_more(facts)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
-        every = {machine.name for machine in machines}
-        not_applicable = phase_list.not_applicable(work, every, applicable)
-        # Phases that concern nobody cost nothing.
-        idle = [name for name, names in not_applicable.items() if names == every]
+        all_names = {machine.name for machine in machines}
+        not_applicable = phase_list.not_applicable(work, all_names, applicable)
+        # Phases that apply to no machine are skipped.
+        idle = [name for name, names in not_applicable.items() if names == all_names]
         tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, not_applicable)
         play = runner.Play(
             playbook=operation.playbook,
@@ -145,21 +145,27 @@ def carry_out(
 def _claimed(
     operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> contextlib.AbstractContextManager[claims.Claim | None]:
-    """What this run must hold; nothing for a dry run, which changes nothing."""
+    """The locks of this run; none for a dry run, which changes nothing."""
     if options.dry_run:
         return contextlib.nullcontext()
-    return claims.claimed(inventory, machines, operation.words, lambda finding: view.findings([finding]))
+    return claims.claimed(inventory, machines, operation.typed, lambda finding: view.findings([finding]))
+
+
+def _not_locked(error: GpunodesError) -> GpunodesError:
+    """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
+    remedy = "start its control plane, or correct the address and SSH settings in the inventory"
+    return GpunodesError(error.found, error.wanted, remedy)
 
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
     if operation.after_interruption:
-        control, run = inventory.control_plane().name, {"revoke_run": claim.holder}
-        revoke = runner.Play(operation.after_interruption, inventory.path, [control], variables=run)
+        control, variables = inventory.control_plane().name, {"revoke_run": claim.holder}
+        revoke = runner.Play(operation.after_interruption, inventory.path, [control], variables=variables)
         runner.run(revoke, folder, lambda _: None)
 
 
-def _told(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
-    """The machines that phases concern, by what those report."""
+def _by_facts(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
+    """The machines to which phases apply, by their facts."""
     return {
         Only.GPUS: {name for name, each in facts.items() if gpu.gpus_of(each)},
         Only.NODES: {name for name, each in facts.items() if each["kubernetes"]["role"]},
@@ -169,7 +175,7 @@ def _told(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
 def _identities(
     inventory: Inventory, machines: Sequence[Machine], folder: Path, view: RunView, variables: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What machines and their cluster report, where no preflight has asked them."""
+    """The reports of machines and their cluster if preflight was skipped."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
     seen = preflight.inspect(inventory, machines, own, view, variables, sources=False)
@@ -177,7 +183,7 @@ def _identities(
 
 
 def _at_work(operation: Operation, tracker: Tracker, control: Machine) -> bool:
-    """Whether the run does something to the control plane now that may take its API away."""
+    """Whether the run is changing the control plane now, which may stop its API."""
     return operation.ends_cluster or tracker.works_on(control.name)
 
 
@@ -189,29 +195,29 @@ def _play(
     at_work: Callable[[], bool],
     view: RunView,
 ) -> tuple[runner.PlayResult, GpunodesError | None]:
-    """Run the playbook for as long as the locks are surely ours; how it ended, and why they may be ours no more."""
+    """Run the playbook while the locks are held; how it ended, and why the locks may be lost."""
     if claim is None:
         return runner.run(play, folder, on_event), None
     if lost := claim.lost(at_work=True):
         raise lost
-    told = False
+    reported = False
 
-    def ends() -> bool:
-        nonlocal told
+    def must_end() -> bool:
+        nonlocal reported
         lost = claim.lost(at_work=at_work())
-        if claim.unasked and not told:
-            told = True
-            view.findings([claim.unasked])
+        if claim.unrenewed and not reported:
+            reported = True
+            view.findings([claim.unrenewed])
         return lost is not None
 
-    ended = runner.run(play, folder, on_event, ends)
+    ended = runner.run(play, folder, on_event, must_end)
     return ended, claim.lost(at_work=at_work()) if ended.interrupted else None
 
 
 def _applicable(
     inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: str
 ) -> dict[Only, set[str]]:
-    """The machines that phases concern, as far as the settings tell: all of them where only facts do."""
+    """The machines to which phases apply by their settings; all machines for phases that depend on facts."""
     requested = {
         machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
         for machine in machines

@@ -1,4 +1,4 @@
-"""Ask live machines how their GPUs are: from the inventory to verdicts."""
+"""Scan live machines: from the inventory to verdicts on their GPUs."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ _DEADLINE_S, _DEADLINE_EACH_S = 60.0, 0.25
 
 
 class ScanView(Protocol):
-    """Whoever shows a sweep while it goes on."""
+    """A view of a running scan."""
 
     def begin(self, names: Sequence[str]) -> None:
-        """These machines are asked now."""
+        """The scan of these machines begins."""
 
-    def came(self, verdict: Verdict) -> None:
-        """One of them has answered, or has not."""
+    def scanned(self, verdict: Verdict) -> None:
+        """The verdict on one machine is known."""
 
 
 def deadline_for(machines: int) -> float:
-    """Seconds that a sweep of so many machines may take when nobody says otherwise."""
+    """The default deadline of a scan of so many machines, in seconds."""
     return _DEADLINE_S + _DEADLINE_EACH_S * machines
 
 
 @dataclass(frozen=True, slots=True)
 class ScanTarget:
-    """A machine that is to be asked, and what its settings say of it."""
+    """A machine to scan, with its settings."""
 
     target: Target
     site: SiteRules = field(default_factory=SiteRules)
     gpus: int = 0
-    """How many it should have, 0 where nobody says."""
+    """How many GPUs it should have, 0 if not set."""
 
 
 def scan_targets(inventory: Inventory, machines: Sequence[Machine]) -> list[ScanTarget]:
-    """How these machines are reached and judged; raises WrongInput for what cannot be used of that."""
+    """How to reach and judge these machines; raises WrongInput for invalid settings."""
     lookup = probing.ssh_config()
     found = []
     for machine in machines:
         variables = inventory.connection(machine.name)
-        wanted = settings.resolve(variables)
-        gpus = wanted["gpunodes_health_gpus"]
+        given = settings.resolve(variables)
+        gpus = given["gpunodes_health_gpus"]
         if not isinstance(gpus, int) or gpus < 0:
             raise WrongInput(f"gpunodes_health_gpus of {machine.name} is {gpus!r}", "a number of GPUs", "correct it")
-        rules = site.rules(wanted["gpunodes_health_xids"], wanted["gpunodes_health_sxids"])
+        rules = site.rules(given["gpunodes_health_xids"], given["gpunodes_health_sxids"])
         found.append(ScanTarget(target(machine.name, variables, lookup), rules, gpus))
     return found
 
 
 def targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Target]:
-    """How these machines are reached; raises WrongInput like :func:`asked`."""
+    """How to reach these machines; raises WrongInput like :func:`scan_targets`."""
     return [machine.target for machine in scan_targets(inventory, machines)]
 
 
@@ -70,18 +70,18 @@ def run(
 ) -> list[Verdict]:
     """The verdict on each machine, in their order; ends after ``deadline_s`` seconds.
 
-    Who they are is recorded for ``cluster``, where one is named.
+    Their identities are recorded for ``cluster``, if given.
     """
     by_name = {machine.target.name: machine for machine in machines}
     verdicts: dict[str, Verdict] = {}
-    answered: dict[str, Mapping[str, Any] | None] = {}
+    reached: dict[str, Mapping[str, Any] | None] = {}
 
-    def on_answer(answer: probing.ProbeResult) -> None:
-        machine = by_name[answer.name]
-        verdicts[answer.name] = verdict = verdict_on(answer, machine.site, machine.gpus)
+    def on_result(result: probing.ProbeResult) -> None:
+        machine = by_name[result.name]
+        verdicts[result.name] = verdict = verdict_on(result, machine.site, machine.gpus)
         if verdict.state is not State.UNREACHABLE:
-            answered[answer.name] = answer.facts
-        view.came(verdict)
+            reached[result.name] = result.facts
+        view.scanned(verdict)
 
     view.begin(list(by_name))
     probing.probe(
@@ -89,26 +89,26 @@ def run(
         options(),
         deadline_s=deadline_s,
         parallel=parallel,
-        on_answer=on_answer,
+        on_result=on_result,
     )
     if cluster:
-        identities.remember(cluster, answered)
+        identities.remember(cluster, reached)
     return [verdicts[name] for name in by_name]
 
 
 def options() -> probing.ProbeSettings:
-    """The probe as it is sent."""
+    """The probe's settings, with its program."""
     return probing.ProbeSettings((settings.plugins() / _PROBE).read_bytes())
 
 
-def verdict_on(answer: probing.ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:
-    """Judge one machine's answer; a document that is not of the probe's shape, or cannot be judged, is no answer."""
-    if answer.facts is None:
-        return judge.unreachable(answer.name, answer.reach.value, answer.message)
-    if wrong := shape.violation(answer.facts):
-        return judge.unreachable(answer.name, probing.Reach.PROBE_FAILED.value, wrong)
+def verdict_on(result: probing.ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:
+    """Judge one probe result; a document that violates the schema, or cannot be judged, counts as unreachable."""
+    if result.facts is None:
+        return judge.unreachable(result.name, result.reach.value, result.message)
+    if wrong := shape.violation(result.facts):
+        return judge.unreachable(result.name, probing.Reach.PROBE_FAILED.value, wrong)
     expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
     try:
-        return judge.judge_facts(answer.name, {**answer.facts, **expected}, rules)
+        return judge.judge_facts(result.name, {**result.facts, **expected}, rules)
     except Exception as problem:
-        return judge.unreachable(answer.name, probing.Reach.PROBE_FAILED.value, sentence(problem))
+        return judge.unreachable(result.name, probing.Reach.PROBE_FAILED.value, sentence(problem))

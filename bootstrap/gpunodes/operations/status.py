@@ -1,4 +1,4 @@
-"""Ask the control plane about its nodes, and hold them against the inventory."""
+"""Query the control plane for its nodes, and compare them with the inventory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
-from gpunodes.operations.preflight import checked_cluster
+from gpunodes.operations.preflight import checked_cluster, no_contact
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.repair import maintenance
 
@@ -21,27 +21,27 @@ PHASES = (phases.STATUS,)
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node of the cluster. ``machine`` is its name in the inventory, "" for a node that is not there."""
+    """A node of the cluster. ``machine`` is its name in the inventory, "" for a node that is not in the inventory."""
 
     name: str
     machine: str
     role: str
     ready: bool
     reason: str
-    """Why it is not ready, or that it is in maintenance or cordoned."""
+    """Why it is not ready; whether it is in maintenance or cordoned."""
     version: str
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The cluster as its control plane sees it."""
+    """The cluster as its control plane reports it."""
 
     endpoint: str
     version: str
     nodes: Sequence[NodeStatus]
     missing: Sequence[str]
-    """Machines of the inventory that are no nodes."""
+    """Machines of the inventory that are not nodes."""
 
     @property
     def healthy(self) -> bool:
@@ -49,28 +49,32 @@ class ClusterStatus:
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
-    """Read the cluster; raises GpunodesError when there is none, or when its control plane does not answer."""
+    """Read the cluster; raises GpunodesError if there is none, or if its control plane does not respond."""
     control = inventory.control_plane()
     tracker = Tracker([control], PHASES, view)
     view.begin("status", [control])
     folder = journal.open_run("status")
     ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
+    if ended.interrupted:
+        raise Interrupted
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)
+        if failure is None:
+            fact, remedy = "it runs no cluster", f"`gpunodes init-master {control.name}` creates one"
+        else:
+            fact, remedy = events.cause(failure), no_contact(failure)
         raise GpunodesError(
-            f"{control.name} runs no cluster" if failure is None else f"{control.name}: {events.cause(failure)}",
-            "a control plane that answers",
-            f"`gpunodes init-master {control.name}` makes one; the log is {ended.log}",
+            f"{control.name}: {fact}", "a control plane that responds", f"{remedy}; the log is {ended.log}"
         )
     machines = {machine.name: machine.address for machine in inventory.machines()}
     return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
 
 
 def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:
-    """Match the cluster's nodes with the inventory's machines; none is asked who it is, since nothing is done by it."""
+    """Match the cluster's nodes and the inventory's machines by recorded identities; no machine is queried."""
     matcher = identity.Matcher([identity.described(node) for node in cluster["nodes"]], machines)
-    matches = [(machine.name, matcher.match(machine, sure=False).node) for machine in machines]
+    matches = [(machine.name, matcher.match(machine, confirmed=False).node) for machine in machines]
     machine_of = {node.name: name for name, node in matches if node}
     nodes, now = [], time.time()
     for node in cluster["nodes"]:
@@ -81,7 +85,7 @@ def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str,
                 machine=machine,
                 role=node["role"],
                 ready=bool(node["ready"]),
-                reason="; ".join(part for part in (str(node["reason"]), _kept(node, now)) if part),
+                reason="; ".join(part for part in (str(node["reason"]), _maintenance(node, now)) if part),
                 version=node["version"],
                 address=node["address"],
             )
@@ -91,11 +95,11 @@ def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str,
     return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing)
 
 
-def _kept(node: Mapping[str, Any], now: float) -> str:
-    """What keeps pods, and repairs, from a node."""
-    kept = maintenance.parse(str(node.get("maintenance") or ""))
+def _maintenance(node: Mapping[str, Any], now: float) -> str:
+    """The node's maintenance or cordon, "" without one."""
+    found = maintenance.parse(str(node.get("maintenance") or ""))
     cordoned = "" if node["schedulable"] else "cordoned"
-    if kept is None:
+    if found is None:
         return cordoned
-    state = "in maintenance" if kept.holds(now) else f"the time of its maintenance is over, it is {cordoned or 'free'}"
-    return f"{state}: {kept.described()}"
+    state = "in maintenance" if found.holds(now) else f"its maintenance has expired, it is {cordoned or 'schedulable'}"
+    return f"{state}: {found.described()}"

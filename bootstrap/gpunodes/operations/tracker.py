@@ -1,4 +1,4 @@
-"""Follows a run: turns the stream of events into what each machine is doing now and how it came out."""
+"""Follows a run: derives each machine's current phase and its result from the stream of events."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _ANSWERS = {
     "gpu_machine": "gpu_levels",
     "gpu_node": "gpu_nodes",
 }
-"""What the command line reads of a role's answers. A machine may put more into any answer of its own."""
+"""The key of a role's result that the command line reads. A machine may add other keys to any result."""
 
 
 class RunView(Protocol):
-    """What shows a run while it goes on."""
+    """A view of a run in progress."""
 
     def begin(self, title: str, machines: Sequence[Machine]) -> None:
         """A run on ``machines`` begins."""
 
-    def phase(self, machine: str, phase: Phase) -> None:
-        """A machine enters a phase."""
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+        """A machine enters a phase, the ``number``-th of the ``total`` that apply to it; 0 where they are unknown."""
+
+    def task(self, machine: str, task: str) -> None:
+        """A machine starts a task of its phase."""
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
-        """Preflight found these."""
+        """Preflight or the locks reported these findings."""
 
     def ended(self, result: MachineResult) -> None:
         """A machine failed, or the run ended for it."""
@@ -59,21 +62,21 @@ class Tracker:
         view: RunView,
         not_applicable: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """``spared`` are the machines that have nothing to do in a phase, by its name."""
+        """``not_applicable``: the machines to which a phase does not apply, by its name."""
         now = time.monotonic()
         self._machines = {machine.name: _State(started=now) for machine in machines}
         self._phases = {phase.name: phase for phase in phases}
         self._view = view
         self._not_applicable = not_applicable or {}
         self.answers: dict[str, dict[str, Any]] = {}
-        """What tasks returned under the keys that the command line reads, by key and machine."""
+        """The results of tasks under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
-        """Our own clock when a machine's facts came, in seconds since 1970."""
+        """The controller's time when a machine's facts arrived, in seconds since 1970."""
         self.failures: dict[str, TaskEnded] = {}
-        """The first failure of every machine, those beside the selected ones included."""
+        """The first failure of every machine, including machines that were not selected."""
 
     def on_event(self, event: Event) -> None:
-        """Take in one event."""
+        """Process one event."""
         state = self._machines.get(event.machine)
         if isinstance(event, TaskEnded):
             self._keep(event)
@@ -83,11 +86,13 @@ class Tracker:
             return
         state.last = time.monotonic()
         state.busy = not isinstance(event, TaskEnded)
-        if event.phase in self._phases and self._concerns(event):
+        if event.phase in self._phases and self._applies(event):
             state.seen.add(event.phase)
             if event.phase != state.phase:
                 state.phase = event.phase
-                self._view.phase(event.machine, self._phases[event.phase])
+                self._view.phase(event.machine, self._phases[event.phase], *self._position(event))
+            if not isinstance(event, TaskEnded):
+                self._view.task(event.machine, event.task)
         if isinstance(event, TaskEnded):
             notes = event.result.get("notes")
             state.notes += map(str, notes) if isinstance(notes, list) else ()
@@ -100,27 +105,32 @@ class Tracker:
         """Whether a task runs on a machine now."""
         return machine in self._machines and self._machines[machine].busy
 
-    def _concerns(self, event: Event) -> bool:
-        """Whether a machine does anything in a phase: Ansible starts tasks that it then skips, too."""
+    def _applies(self, event: Event) -> bool:
+        """Whether the event's phase applies to its machine: Ansible also starts tasks that it then skips."""
         return event.machine not in self._not_applicable.get(event.phase, ())
 
-    def results(self, *, ok: bool, interrupted: bool = False, error_text: str = "") -> list[MachineResult]:
-        """How every machine came out.
+    def _position(self, event: Event) -> tuple[int, int]:
+        """The number of the event's phase among those that apply to its machine, and their total."""
+        names = [name for name in self._phases if event.machine not in self._not_applicable.get(name, ())]
+        return names.index(event.phase) + 1, len(names)
 
-        ``ok`` is Ansible's own verdict: with it no failure stands, each was mended. ``complaint`` is its own error for
-        a run that failed on no machine.
+    def results(self, *, ok: bool, interrupted: bool = False, error_text: str = "") -> list[MachineResult]:
+        """The result of every machine.
+
+        ``ok`` is Ansible's own result: if true, every failure was handled. ``error_text`` is Ansible's error for a run
+        that failed without a failure on a machine.
         """
         first = next(iter(self.failures.values()), None)
         stopped = f"stopped because {first.machine} failed: {cause(first)}" if first else error_text
         results = []
         for name, state in self._machines.items():
-            # Ansible may stop before a machine has gone all the way: another one's failure ended the run for it too.
-            all_the_way = first is not None and list(self._phases)[-1] in state.seen
+            # Ansible may stop before a machine has finished, because of another machine's failure.
+            finished = first is not None and list(self._phases)[-1] in state.seen
             if not ok and state.failure is not None:
                 outcome, phase, why = state.failure.outcome, state.failure.phase or state.phase, cause(state.failure)
             elif interrupted:
-                outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to go on"
-            elif not ok and not all_the_way:
+                outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to continue"
+            elif not ok and not finished:
                 outcome, phase, why = Outcome.FAILED, state.phase, stopped
             else:
                 outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""

@@ -1,4 +1,4 @@
-"""Bring the whole inventory up: all prepared side by side, the control plane made meanwhile, then the workers."""
+"""Set up the whole inventory: prepare all machines in parallel, create the control plane, then join the workers."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation

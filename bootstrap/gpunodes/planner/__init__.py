@@ -1,1 +1,1 @@
-"""Pure knowledge: tables with their sources, and what follows from them."""
+"""The planner: tables of facts with their sources, and the decisions that follow from them. Pure."""

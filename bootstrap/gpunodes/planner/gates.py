@@ -1,8 +1,8 @@
-"""The kubelet's feature gates: which there are in a version, what they are set to, and which wishes a kubelet takes.
+"""The kubelet's feature gates: which ones a version has, their values, and which requested gates a kubelet accepts.
 
-A kubelet that is told of a gate it does not know ends at once, again and again; so wishes are judged before anything is
-touched. Pure: tables/gates.toml holds the gates that matter on GPU nodes from 1.6 on, tables/kubelet_gates.toml all
-that the kubelets know which we install.
+A kubelet with an unknown gate exits at every start, so requested gates are checked before anything is changed.
+Pure: tables/gates.toml has the gates that matter on GPU nodes from 1.6 on, tables/kubelet_gates.toml all gates of the
+kubelets that gpunodes installs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gpunodes.planner import tables
 
 
 class GateStatus(StrEnum):
-    """How ripe a gate is in a version."""
+    """The maturity of a gate in a version."""
 
     ABSENT = "absent"
-    """The kubelet does not know it: not yet, or no more."""
+    """Unknown to the kubelet: not yet added, or already removed."""
     ALPHA = "alpha"
     BETA = "beta"
     GA = "ga"
@@ -36,20 +36,20 @@ class Gate:
     name: str
     status: GateStatus
     default: bool | None
-    """None where it is absent."""
+    """None if the gate is absent."""
     locked: bool
-    """Whether it can be set to its default only."""
+    """Whether only the default is accepted."""
     removed_in: str | None
-    """The minor in which it went, if it went at all."""
-    we_set: bool | None
-    """What gpunodes sets it to; None where its default is right, or it is absent."""
+    """The minor version that removed it, if any."""
+    set_by_gpunodes: bool | None
+    """The value that gpunodes sets; None if it keeps the default, or the gate is absent."""
     why: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """What cannot be: the fact, the limit it breaks, what to do."""
+    """A request that cannot be met: the fact, the limit that it breaks, what to do."""
 
     fact: str
     limit: str
@@ -57,24 +57,24 @@ class Conflict:
 
 
 def minor_of(version: str) -> str:
-    """The minor (``1.36``) of a version; raises WrongInput for one that the table does not reach."""
+    """The minor version (``1.36``) of a version; raises WrongInput for one outside the table."""
     table = tables.read("gates")
     found = re.fullmatch(r"v?(1\.\d+)(\.\d+)?", str(version))
     if not found:
         raise WrongInput(
-            f"{version!r} is not a Kubernetes version", f"one such as {table['newest']} or v1.36.2", "correct it"
+            f"{version!r} is not a Kubernetes version", f"a version such as {table['newest']} or v1.36.2", "correct it"
         )
     if not _number(table["first"]) <= _number(found[1]) <= _number(table["newest"]):
         raise WrongInput(
-            f"the gates of Kubernetes {version} are not known here",
+            f"gpunodes does not know the feature gates of Kubernetes {version}",
             f"{table['first']} to {table['newest']}",
-            "choose one of these",
+            "choose one of these versions",
         )
     return found[1]
 
 
 def gates(version: str) -> list[Gate]:
-    """The gates as they are in ``version`` (``1.36``, ``v1.36.2``); raises WrongInput for one not in the table."""
+    """The gates in ``version`` (``1.36``, ``v1.36.2``); raises WrongInput for a version outside the table."""
     return list(_gates(minor_of(version)))
 
 
@@ -84,18 +84,18 @@ def _gates(minor: str) -> tuple[Gate, ...]:
 
 
 def needed(version: str) -> dict[str, bool]:
-    """What gpunodes itself sets in ``version``: mostly nothing."""
-    return {gate.name: gate.we_set for gate in gates(version) if gate.we_set is not None}
+    """The gates that gpunodes itself sets in ``version``: mostly none."""
+    return {gate.name: gate.set_by_gpunodes for gate in gates(version) if gate.set_by_gpunodes is not None}
 
 
 def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
-    """Every wish that the kubelet of ``version`` would not take: unknown, gone, not there yet, locked, no boolean."""
+    """The requested gates that the kubelet of ``version`` rejects: unknown, removed, too new, locked, not a boolean."""
     minor = minor_of(version)
     found = []
     for name, value in requested.items():
         if not isinstance(value, bool):
             found.append(
-                Conflict(f"the feature gate {name} is wished to be {value!r}", "true or false", "correct the wish")
+                Conflict(f"the feature gate {name} is set to {value!r}", "true or false", "correct the setting")
             )
         elif conflict := _judge(name, value, minor):
             found.append(conflict)
@@ -105,54 +105,54 @@ def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
 def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     row = next((row for row in tables.read("gates")["gate"] if row["name"] == name), None)
     if row is None:
-        return _other(name, minor, value=value)
+        return _judge_other(name, minor, value=value)
     gate = _gate(row, minor)
     if gate.status is GateStatus.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
             return Conflict(
-                f"the feature gate {name} is {_went(row)}",
-                f"a gate that the kubelet of {minor} knows: this one would stop it",
-                f"take it out: {row['instead']}",
+                f"the feature gate {name} was {_removal(row)}",
+                _known_gate(minor),
+                f"remove it from the settings: {row['instead']}",
             )
         first = row["stages"][0]["from"]
         return Conflict(
-            f"the feature gate {name} comes with Kubernetes {first}",
-            f"a gate that the kubelet of {minor} knows: this one would stop it",
-            f"take it out, or choose Kubernetes {first} or newer",
+            f"the feature gate {name} does not exist before Kubernetes {first}",
+            _known_gate(minor),
+            f"remove it from the settings, or choose Kubernetes {first} or newer",
         )
     if gate.locked and value != gate.default:
         return Conflict(
-            f"the feature gate {name} is wished to be {_word(value)}",
-            f"{_word(bool(gate.default))}: it is locked from Kubernetes {_locked_from(row)} on",
-            "take the wish out",
+            f"the feature gate {name} is set to {_yaml(value)}",
+            f"{_yaml(bool(gate.default))}: it is locked from Kubernetes {_locked_from(row)} on",
+            "remove it from the settings",
         )
     return None
 
 
-def _other(name: str, minor: str, *, value: bool) -> Conflict | None:
-    """Judge a gate that has nothing to do with GPUs: those are known for the minors that we install."""
+def _judge_other(name: str, minor: str, *, value: bool) -> Conflict | None:
+    """Judge a gate that is not about GPUs; these are known only for the versions that gpunodes installs."""
     table = tables.read("kubelet_gates")
     stages = [stage.split() for stage in table["gates"].get(name, ()) if _number(stage.split()[0]) <= _number(minor)]
-    knows = f"a gate that the kubelet of {minor} knows: this one would stop it"
     if _number(minor) < _number(table["first"]):
         return Conflict(
-            f"the feature gate {name} has nothing to do with GPUs",
-            f"one of `gpunodes gates {minor}`: others are known from Kubernetes {table['first']} on",
-            "take the wish out, or choose a newer Kubernetes",
+            f"the feature gate {name} is not about GPUs",
+            f"one of `gpunodes gates {minor}`: gpunodes knows other gates only from Kubernetes {table['first']} on",
+            "remove it from the settings, or choose a newer Kubernetes version",
         )
     if not stages:
         names = [*(row["name"] for row in tables.read("gates")["gate"]), *table["gates"]]
         near = difflib.get_close_matches(name, names, n=1)
-        remedy = f"is {near[0]} meant?" if near else "take it out, or check its spelling"
-        return Conflict(f"the feature gate {name} is not known in Kubernetes {minor}", knows, remedy)
+        remedy = f"did you mean {near[0]}?" if near else "remove it from the settings, or check its spelling"
+        return Conflict(f"the feature gate {name} does not exist in Kubernetes {minor}", _known_gate(minor), remedy)
     since, status, *rest = stages[-1]
     if status == GateStatus.ABSENT:
-        return Conflict(f"the feature gate {name} is gone since Kubernetes {since}", knows, "take it out")
+        fact = f"the feature gate {name} was removed in Kubernetes {since}"
+        return Conflict(fact, _known_gate(minor), "remove it from the settings")
     if "locked" in rest and value != ("on" in rest):
         return Conflict(
-            f"the feature gate {name} is wished to be {_word(value)}",
-            f"{_word('on' in rest)}: it is locked from Kubernetes {since} on, or longer",
-            "take the wish out",
+            f"the feature gate {name} is set to {_yaml(value)}",
+            f"{_yaml('on' in rest)}: it is locked since Kubernetes {since} or earlier",
+            "remove it from the settings",
         )
     return None
 
@@ -163,7 +163,7 @@ def _gate(row: Mapping[str, Any], minor: str) -> Gate:
     stage: Mapping[str, Any] | None = None
     if not (removed and number >= _number(removed)):
         stage = next((stage for stage in reversed(row["stages"]) if _number(stage["from"]) <= number), None)
-    ours = next((ours for ours in row["set"] if _number(ours["from"]) <= number <= _number(ours["last"])), None)
+    own = next((own for own in row["set"] if _number(own["from"]) <= number <= _number(own["last"])), None)
     source = str(tables.read("gates")["sources"][row["source"]])
     return Gate(
         name=row["name"],
@@ -171,32 +171,36 @@ def _gate(row: Mapping[str, Any], minor: str) -> Gate:
         default=stage["default"] if stage else None,
         locked=bool(stage and stage["locked"]),
         removed_in=removed,
-        we_set=ours["value"] if ours else None,
-        why=_why(row, minor, stage, ours),
+        set_by_gpunodes=own["value"] if own else None,
+        why=_why(row, minor, stage, own),
         source=source,
     )
 
 
-def _why(row: Mapping[str, Any], minor: str, stage: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
-    if ours:
-        return f"{row['about']}: {ours['why']}"
+def _why(row: Mapping[str, Any], minor: str, stage: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> str:
+    if own:
+        return f"{row['about']}: {own['why']}"
     if stage is None:
         if row["removed_in"] and _number(minor) >= _number(row["removed_in"]):
-            return f"{_went(row)}: {row['instead']}"
-        return f"comes with {row['stages'][0]['from']}"
-    return f"{row['about']}: {'its default is right' if stage['default'] else 'off by default, and left so'}"
+            return f"{_removal(row)}: {row['instead']}"
+        return f"added in Kubernetes {row['stages'][0]['from']}"
+    return f"{row['about']}: {'on' if stage['default'] else 'off'} by default, and not changed"
 
 
-def _went(row: Mapping[str, Any]) -> str:
+def _known_gate(minor: str) -> str:
+    return f"a gate of Kubernetes {minor}: the kubelet does not start with an unknown one"
+
+
+def _removal(row: Mapping[str, Any]) -> str:
     by = f" (kubernetes PR {row['removed_by']})" if row["removed_by"] else ""
-    return f"gone since Kubernetes {row['removed_in']}{by}"
+    return f"removed in Kubernetes {row['removed_in']}{by}"
 
 
 def _locked_from(row: Mapping[str, Any]) -> str:
     return next(str(stage["from"]) for stage in row["stages"] if stage["locked"])
 
 
-def _word(value: bool) -> str:
+def _yaml(value: bool) -> str:
     return "true" if value else "false"
 
 

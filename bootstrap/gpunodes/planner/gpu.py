@@ -1,8 +1,8 @@
-"""What a machine with GPUs gets: facts and wishes in, a plan or every conflict at once out. Pure.
+"""Plans the GPU software of a machine: facts and requested software in; a plan, or all conflicts at once, out. Pure.
 
-What a GPU, a branch, a CUDA version or a runtime asks for stands in the tables gpus, drivers, cuda, toolkit and gates,
-each row with its source. Here is only how they are held against each other. A machine that has a driver keeps it where
-it does what is wished: nothing is upgraded that need not be.
+The requirements of GPUs, driver branches, CUDA versions and runtimes are in the tables gpus, drivers, cuda, toolkit and
+gates, each row with its source. This module only combines them. An installed driver that meets the request is kept:
+nothing is upgraded without need.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ __all__ = [
 
 
 def plan(machine: str, facts: Facts, requested: RequestedSoftware) -> Plan | tuple[Conflict, ...]:
-    """What ``machine`` gets, or every reason why it cannot get what is wished.
+    """The plan for ``machine``, or all reasons why the requested software cannot be installed.
 
     ``facts`` is what the module ``host_facts`` returns.
     """
     case = Case(machine, facts, requested)
-    ours = _gates(case)
+    feature_gates = _gates(case)
     cri_dockerd = _runtime(case)
     if not case.gpus:
         _without_gpus(case)
-        made = Plan(case.machine, runtime=case.requested.runtime, cri_dockerd=cri_dockerd, gates=ours)
+        made = Plan(case.machine, runtime=case.requested.runtime, cri_dockerd=cri_dockerd, gates=feature_gates)
     else:
-        made = _with_gpus(case, ours, cri_dockerd=cri_dockerd)
+        made = _with_gpus(case, feature_gates, cri_dockerd=cri_dockerd)
     if case.conflicts:
         return tuple(dict.fromkeys(case.conflicts))
     return replace(made, warnings=tuple(case.warnings), reasons=tuple(dict.fromkeys(case.reasons)))
 
 
 def planned(machine: str, facts: Facts | None, requested: RequestedSoftware, unreachable: str = "") -> Planned:
-    """``plan`` for one machine of several, with all that led to it."""
+    """``plan`` for one of several machines, together with its input."""
     if facts is None:
         return Planned(machine, requested, unreachable=unreachable or "its facts could not be read")
     found = plan(machine, facts, requested)
@@ -82,11 +82,11 @@ def planned(machine: str, facts: Facts | None, requested: RequestedSoftware, unr
 
 
 def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> RequestedSoftware:
-    """The wishes that a machine's settings hold; raises WrongInput for values of another kind."""
+    """The software that a machine's settings request; raises WrongInput for values of the wrong type."""
     requested = settings["gpunodes_feature_gates"] or {}
     if not isinstance(requested, Mapping):
         raise WrongInput(
-            f"gpunodes_feature_gates is {requested!r}", "a mapping of gates to true or false", "correct the setting"
+            f"gpunodes_feature_gates is {requested!r}", "a mapping from gates to true or false", "correct the setting"
         )
     versions = settings["gpunodes_cuda_versions"] or []
     if isinstance(versions, str | int | float):
@@ -103,108 +103,107 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
 
 
 def check(requested: RequestedSoftware) -> None:
-    """Raise WrongInput for a wish that no machine can have: a version that no table knows."""
+    """Raise WrongInput for a version that no machine can have because no table contains it."""
     for conflict in _unknown(requested):
         raise WrongInput(conflict.fact, conflict.limit, conflict.remedy)
 
 
 def for_kubernetes(requested: RequestedSoftware, kubernetes_version: str) -> RequestedSoftware:
-    """The same wishes for another Kubernetes version."""
+    """The same request for another Kubernetes version."""
     return replace(requested, kubernetes_version=kubernetes_version)
 
 
 def _unknown(requested: RequestedSoftware) -> Iterator[Conflict]:
     if requested.driver and requested.driver not in branches():
-        fact = f"the driver branch {requested.driver!r} is wished"
+        fact = f"the driver branch {requested.driver!r} is unknown"
         yield Conflict(fact, f"one of {', '.join(branches())}", "choose one of these")
     known = [minor for row in tables.read("cuda")["cuda"] for minor in row["minors"]]
     for version in requested.cuda:
         if version not in known:
-            limit = f"one that is known here: {', '.join(known)}"
-            yield Conflict(f"CUDA {version} is wished", limit, "choose one of these")
+            yield Conflict(f"CUDA {version} is unknown", f"one of {', '.join(known)}", "choose one of these")
     if requested.cudnn and not software.knows_cudnn(requested.cudnn):
         rows = tables.read("cuda")["cudnn"]
-        limit = f"one that is known here: {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
-        yield Conflict(f"cuDNN {requested.cudnn} is wished", limit, "choose one of these")
+        limit = f"one of {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
+        yield Conflict(f"cuDNN {requested.cudnn} is unknown", limit, "choose one of these")
 
 
 def _gates(case: Case) -> dict[str, bool]:
     version = case.requested.kubernetes_version
     try:
         known = gates.gates(version)
-    except WrongInput as error:  # a cluster of another version than those that we install
+    except WrongInput as error:  # a cluster whose version gpunodes does not install
         if case.requested.gates:
-            case.refuse(error.found, error.wanted, "take the wishes for feature gates out")
+            case.refuse(error.found, error.wanted, "remove gpunodes_feature_gates from the settings")
         return {}
     case.conflicts += gates.check(version, case.requested.gates)
-    ours = gates.needed(version) if case.gpus else {}
+    needed = gates.needed(version) if case.gpus else {}
     for gate in known:
-        if gate.name in ours:
-            case.say(f"feature gate {gate.name}", gate.why, gate.source)
+        if gate.name in needed:
+            case.explain(f"feature gate {gate.name}", gate.why, gate.source)
     for name in case.requested.gates:
-        case.say(f"feature gate {name}", "it is wished")
-    return {**ours, **case.requested.gates}
+        case.explain(f"feature gate {name}", "requested")
+    return {**needed, **case.requested.gates}
 
 
 def _runtime(case: Case) -> bool:
-    """Judge the wished runtime; whether it needs cri-dockerd."""
+    """Judge the requested runtime; return whether it needs cri-dockerd."""
     table = tables.read("toolkit")
     rows = {row["name"]: row for row in table["runtime"]}
     name = case.requested.runtime
     row = rows.get(name)
     if row is None:
-        case.refuse(f"the runtime {name!r} is wished", " or ".join(rows), "correct gpunodes_runtime")
+        case.refuse(f"the runtime {name!r} is unknown", " or ".join(rows), "correct gpunodes_runtime")
         return False
-    case.say(f"runtime {name}", "it is wished" if name != "containerd" else "it is Kubernetes' usual one")
+    case.explain(f"runtime {name}", "requested" if name != "containerd" else "the default runtime of Kubernetes")
     if case.gpus:
-        _cdi(case, row)
+        _check_cdi(case, row)
     shim = table["cri_dockerd"]
     if name == "docker" and version_of(case.requested.kubernetes_version) >= version_of(shim["from"]):
-        case.say("cri-dockerd", f"Kubernetes has no dockershim from {shim['from']} on", cite("toolkit", shim))
+        case.explain("cri-dockerd", f"Kubernetes has no dockershim from {shim['from']} on", cite("toolkit", shim))
         return True
     return False
 
 
-def _cdi(case: Case, row: Row) -> None:
+def _check_cdi(case: Case, row: Row) -> None:
     installed = {**(case.facts.get("packages") or {}), **(case.gpu.get("runtimes") or {})}
     for package in row["packages"]:
         version = re.search(r"\d[\d.]*", str(installed.get(package) or "").rpartition(":")[2])
         if version and version_of(version[0]) < version_of(row["least"]):
             case.refuse(
                 f"{package} {version[0]} is installed",
-                f"{row['least']} or newer: it must read CDI specifications 0.7 ({cite('toolkit', row)})",
+                f"{row['least']} or newer: it must support CDI specification 0.7 ({cite('toolkit', row)})",
                 "upgrade it, or remove it and set gpunodes_containerd_source to docker",
             )
 
 
 def _without_gpus(case: Case) -> None:
-    asked = {
+    requested = {
         "driver": case.requested.driver,
         "source": case.requested.source,
         "CUDA": ", ".join(case.requested.cuda),
         "cuDNN": case.requested.cudnn,
     }
-    case.say("CPU node", "no NVIDIA GPU is on its PCI bus")
-    for what, value in asked.items():
+    case.explain("CPU node", "no NVIDIA GPU is on the PCI bus")
+    for what, value in requested.items():
         if value:
-            case.warnings.append(f"no NVIDIA GPU is on its PCI bus: the wish for {what} {value} has no effect")
+            case.warnings.append(f"no NVIDIA GPU is on the PCI bus: the requested {what} {value} has no effect")
     if (case.gpu.get("driver") or {}).get("loaded"):
-        case.warnings.append("the NVIDIA driver is loaded, yet no GPU is on the PCI bus: was one lost?")
-    _passed_through(case)
+        case.warnings.append("the NVIDIA driver is loaded, but no GPU is on the PCI bus: a GPU may have failed")
+    _warn_of_passthrough(case)
 
 
-def _passed_through(case: Case) -> None:
-    given = [
+def _warn_of_passthrough(case: Case) -> None:
+    addresses = [
         function["address"]
         for function in case.gpu.get("functions") or ()
         if is_gpu(function) and function.get("driver") == "vfio-pci"
     ]
-    if given:
-        case.warnings.append(f"GPUs bound to vfio-pci, for virtual machines, are left out: {', '.join(given)}")
+    if addresses:
+        case.warnings.append(f"GPUs bound to vfio-pci (for virtual machines) are ignored: {', '.join(addresses)}")
 
 
-def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
-    _passed_through(case)
+def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
+    _warn_of_passthrough(case)
     case.conflicts += _unknown(case.requested)
     flavours = _flavours(case)
     _limits(case)
@@ -224,8 +223,8 @@ def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Pl
     ]
     nouveau = case.gpu.get("nouveau") or "available"
     if nouveau != "absent":
-        case.say("nouveau off", f"it is {nouveau}, and holds the GPUs when it is loaded first")
-    case.say("persistence on", "without it the driver leaves the GPUs when nobody uses them")
+        case.explain("nouveau off", f"it is {nouveau}, and blocks the GPUs if it is loaded first")
+    case.explain("persistence on", "without it, the driver deinitialises idle GPUs")
     return Plan(
         case.machine,
         gpus=case.gpus,
@@ -241,19 +240,20 @@ def _with_gpus(case: Case, ours: Mapping[str, bool], *, cri_dockerd: bool) -> Pl
         persistence=True,
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
-        gates=ours,
+        gates=feature_gates,
         reboot_needed=drivers.reboot(case, branch, flavour, nouveau),
         labels=_labels(case),
     )
 
 
 def _flavours(case: Case) -> list[Flavour]:
-    """The modules that drive all GPUs, the better one first."""
+    """The kernel modules that support all GPUs, the preferred ones first."""
     for row in case.generations:
         if row["name"] == "newer":
             ids = ", ".join(gpu.device for gpu in case.gpus if gpu.generation == "newer")
             case.warnings.append(
-                f"PCI device {ids} is newer than our table: it gets the open modules of the newest branch, untried"
+                f"PCI device {ids} is newer than gpunodes' table of GPUs: it gets the newest driver with open modules,"
+                " untested"
             )
     common = [
         Flavour(name)
@@ -262,8 +262,8 @@ def _flavours(case: Case) -> list[Flavour]:
     ]
     if not common:
         case.refuse(
-            f"{case.named('open')} take the open modules only, {case.named('proprietary')} the proprietary only",
-            "GPUs that one driver can run: a machine has one",
+            f"{case.named('open')} need the open modules, {case.named('proprietary')} the proprietary modules",
+            "GPUs that one driver supports: a machine can have only one driver",
             "put them into different machines",
         )
     return common
@@ -275,14 +275,14 @@ def _limits(case: Case) -> None:
     for row in case.generations:
         if row["last"] and branches() and number(row["last"]) < number(branches()[0]):
             case.refuse(
-                f"{row['title']} GPUs ({case.products(row)}) have no driver after {row['last']}",
-                f"{branches()[0]} or newer: no older one is known here ({cite('drivers', row)})",
+                f"no driver after {row['last']} supports {row['title']} GPUs ({case.products(row)})",
+                f"GPUs for driver {branches()[0]} or newer, the oldest that gpunodes installs ({cite('drivers', row)})",
                 "take them out of the machine",
             )
 
 
 def _labels(case: Case) -> dict[str, str]:
-    """Labels that are known without a driver; a machine of several products is labelled with its first."""
+    """Labels that are known without a driver; with several products, the label names the first."""
     first = case.gpus[0]
     return {
         "gpunodes.dev/gpu": "true",

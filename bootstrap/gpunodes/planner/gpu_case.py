@@ -1,4 +1,4 @@
-"""One machine that is planned for: what it has, by the tables, and what was found to say on the way."""
+"""The planning case of one machine: its facts by the tables, and the collected conflicts, warnings and reasons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSof
 Row = Mapping[str, Any]
 
 _DISPLAY = "03"
-"""The PCI base class of display controllers, which GPUs without a display are too (3D controller, 0302)."""
+"""The PCI base class of display controllers; GPUs without a display belong to it too (3D controller, 0302)."""
 
 
 class Case:
-    """A machine, its facts and what is wished of it; collects conflicts, warnings and reasons."""
+    """A machine, its facts and its requested software; collects conflicts, warnings and reasons."""
 
     def __init__(self, machine: str, facts: Facts, requested: RequestedSoftware) -> None:
         self.machine = machine
@@ -34,12 +34,12 @@ class Case:
         self.gpus = gpus_of(facts)
         self.generations = [row for row in tables.read("drivers")["generation"] if self.has(row["name"])]
 
-    def say(self, choice: str, why: str, source: str = "") -> None:
-        """Note why something is chosen."""
+    def explain(self, choice: str, why: str, source: str = "") -> None:
+        """Add the reason for a choice."""
         self.reasons.append(Reason(choice, why, source))
 
     def refuse(self, fact: str, limit: str, remedy: str) -> None:
-        """Note what cannot be."""
+        """Add a conflict."""
         self.conflicts.append(Conflict(fact, limit, remedy))
 
     def products(self, row: Row) -> str:
@@ -47,43 +47,50 @@ class Case:
         return ", ".join(dict.fromkeys(gpu.product for gpu in self.gpus if gpu.generation == row["name"]))
 
     def named(self, modules: str) -> str:
-        """The generations that take these modules only, with their GPUs."""
+        """The generations that support only these modules, with their GPUs, for a message."""
         rows = [row for row in self.generations if row["modules"] == [modules]]
         return " and ".join(f"{row['title']} GPUs ({self.products(row)})" for row in rows)
 
-    def where(self) -> str:
-        """The source that is wished, in words."""
-        return SOURCES.get(self.requested.source, "any source that is known")
+    def for_system(self) -> str:
+        """``for Debian 13``, or with a requested source ``for Debian 13 from the distribution``."""
+        source = SOURCES.get(self.requested.source)
+        return f"for {title_of(self.system)}" + (f" from {source}" if source else "")
 
     def has(self, generation: str) -> bool:
         """Whether a GPU is of this generation."""
         return any(gpu.generation == generation for gpu in self.gpus)
 
     def switched(self) -> bool:
-        """Whether the GPUs hang on NVSwitches."""
+        """Whether the GPUs are connected to NVSwitches."""
         return bool(self.gpu.get("nvswitches")) or any(product(gpu).get("switched") for gpu in self.gpus)
 
     def kernel(self) -> str:
-        """The running kernel's release, empty where it is not known."""
+        """The running kernel's release, empty if it is unknown."""
         return str(self.facts.get("kernel") or "")
 
     def month(self) -> str:
-        """The month that the machine's clock shows, ``2026-11``."""
+        """The current month by the machine's clock, ``2026-11``."""
         return time.strftime("%Y-%m", time.gmtime(float(self.facts.get("time") or 0)))
 
 
 def gpus_of(facts: Facts) -> tuple[Gpu, ...]:
-    """The GPUs of a machine that are its own: not those that it hands to virtual machines."""
+    """The GPUs of a machine, without those that it passes through to virtual machines."""
     functions = (facts.get("gpu") or {}).get("functions") or ()
     return tuple(_gpu(function) for function in functions if is_gpu(function) and function.get("driver") != "vfio-pci")
 
 
 def system_of(id_: str, version: str) -> str | None:
-    """The name under which the tables know a system (``debian 13``, ``rhel 9`` of 9.4), None for an unknown one."""
+    """The name of a system in the tables (``debian 13``; ``rhel 9`` for 9.4), None for an unknown one."""
     for row in tables.read("systems")["system"]:
         if id_ == row["id"] and (version == row["version"] or version.startswith(row["version"] + ".")):
             return f"{row['id']} {row['version']}"
     return None
+
+
+def title_of(system: str | None) -> str:
+    """The name of a system in messages: ``Debian 13`` for ``debian 13``."""
+    rows = tables.read("systems")["system"]
+    return next((str(row["title"]) for row in rows if system == f"{row['id']} {row['version']}"), "this system")
 
 
 def is_gpu(function: Row) -> bool:
@@ -103,14 +110,14 @@ def _by_id(device: int) -> Row:
 
 
 def product(gpu: Gpu) -> Row:
-    """Its row among the products, empty for one that has none."""
+    """The GPU's row in the table of products, empty if it has none."""
     return _by_id(int(gpu.device, 16))
 
 
 def _generation(device: int) -> str:
-    named = _by_id(device).get("generation")
-    if named:
-        return str(named)
+    generation = _by_id(device).get("generation")
+    if generation:
+        return str(generation)
     for row in tables.read("gpus")["range"]:
         if row["first"] <= device <= row["last"]:
             return str(row["generation"])
@@ -118,36 +125,36 @@ def _generation(device: int) -> str:
 
 
 def fill(text: str, branch: str, facts: Facts) -> str:
-    """A name of the tables with what stands for its words in braces."""
+    """A name of the tables with its placeholders in braces filled in."""
     kernel = str(facts.get("kernel") or "")
-    words = {"{branch}": branch, "{kernel}": kernel, "{kernel_flavour}": kernel.rpartition("-")[2]}
-    for word, value in words.items():
-        text = text.replace(word, value)
+    values = {"{branch}": branch, "{kernel}": kernel, "{kernel_flavour}": kernel.rpartition("-")[2]}
+    for placeholder, value in values.items():
+        text = text.replace(placeholder, value)
     return text
 
 
 def number(branch: str) -> int:
-    """A driver branch, or a major version, to be compared."""
+    """A driver branch or a major version as a number, for comparison."""
     return int(branch)
 
 
 def installed_driver(driver: Row) -> str:
-    """The version of the driver that is installed, built or not yet; empty where there is none."""
+    """The version of the installed driver, even if its module is not built yet; empty without a driver."""
     versions = [driver.get("module"), *(driver.get("packages") or {}).values()]
     found = (re.search(r"\b\d{3}\.\d+(\.\d+)?", str(version or "")) for version in versions)
     return next((match[0] for match in found if match), "")
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The numbers of a version, to be compared."""
+    """The numbers of a version, for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def cite(table: str, row: Row) -> str:
-    """Who says what a row of a table says."""
+    """The source of a table's row."""
     return str(tables.read(table)["sources"][row["source"]])
 
 
 def branches() -> list[str]:
-    """The driver branches that are known, oldest first."""
+    """All driver branches of the table, oldest first."""
     return [row["name"] for row in tables.read("drivers")["branch"]]

@@ -1,4 +1,4 @@
-"""The model of plans for GPUs: what is wished, what a machine has, and what it gets. Frozen."""
+"""The data model of GPU plans: requested software, the GPUs of a machine, and its plan. Frozen."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Facts = Mapping[str, Any]
 
 
 class Flavour(StrEnum):
-    """Which kernel modules."""
+    """The flavour of NVIDIA's kernel modules."""
 
     OPEN = "open"
     PROPRIETARY = "proprietary"
 
 
 class Source(StrEnum):
-    """Where packages come from."""
+    """The source of packages."""
 
     NVIDIA = "nvidia"
     """NVIDIA's CUDA repository."""
@@ -36,11 +36,11 @@ SOURCES: Mapping[str, str] = {
     Source.DISTRIBUTION: "the distribution",
     Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
 }
-"""What they are called in sentences."""
+"""Their names in messages."""
 
 
 class Group(StrEnum):
-    """What a package is part of, in the order of installation."""
+    """The part of the installation that a package belongs to, in the order of installation."""
 
     HEADERS = "headers"
     DRIVER = "driver"
@@ -52,7 +52,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestedSoftware:
-    """What is wanted of a machine. Empty means: what fits."""
+    """The software requested for a machine. An empty value means: a compatible version."""
 
     kubernetes_version: str
     """Minor or exact version."""
@@ -61,16 +61,16 @@ class RequestedSoftware:
     cuda: tuple[str, ...] = ()
     """Versions of the CUDA toolkit on the host, ``13.0``."""
     cudnn: str = ""
-    """A major, ``9``, or a minor, ``9.10``."""
+    """A major version, ``9``, or a minor version, ``9.10``."""
     runtime: str = "containerd"
     """``containerd`` or ``docker``."""
     source: str = ""
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
-    """More feature gates of the kubelet."""
+    """Additional feature gates of the kubelet."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that say this: ``wishes_of`` reads them."""
+        """The settings for this request; ``requested_of`` parses them."""
         return {
             "gpunodes_driver_branch": self.driver,
             "gpunodes_driver_source": self.source,
@@ -90,7 +90,7 @@ class Gpu:
     """Its PCI device id, four hexadecimal digits."""
     product: str
     generation: str
-    """A name of the table drivers."""
+    """A generation in the table `drivers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class Package:
     version: str
     """A shell pattern (``580.*``) that its version must match; empty: any."""
     same_version_as: str
-    """The package whose upstream version it must have exactly; empty: none."""
+    """The package with exactly the same upstream version; empty: none."""
     source: Source
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something was chosen, and who says so."""
+    """Why something was chosen, and the source of that fact."""
 
     choice: str
     why: str
@@ -118,7 +118,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a machine gets. Without a GPU: no package, and it joins as a CPU node."""
+    """What gpunodes installs on a machine. Without a GPU: no package, and it joins as a CPU node."""
 
     machine: str
     gpus: tuple[Gpu, ...] = ()
@@ -129,7 +129,7 @@ class Plan:
     packages: tuple[Package, ...] = ()
     """In the order of installation."""
     module_stream: str = ""
-    """dnf's module stream to enable first; empty: none."""
+    """The dnf module stream to enable first; empty: none."""
     hold: tuple[str, ...] = ()
     """Shell patterns of installed packages that upgrades must not touch."""
     blacklist_nouveau: bool = False
@@ -137,7 +137,7 @@ class Plan:
     persistence: bool = False
     runtime: str = "containerd"
     cri_dockerd: bool = False
-    """Whether the runtime needs cri-dockerd to serve this Kubernetes version."""
+    """Whether the runtime needs cri-dockerd with this Kubernetes version."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Feature gates of the kubelet to set."""
     reboot_needed: str | None = None
@@ -153,7 +153,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """How the plan for one machine came out: a plan, or conflicts, or why its facts could not be read."""
+    """The result for one machine: a plan, or conflicts, or why its facts could not be read."""
 
     name: str
     requested: RequestedSoftware
@@ -175,7 +175,7 @@ class Plans:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        made = sum(one.plan is not None for one in self.machines)
-        if made == len(self.machines):
+        planned = sum(machine.plan is not None for machine in self.machines)
+        if planned == len(self.machines):
             return ExitCode.DONE
-        return ExitCode.PARTLY if made else ExitCode.FAILED
+        return ExitCode.PARTLY if planned else ExitCode.FAILED

@@ -1,4 +1,4 @@
-"""The packages that make a plan: headers, driver, Fabric Manager, CUDA, cuDNN, container toolkit."""
+"""The packages of a plan: headers, driver, Fabric Manager, CUDA, cuDNN, container toolkit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def headers(case: Case, *, signed: bool) -> list[Package]:
         return []
     if not headers.get("running") and not headers.get("package"):
         case.refuse(
-            f"there are no headers for the running kernel {kernel}, and no package source has them",
-            f"{fill(row['package'], '', case.facts)}: the driver's modules are built for it",
-            "install a kernel of the system's own, with its headers, and reboot into it",
+            f"the headers of the running kernel {kernel} are neither installed nor available",
+            f"{fill(row['package'], '', case.facts)}: the driver's modules are built with it",
+            "install the system's own kernel with its headers, and reboot into it",
         )
         return []
     name = str(headers.get("package") or fill(row["package"], "", case.facts))
     why = "the driver's modules are built for the running kernel"
-    case.say(name, why, cite("drivers", row))
+    case.explain(name, why, cite("drivers", row))
     if headers.get("running") and not headers.get("package"):
-        return []  # they are there, and not from a package that we could name
+        return []  # installed, but not from a package that could be named
     return [Package(Group.HEADERS, name, "", "", Source.DISTRIBUTION, why)]
 
 
@@ -36,11 +36,11 @@ def driver(case: Case, offer: Row, branch: str, flavour: Flavour) -> list[Packag
     source = Source(offer["source_of"])
     found = []
     if offer["pin"]:
-        why = f"holds apt at the branch {branch}, all parts of it"
+        why = f"keeps all driver packages at the branch {branch}"
         found.append(Package(Group.DRIVER, fill(offer["pin"], branch, case.facts), "", "", source, why))
-        case.say(found[0].name, why, cite("drivers", offer))
+        case.explain(found[0].name, why, cite("drivers", offer))
     for name in offer[flavour.value]:
-        # Helpers of Debian's are built apart from the driver, and lag behind it.
+        # Debian builds these packages separately from the driver, with older versions.
         pattern = "" if name == "nvidia-persistenced" or name.startswith("linux-modules-") else f"{branch}.*"
         why = f"the driver, with {flavour} modules"
         found.append(Package(Group.DRIVER, fill(name, branch, case.facts), pattern, "", source, why))
@@ -52,39 +52,39 @@ def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> lis
         return []
     source = Source(offer["source_of"])
     driver = fill(offer[flavour.value][0], branch, case.facts)
-    why = "NVSwitches do nothing without it; its version must be exactly the driver's"
+    why = "NVSwitches need it; its version must be exactly the driver's"
     name = fill(offer["fabric_manager"], branch, case.facts)
     found = [Package(Group.FABRIC_MANAGER, name, f"{branch}.*", driver, source, why)]
-    case.say(name, why, cite("drivers", tables.read("drivers")["subnet_manager"]))
+    case.explain(name, why, cite("drivers", tables.read("drivers")["subnet_manager"]))
     if any(product(gpu).get("switched") for gpu in case.gpus) and source is Source.NVIDIA:
         row = tables.read("drivers")["subnet_manager"]
-        why = "NVSwitches of the fourth generation are run by it, beside Fabric Manager"
+        why = "fourth-generation NVSwitches need it in addition to Fabric Manager"
         found.append(Package(Group.FABRIC_MANAGER, row["package"], "", "", source, why))
-        case.say(row["package"], why, cite("drivers", row))
+        case.explain(row["package"], why, cite("drivers", row))
     return found
 
 
 def requested_cudas(case: Case) -> list[tuple[str, Row]]:
-    """The CUDA versions that are wished and known, each with its major's row."""
+    """The requested CUDA versions that are in the table, each with the row of its major version."""
     found = []
     for version in dict.fromkeys(case.requested.cuda):
         row = next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
         if row is None:
-            continue  # it is among the conflicts
+            continue  # reported as a conflict
         for generation in case.generations:
             last = generation["last_cuda"]
             if last and number(row["major"]) > number(last):
                 case.refuse(
-                    f"CUDA {version} is wished, for {generation['title']} GPUs ({case.products(generation)})",
-                    f"CUDA {last}.x, the last for them ({cite('drivers', generation)})",
-                    f"wish for CUDA {last}.x, or take those GPUs out",
+                    f"CUDA {version} does not support {generation['title']} GPUs ({case.products(generation)})",
+                    f"CUDA {last}.x, the last version for these GPUs ({cite('drivers', generation)})",
+                    f"request CUDA {last}.x, or take those GPUs out",
                 )
         found.append((version, row))
     return found
 
 
 def cuda_row(case: Case, offer: Row, version: str) -> Row | None:
-    """Where the source of a driver has this CUDA version for the machine."""
+    """The row of this CUDA version in the driver's source for the machine, None if it is not available."""
     for row in tables.read("cuda")["toolkit"]:
         if (
             row["source_of"] == offer["source_of"]
@@ -106,7 +106,7 @@ def cudas_of(case: Case, offers: Sequence[Row]) -> str:
         row["first"] if row["first"] == row["last"] else f"{row['first']} to {row['last'] or 'the newest'}"
         for row in rows
     ]
-    return f"CUDA {' or '.join(spans)}" if spans else "no CUDA there"
+    return f"CUDA {' or '.join(spans)}" if spans else "no CUDA version: none is available"
 
 
 def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
@@ -115,12 +115,12 @@ def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
     for version in dict.fromkeys(case.requested.cuda):
         row = cuda_row(case, offer, version)
         if row is None:
-            continue  # an unknown version: it is among the conflicts
+            continue  # an unknown version, reported as a conflict
         name = row["package"].replace("{version}", version.replace(".", "-"))
         pattern = f"{version}.*" if row["last"] else ""
-        why = f"CUDA {version} is wished"
+        why = f"CUDA {version} is requested"
         found.append(Package(Group.CUDA, name, pattern, "", source, why))
-        case.say(name, why, cite("cuda", row))
+        case.explain(name, why, cite("cuda", row))
     return [*found, *_cudnn(case, offer, branch)]
 
 
@@ -131,18 +131,18 @@ def _cudnn(case: Case, offer: Row, branch: str) -> list[Package]:
         return []
     majors = cuda_majors(case)
     if len(majors) > 1:
-        case.warnings.append(f"cuDNN is installed for CUDA {majors[-1]} only, the newest that is wished")
+        case.warnings.append(f"cuDNN is installed only for CUDA {majors[-1]}, the newest requested version")
     last = _last_cudnn(case)
     minor = next((version for version in (request, row["version"], last) if "." in version), request)
-    why = f"cuDNN {request} is wished; for CUDA {row['cuda']}"
+    why = f"cuDNN {request} is requested; for CUDA {row['cuda']}"
     if minor == last != request:
-        why += f", and {last} is the last for these GPUs"
-    case.say(row["package"], why, cite("cuda", row))
+        why += f"; {last} is the last version for these GPUs"
+    case.explain(row["package"], why, cite("cuda", row))
     return [Package(Group.CUDNN, row["package"], f"{minor}.*", "", Source(offer["source_of"]), why)]
 
 
 def _last_cudnn(case: Case) -> str:
-    """The last minor of cuDNN 9 that all GPUs take, empty for no limit."""
+    """The last minor version of cuDNN 9 that supports all GPUs, empty for no limit."""
     limits = [row["last_cudnn"] for row in case.generations if row["last_cudnn"] not in {"", "none"}]
     return min(limits, key=version_of, default="")
 
@@ -152,15 +152,15 @@ def cudnn_limits(case: Case) -> None:
     matrix = tables.read("cuda")["sources"]["cudnn-matrix"]
     for generation in case.generations:
         limit = generation["last_cudnn"]
-        fact = f"cuDNN {request} is wished, for {generation['title']} GPUs ({case.products(generation)})"
+        fact = f"cuDNN {request} does not support {generation['title']} GPUs ({case.products(generation)})"
         if limit == "none" and version_of(request) >= (9,):
-            case.refuse(fact, f"cuDNN 8, the last for them ({matrix})", "take the wish out")
+            case.refuse(fact, f"cuDNN 8, the last version for these GPUs ({matrix})", "do not request cuDNN")
         elif limit not in {"", "none"} and "." in request and version_of(request) > version_of(limit):
-            case.refuse(fact, f"cuDNN {limit}, the last for them ({matrix})", f"wish for {limit}, or for 9")
+            case.refuse(fact, f"cuDNN {limit}, the last version for these GPUs ({matrix})", f"request {limit}, or 9")
 
 
 def cudnn_row(case: Case, offer: Row, branch: str) -> Row | None:
-    """cuDNN for the newest CUDA that is wished, else for the newest that the driver and all GPUs take."""
+    """cuDNN for the newest requested CUDA version, else for the newest that the driver and all GPUs support."""
     by_cuda = {row["cuda"]: row for row in _cudnn_rows(case, offer["source_of"])}
     if majors := cuda_majors(case):
         return by_cuda.get(majors[-1])
@@ -178,23 +178,23 @@ def cudnn_row(case: Case, offer: Row, branch: str) -> Row | None:
 
 
 def _cudnn_rows(case: Case, source: str) -> list[Row]:
-    """What a source has of the wished cuDNN."""
+    """The rows of the requested cuDNN version in a source."""
     return [
         row
         for row in tables.read("cuda")["cudnn"]
         if row["source_of"] == source
         and (not row["systems"] or case.system in row["systems"])
-        and _is_of(case.requested.cudnn, row["version"])
+        and _same_release(case.requested.cudnn, row["version"])
     ]
 
 
 def knows_cudnn(request: str) -> bool:
-    """Whether any source has the wished cuDNN, for whatever machine."""
-    return any(_is_of(request, row["version"]) for row in tables.read("cuda")["cudnn"])
+    """Whether any source has the requested cuDNN version for any machine."""
+    return any(_same_release(request, row["version"]) for row in tables.read("cuda")["cudnn"])
 
 
-def _is_of(request: str, version: str) -> bool:
-    """Whether one is the other's major: ``9.12`` is of 9, and 8.5 serves a wish for ``8``."""
+def _same_release(request: str, version: str) -> bool:
+    """Whether one version contains the other: ``9.12`` belongs to 9, and 8.5 meets a request for ``8``."""
     return f"{request}.".startswith(f"{version}.") or f"{version}.".startswith(f"{request}.")
 
 
@@ -205,8 +205,8 @@ def cuda_majors(case: Case) -> list[str]:
 def container_toolkit(case: Case) -> list[Package]:
     row = tables.read("toolkit")["packages"]
     first = row["names"][0]
-    why = "gives GPUs to containers; its four packages must be of one version"
-    case.say(first, why, cite("toolkit", row))
+    why = "gives containers access to GPUs; its four packages must have the same version"
+    case.explain(first, why, cite("toolkit", row))
     return [
         Package(Group.TOOLKIT, name, row["version"], "" if name == first else first, Source.TOOLKIT, why)
         for name in row["names"]

@@ -1,6 +1,6 @@
-"""The shape of what machines and clusters report: results of the modules host_facts, cluster_info and gpu_verify.
+"""The shape of reports from machines and clusters: results of the modules host_facts, cluster_info and gpu_verify.
 
-What has a known form, and goes into names, paths, addresses or versions, has that form here; free text stays free.
+Values that become names, paths, addresses or versions must match a pattern; free text is not restricted.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.shape import Form, Many, Maybe, Named, Optional, one_of, wrong
+from gpunodes.shape import Many, Maybe, Named, Optional, Pattern, one_of, wrong
 
-_WORD = Form("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
-_VERSION = Form("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
-_PACKAGE = Form("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
-_PCI = Form("PCI address", r"[0-9A-Fa-f:.]{1,32}")
-_HEX = Form("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
-_ADDRESS = Form("IP address", r"[0-9A-Fa-f:.]{0,45}")
-_HOST = Form("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
+_WORD = Pattern("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
+_VERSION = Pattern("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
+_PACKAGE = Pattern("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
+_PCI = Pattern("PCI address", r"[0-9A-Fa-f:.]{1,32}")
+_HEX = Pattern("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
+_ADDRESS = Pattern("IP address", r"[0-9A-Fa-f:.]{0,45}")
+_HOST = Pattern("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
 # Kubernetes, "Object Names and IDs": a DNS subdomain.
-_NODE = Form("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_ENDPOINT = Form("host:port", r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-_CA_HASH = Form("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}")
+_NODE = Pattern("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_ENDPOINT = Pattern("host:port", r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_CA_HASH = Pattern("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}")
 _ROLE = one_of("control_plane", "worker")
 
 _FUNCTION = {
@@ -57,7 +57,7 @@ _MACHINE = {
     "os": _SYSTEM,
     "arch": _WORD,
     "kernel": _WORD,
-    "python": Form("version", r"[0-9]+(\.[0-9]+){1,3}"),
+    "python": Pattern("version", r"[0-9]+(\.[0-9]+){1,3}"),
     "cpus": int,
     "memory_mib": int,
     "disk_free_mib": int,
@@ -89,8 +89,8 @@ _CLUSTER_NODE = {
     "uid": str,
     "address": _ADDRESS,
     "addresses": Many(str, 1000),
-    "version": Form("version", rf"({_VERSION.pattern})?"),
-    "runtime": Form("runtime", r"[a-z0-9-]{0,50}"),
+    "version": Pattern("version", rf"({_VERSION.pattern})?"),
+    "runtime": Pattern("runtime", r"[a-z0-9-]{0,50}"),
     "ready": bool,
     "reason": str,
     "maintenance": str,
@@ -98,16 +98,16 @@ _CLUSTER_NODE = {
     "machine_id": str,
     "product_uuid": str,
     "boot_id": str,
-    "proven": bool,
+    "verified": bool,
     "gpus": int,
-    "gpus_proven": bool,
+    "gpus_verified": bool,
     "managed": {
         "labels": Named(str, 1000),
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
     },
 }
 _CLUSTER = {
-    "version": Form("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
+    "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
@@ -118,7 +118,7 @@ _LEVELS = Many(
 
 
 def of_machine(facts: object) -> str:
-    """What is wrong with a result of host_facts, "" when nothing is. Never raises."""
+    """What is wrong with a result of host_facts, "" if it is correct. Never raises."""
     return wrong(facts, _MACHINE)
 
 
@@ -128,11 +128,11 @@ def of_cluster(cluster: object) -> str:
 
 
 def of_levels(levels: object) -> str:
-    """The same for the levels of GPUs' verification."""
+    """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)
 
 
 def saved(facts: Mapping[str, Any]) -> str:
-    """The same for facts out of a file, which may lack some: those that are there have their shape."""
+    """The same for facts from a file, where facts may be missing."""
     system = {name: Optional(shape) for name, shape in _SYSTEM.items()} | {"id": _SYSTEM["id"]}
     return wrong(facts, {name: Optional(shape) for name, shape in _MACHINE.items()} | {"os": system})

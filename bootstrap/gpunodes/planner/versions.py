@@ -1,4 +1,4 @@
-"""Kubernetes versions: which there are, which are proven, and how a wish for one is read."""
+"""Kubernetes versions: which ones gpunodes can install, and how a requested version is parsed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunodes.planner import tables
 
 
 def minors() -> Mapping[str, Mapping[str, Any]]:
-    """Known minors, oldest first: ``{"1.36": {"proven": True, "cgroup_v1": "refused"}}``."""
+    """Known minors, oldest first: ``{"1.36": {"tested": True, "cgroup_v1": "refused"}}``."""
     return {row["version"]: row for row in tables.read("kubernetes")["minor"]}
 
 
@@ -21,14 +21,15 @@ def minor_of(version: str) -> str:
 
 
 def check(version: str) -> str:
-    """``version`` as it is used further on (no leading v); raises WrongInput for one that we cannot install."""
+    """``version`` without a leading v; raises WrongInput for a version that gpunodes cannot install."""
     plain = str(version).removeprefix("v")
     known = minors()
     if not re.fullmatch(r"1\.\d+(\.\d+)?", plain):
         raise WrongInput(
             f"{version!r} is not a Kubernetes version",
-            f"a minor such as {list(known)[-1]} or an exact one such as 1.36.3",
+            f"a minor version such as {list(known)[-1]} or an exact one such as 1.36.3",
         )
     if minor_of(plain) not in known:
-        raise WrongInput(f"Kubernetes {version} is not known here", f"one of {', '.join(known)}", "choose one of these")
+        fact = f"gpunodes cannot install Kubernetes {version}"
+        raise WrongInput(fact, f"one of {', '.join(known)}", "choose one of these")
     return plain

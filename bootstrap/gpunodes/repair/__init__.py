@@ -1,1 +1,1 @@
-"""Repair, the pure part: who may be repaired now, by which rungs, and how far one machine has come."""
+"""The pure part of repair: which machines may be repaired, escalation steps, stages and records."""

@@ -1,4 +1,4 @@
-"""The way of one machine: from what a step brought to the step that follows. Pure."""
+"""The state machine of a repair: from the result of one stage to the next stage. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class RemainingPod:
-    """A pod that did not leave, and why."""
+    """A pod that remains on the node, and why."""
 
     name: str
     """namespace/name"""
@@ -37,61 +37,63 @@ class RemainingPod:
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """How far the emptying of a node came within its limit."""
+    """The result of draining a node within its time limit."""
 
-    gone: int = 0
+    evicted: int = 0
     refused: Sequence[RemainingPod] = ()
-    """A disruption budget, or the API, did not let them be evicted."""
-    ending: Sequence[RemainingPod] = ()
-    """Evicted, and not ended."""
+    """A disruption budget, or the API, refused their eviction."""
+    terminating: Sequence[RemainingPod] = ()
+    """Evicted, but not terminated yet."""
     deleted: Sequence[RemainingPod] = ()
-    """Deleted by force, whatever they and their budgets say."""
-    alone: Sequence[RemainingPod] = ()
-    """Nothing would start them elsewhere: they stay, and the reboot interrupts them."""
+    """Deleted by force, regardless of their disruption budgets."""
+    unmanaged: Sequence[RemainingPod] = ()
+    """They have no controller that would recreate them elsewhere: they stay, and the reboot interrupts them."""
 
     @property
-    def empty(self) -> bool:
-        return not self.refused and not self.ending
+    def complete(self) -> bool:
+        return not self.refused and not self.terminating
 
 
 class StepOutcome(StrEnum):
-    """What became of a rung."""
+    """The outcome of an escalation step."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It could not be tried."""
+    """It could not be attempted."""
 
 
-def named(pods: Sequence[RemainingPod], most: int = 5) -> str:
+def pod_list(pods: Sequence[RemainingPod], most: int = 5) -> str:
     """Pods in one line; no more than ``most`` by name."""
     more = f" and {len(pods) - most} more" if len(pods) > most else ""
     return ", ".join(str(pod) for pod in pods[:most]) + more
 
 
 def drained(record: RepairRecord, result: DrainResult) -> RepairRecord:
-    """A node that is not empty is rebooted only where it hangs: there nothing would ever end by itself.
+    """A node that is not fully drained is rebooted only if its driver hangs: its pods would never terminate.
 
-    A disruption budget is respected even so, unless the user forces.
+    Disruption budgets are respected even then, unless --force-drain is given.
     """
     if result.refused:
-        hint = "--force-drain" if record.hung and not record.force_drain else "the budgets' owners"
+        forcible = record.hung and not record.force_drain
+        remedy = "use --force-drain" if forcible else "ask the owners of their disruption budgets"
         return record.to(
             Stage.UNDO,
             outcome=RepairOutcome.NOT_REPAIRED,
-            why=f"these pods may not be evicted: {named(result.refused)}; {hint} can change that",
+            why=f"these pods cannot be evicted: {pod_list(result.refused)}; {remedy}",
         )
-    if result.ending and not record.hung:
+    if result.terminating and not record.hung:
         return record.to(
             Stage.UNDO,
             outcome=RepairOutcome.NOT_REPAIRED,
-            why=f"these pods did not end in time: {named(result.ending)}; a longer gpunodes_repair_drain_timeout helps",
+            why=f"these pods did not terminate in time: {pod_list(result.terminating)}; "
+            "increase gpunodes_repair_drain_timeout",
         )
-    return record.to(Stage.ESCALATE, step=record.first, asked=0.0)
+    return record.to(Stage.ESCALATE, step=record.first_step, ordered_at=0.0)
 
 
 def escalated(record: RepairRecord, result: StepOutcome, why: str) -> RepairRecord:
-    """After a rung: the proof, the next rung, or the end of the ladder."""
+    """After an escalation step: verification, the next step, or giving up."""
     tried = (*record.tried, record.step)
     if result is StepOutcome.SUCCEEDED:
         return record.to(Stage.VERIFY, tried=tried)
@@ -99,25 +101,25 @@ def escalated(record: RepairRecord, result: StepOutcome, why: str) -> RepairReco
 
 
 def verified(record: RepairRecord, why: str, boot_id: str = "") -> RepairRecord:
-    """After the proof: ``why`` is what failed, "" when the machine is well; ``boot_id`` is the boot that was looked at.
+    """After verification: ``why`` is what failed, "" for a healthy machine; ``boot_id`` is the boot that was scanned.
 
-    A reboot that took and did not help is not repeated warm; once more cold, and then somebody must come.
+    A reboot that did not fix the machine is followed by one cold cycle, and then by manual repair.
     """
     if not why:
         return record.to(Stage.UNCORDON, outcome=RepairOutcome.REPAIRED, why="")
-    if escalation.step(record.step).proof is escalation.VerifiedBy.GPU:
+    if escalation.step(record.step).verified_by is escalation.VerifiedBy.GPU:
         return _next(record, why)
     if escalation.COLD not in record.tried:
-        return record.to(Stage.ESCALATE, step=escalation.COLD, asked=0.0, boot_id=boot_id, why=why)
+        return record.to(Stage.ESCALATE, step=escalation.COLD, ordered_at=0.0, boot_id=boot_id, why=why)
     return _give_up(record, why)
 
 
 def _next(record: RepairRecord, why: str) -> RepairRecord:
     higher = escalation.next_step(record.step, record.tried)
     if higher is None:
-        # A cold cycle that could not be made is not why the machine is sick: what the proof said before it is.
+        # If the cold cycle could not be performed, the verification before it tells why the machine is unhealthy.
         return _give_up(record, record.why or why)
-    return record.to(Stage.ESCALATE, step=higher.name, asked=0.0)
+    return record.to(Stage.ESCALATE, step=higher.name, ordered_at=0.0)
 
 
 def _give_up(record: RepairRecord, why: str) -> RepairRecord:

@@ -1,4 +1,4 @@
-"""A node that a person keeps for themselves: why, who, until when, as it stands on the node. Pure."""
+"""A node's maintenance as its annotation stores it: reason, user, start and end. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpunodes.errors import WrongInput
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST = 1 << 16
-"""Longest annotation, in characters, that is read; who may write to a node may write much more."""
+"""Longest annotation, in characters, that is parsed; a longer one is taken for free text."""
 _SHOWN = 1000
-"""How much of a text that is not ours is taken for a reason."""
+"""How many characters of free text are taken for the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class Maintenance:
     by: str = ""
     since: float | None = None
     until: float | None = None
-    """When it ends by itself; None: when somebody ends it."""
+    """When it expires; None: never, it lasts until a user ends it."""
     cordoned: bool = False
-    """The node's cordon was made for it, and goes with it."""
+    """The node was cordoned for it, and is uncordoned when it ends."""
 
     def holds(self, now: float) -> bool:
-        """Whether it goes on; after its time it keeps nobody from the node any more."""
+        """Whether it is still in force; expired maintenance blocks no repair."""
         return self.until is None or now < self.until
 
     def described(self) -> str:
-        """It in one line, for people."""
+        """One line for people."""
         parts = [self.reason]
         parts += [f"by {self.by}"] if self.by else []
         parts += [f"since {_shown(self.since)}"] if self.since is not None else []
@@ -42,16 +42,16 @@ class Maintenance:
         return ", ".join(parts)
 
     def text(self) -> str:
-        """It as the node's annotation."""
+        """The text of the node's annotation."""
         times = {"since": self.since, "until": self.until}
         stamps = {name: _stamp(moment) for name, moment in times.items() if moment is not None}
         return json.dumps({"reason": self.reason, "by": self.by, **stamps, "cordoned": self.cordoned})
 
 
 def parse(text: str) -> Maintenance | None:
-    """What an annotation holds; None for an empty one.
+    """The maintenance that an annotation describes; None for an empty annotation.
 
-    Whoever wrote it by hand meant what they wrote: text that is not ours is the reason of a maintenance without end.
+    Text that gpunodes did not write is a reason that a user wrote by hand: maintenance with that reason and no end.
     """
     if not text.strip():
         return None
@@ -63,17 +63,18 @@ def parse(text: str) -> Maintenance | None:
         return Maintenance(text[:_SHOWN])
 
 
-def _read(read: object) -> Maintenance:
-    if not isinstance(read, Mapping):
-        return Maintenance(str(read))
-    reason, by = str(read.get("reason") or "no reason was given"), str(read.get("by") or "")
-    return Maintenance(reason, by, _moment(read.get("since")), _moment(read.get("until")), read.get("cordoned") is True)
+def _read(document: object) -> Maintenance:
+    if not isinstance(document, Mapping):
+        return Maintenance(str(document))
+    reason, by = str(document.get("reason") or "no reason given"), str(document.get("by") or "")
+    since, until = _moment(document.get("since")), _moment(document.get("until"))
+    return Maintenance(reason, by, since, until, document.get("cordoned") is True)
 
 
 def end(text: str, now: float) -> float:
     """When a maintenance ends: ``4h``, ``1d12h``, ``90m``, or an ISO 8601 time, local where it names no zone.
 
-    Raises WrongInput for what is no time, and for one that is over.
+    Raises WrongInput for an invalid time, and for one in the past.
     """
     if re.fullmatch(r"([0-9]{1,5}[mhd])+", text):
         found = _showable(now + sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"([0-9]+)([mhd])", text)))
@@ -81,10 +82,12 @@ def end(text: str, now: float) -> float:
         found = _moment(text)
     if found is None:
         raise WrongInput(
-            f"{text!r} is no time", "a duration such as 4h or 1d12h, or a time such as 2030-01-31T18:00", "correct it"
+            f"{text!r} is not a time",
+            "a duration such as 4h or 1d12h, or a time such as 2030-01-31T18:00",
+            "correct it",
         )
     if found <= now:
-        raise WrongInput(f"{text!r} is over: it is {_shown(now)} now", "a time that is to come", "correct it")
+        raise WrongInput(f"{text!r} is in the past: it is {_shown(now)} now", "a time in the future", "correct it")
     return float(int(found))
 
 
@@ -96,7 +99,7 @@ def _moment(stamp: object) -> float | None:
 
 
 def _showable(moment: float) -> float | None:
-    """A moment; None for one whose year has no four digits in UTC, which cannot be written or shown."""
+    """The moment, or None if its year in UTC does not have four digits and so cannot be formatted."""
     try:
         dt.datetime.fromtimestamp(moment, dt.UTC)
     except (ValueError, OverflowError, OSError):

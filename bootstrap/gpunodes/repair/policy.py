@@ -1,4 +1,4 @@
-"""Who is repaired now, who waits, who is refused, and why.
+"""Which machines are repaired now, wait or are refused, and why.
 
 Pure: verdicts, nodes, history and limits in, decisions out.
 """
@@ -15,20 +15,20 @@ from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.repair.maintenance import Maintenance
 
-# The pools that no label names; a label's value holds no blank (RFC 1123), so that none can be called the same.
+# The pools of nodes without a pool label; a label's value contains no space (RFC 1123), so none can have these names.
 CONTROL_PLANE_POOL = "control plane"
 GPU_POOL = "GPU workers"
 WORKER_POOL = "workers without GPUs"
 
 
 def pool_of(label: str, *, gpus: bool) -> str:
-    """The pool of a worker whose pool label is ``label`` ("" for none): GPU workers apart from the others."""
+    """The pool of a worker whose pool label is ``label`` ("" for none): GPU workers are separate from the others."""
     return label or (GPU_POOL if gpus else WORKER_POOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as its cluster shows it."""
+    """A node as the cluster's API reports it."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -40,19 +40,19 @@ class Node:
     pool: str = GPU_POOL
     """The pool of a worker."""
     cordoned: bool = False
-    cordoned_by_us: str = ""
-    """The id of the repair that cordoned it, "" when we did not."""
+    cordoned_by_repair: str = ""
+    """The id of the repair that cordoned it, "" if no repair did."""
     maintenance: Maintenance | None = None
-    """What a person keeps it for; None when nobody does."""
+    """Its maintenance; None if it is not in maintenance."""
     needs_repair: str = ""
-    """Why we gave it up, "" when we did not."""
+    """Why a repair marked it as needing manual repair, "" if none did."""
     repairs: tuple[float, ...] = ()
-    """When it was repaired lately, as the node itself remembers; seconds since 1970."""
+    """Its recent repairs by the node's annotation; seconds since 1970."""
     capacity: int | None = None
-    """GPUs, or slices of them, that its device plugins told of; None where none did."""
+    """GPUs, or slices of them, that its device plugins report; None if none does."""
     allocatable: int | None = None
     labelled: int | None = None
-    """How many GPUs it came into the cluster with, by our label; None where it has none."""
+    """How many GPUs it had when it joined, by the label gpunodes.dev/gpu-count; None without that label."""
 
     @property
     def available(self) -> bool:
@@ -60,19 +60,19 @@ class Node:
 
     @property
     def cordoned_by_others(self) -> bool:
-        """Whether neither a repair nor `gpunodes maintenance` cordoned it."""
-        ours = self.cordoned_by_us or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
-        return self.cordoned and not ours
+        """Whether it is cordoned, and neither by a repair nor by `gpunodes maintenance`."""
+        by_gpunodes = self.cordoned_by_repair or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
+        return self.cordoned and not by_gpunodes
 
     @property
     def identity(self) -> NodeIdentity:
-        """What tells which machine it is."""
+        """What identifies its machine."""
         ids = (self.boot_id.lower(), self.machine_id.lower(), self.system_uuid.lower())
         return NodeIdentity(self.name, self.addresses, *ids)
 
     @property
     def expected(self) -> int | None:
-        """GPUs that it is to offer when it is well: a device plugin that finds one ill may have let go of it."""
+        """GPUs that it offers when healthy: a device plugin may have removed unhealthy GPUs from its capacity."""
         return max((count for count in (self.capacity, self.labelled) if count is not None), default=None)
 
 
@@ -83,7 +83,7 @@ def pool_name(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepairCandidate:
-    """A machine under judgement, with what is known of it. ``node`` is None where no cluster is asked."""
+    """A machine to decide on, with what is known of it. ``node`` is None with --without-cluster."""
 
     name: str
     verdict: Verdict
@@ -92,13 +92,13 @@ class RepairCandidate:
     named: bool = False
     """The user named this machine itself, not by a pattern."""
     repairs: tuple[float, ...] = ()
-    """When it was repaired lately, as our history says; seconds since 1970."""
+    """Its recent repairs by the controller's history; seconds since 1970."""
     needs_repair: str = ""
-    """Why it was given up, as our history says."""
+    """Why it needs manual repair, by the controller's history."""
     busy: str = ""
-    """Who works on it now, "" when nobody does."""
+    """The command that holds its lock, "" if none does."""
     unmatched: str = ""
-    """Why no node can be told to be this machine, "" where one is, or where no cluster is asked."""
+    """Why no node matches this machine, "" if one does, or with --without-cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Budget:
     number: int
     percent: bool = False
 
-    def of(self, pool: int) -> int:
+    def limit(self, pool: int) -> int:
         return max(1, pool * self.number // 100) if self.percent else self.number
 
     def __str__(self) -> str:
@@ -119,46 +119,46 @@ def budget(text: str) -> Budget:
     """``2`` or ``10%``; raises WrongInput."""
     found = re.fullmatch(r"([0-9]{1,6})\s*(%?)", str(text).strip())
     if found is None or int(found[1]) < 1 or (found[2] and int(found[1]) > 100):  # noqa: PLR2004 - a percentage
-        raise WrongInput(f"{text!r} is no budget", "a number of machines, or a percentage such as 10%", "correct it")
+        raise WrongInput(f"{text!r} is not a budget", "a number of machines, or a percentage such as 10%", "correct it")
     return Budget(int(found[1]), bool(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class RepairLimits:
-    """What the user and the settings allow."""
+    """The limits set by the user and the settings."""
 
     actions: frozenset[Action] = frozenset({Action.REBOOT})
     max_unavailable: Budget = Budget(1)
     unhealthy_percent: int = 30
-    """More of a pool than this unhealthy at once: nothing is repaired there. One alone never counts as too many."""
+    """If more of a pool is unhealthy at once, nothing is repaired there. A single machine never exceeds the limit."""
     guard_repairs: int = 2
     guard_hours: float = 24.0
     by_hand: bool = False
-    """The user asked for these machines, whatever their verdict: `gpunodes repair NAME`."""
+    """The user requested the repair, whatever the verdict: `gpunodes repair NAME`."""
 
 
 class Decision(StrEnum):
-    """What is decided for a machine."""
+    """The decision for a machine."""
 
     REPAIR = "repair"
     WAIT = "wait"
-    """Not now: others of its pool are unavailable."""
+    """Not now: other machines of its pool are unavailable."""
     REFUSE = "refuse"
     NEEDS_REPAIR = "needs-repair"
-    """No reboot of ours helps it: by its verdict, by the loop guard, or since we gave it up before."""
+    """It needs manual repair: by its verdict, by the loop guard, or because an earlier repair failed."""
     NOTHING = "nothing"
     """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineDecision:
-    """What is decided for one machine, and why."""
+    """The decision for one machine, and why."""
 
     machine: str
     decision: Decision
     why: str
     give_up: bool = False
-    """It needs repair from now on: its node is to be marked."""
+    """Its node is to be marked as needing manual repair."""
 
 
 def decide(
@@ -166,136 +166,138 @@ def decide(
     nodes: Sequence[Node],
     limits: RepairLimits,
     now: float,
-    beside: Sequence[RepairCandidate] = (),
+    others: Sequence[RepairCandidate] = (),
 ) -> list[MachineDecision]:
     """A decision for each candidate, in the order in which they are to be repaired.
 
-    ``nodes`` are all nodes of the cluster, ``beside`` the machines whose verdict is known and on which nothing is
-    decided: they count in their pools. Where no cluster is asked (``--without-cluster``), ``nodes`` stand for the
-    inventory's machines. ``now`` is in seconds since 1970.
+    ``nodes`` are all nodes of the cluster. ``others`` are machines with a known verdict for which no decision is
+    needed: they count in their pools. With ``--without-cluster``, ``nodes`` are stand-ins for the inventory's
+    machines. ``now`` is in seconds since 1970.
     """
-    pools = _pools([*candidates, *beside], nodes)
+    pools = _pools([*candidates, *others], nodes)
     decisions = []
     for each in sorted(candidates, key=_order):
-        decision, why = _decide_alone(each, limits, now)
+        decision, why = _decide_by_own_state(each, limits, now)
         if decision is Decision.REPAIR:
             decision, why = _decide_in_pool(each, pools[_pool(each)], limits) or (decision, why)
         if decision is Decision.REPAIR:
             pools[_pool(each)].unavailable.add(_name(each))
-        # What asks for a repair and was not given up before has met the loop guard.
+        # A machine whose verdict allows a repair and that is not marked yet was stopped by the loop guard.
         guarded_now = each.verdict.action in limits.actions and not (limits.by_hand or _given_up(each))
         decisions.append(MachineDecision(each.name, decision, why, decision is Decision.NEEDS_REPAIR and guarded_now))
     return decisions
 
 
 def guarded(repairs: Iterable[float], limits: RepairLimits, now: float) -> int:
-    """How many of these repairs count for the loop guard; one that a fast clock dated after now counts as now."""
+    """How many of these repairs count for the loop guard; one dated in the future by a fast clock counts too."""
     return sum(now - limits.guard_hours * 3600 < moment for moment in repairs)
 
 
 def is_unhealthy(verdict: Verdict) -> bool:
-    """Whether a machine counts among the unhealthy of its pool: it cannot be used or reached, or asks for a reset."""
+    """Whether a machine counts as unhealthy in its pool: it cannot be used or reached, or needs a reset."""
     return verdict.state.rank >= State.SICK.rank or verdict.action.rank >= Action.RESET_GPU.rank
 
 
 def _order(each: RepairCandidate) -> tuple[bool, bool, bool, int, str]:
-    """Workers before control planes; what is lost already first, then what hangs, then the stronger action."""
+    """Workers before control planes; unavailable machines first, then hung drivers, then the stronger action."""
     available = each.node is None or each.node.available
-    return (_control(each), available, not each.verdict.hung_in_driver, -each.verdict.action.rank, each.name)
+    return (_is_control_plane(each), available, not each.verdict.hung_in_driver, -each.verdict.action.rank, each.name)
 
 
-def _decide_alone(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
-    """The decision that the machine's own state leads to."""
+def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
+    """The decision by the machine's own state, regardless of its pool."""
     verdict = each.verdict
     given_up = _given_up(each)
     past = guarded(
         {round(moment) for moment in (*each.repairs, *(each.node.repairs if each.node else ()))}, limits, now
     )
-    asked = limits.by_hand or verdict.action in limits.actions
+    requested = limits.by_hand or verdict.action in limits.actions
     found = each.node.maintenance if each.node else None
-    kept = found.described() if found and found.holds(now) else ""
-    answers = [
+    maintenance = found.described() if found and found.holds(now) else ""
+    cases = [
         (bool(each.busy), Decision.REFUSE, f"it is being worked on: {each.busy}"),
         (
-            bool(kept) and (asked or is_unhealthy(verdict)),
+            bool(maintenance) and (requested or is_unhealthy(verdict)),
             Decision.REFUSE,
-            f"it is in maintenance: {kept}; `gpunodes maintenance off {each.name}` ends that",
+            f"it is in maintenance: {maintenance}; `gpunodes maintenance off {each.name}` ends it",
         ),
         (
-            bool(given_up) and (asked or is_unhealthy(verdict)),
+            bool(given_up) and (requested or is_unhealthy(verdict)),
             Decision.NEEDS_REPAIR,
-            f"it was given up ({given_up}); `gpunodes uncordon {each.name}` allows repairs again",
+            f"it is marked as needing repair ({given_up}); `gpunodes uncordon {each.name}` allows repairs again",
         ),
         (
             verdict.action is Action.REPAIR and not limits.by_hand,
             Decision.NEEDS_REPAIR,
-            "its verdict asks for hands, not for a reboot",
+            "its verdict requires manual repair, not a reboot",
         ),
         (
             verdict.state is State.UNREACHABLE and not limits.by_hand,
             Decision.REFUSE,
-            f"it cannot be reached, and nothing says it is sick; `gpunodes repair {each.name} --from bmc` resets it",
+            f"it is unreachable and may still be healthy; `gpunodes repair {each.name} --from bmc` resets it",
         ),
-        (not asked, Decision.NOTHING, f"its verdict asks for {_words(verdict.action)}"),
+        (not requested, Decision.NOTHING, f"its verdict's action is {verdict.action.value}"),
         (bool(each.unmatched), Decision.REFUSE, each.unmatched),
         (
-            _control(each) and not each.named,
+            _is_control_plane(each) and not each.named,
             Decision.REFUSE,
-            "it is a control-plane machine; such a machine is repaired only when it is named",
+            "it is a control-plane machine, which is repaired only if it is named itself",
         ),
         (
             each.node is not None and each.node.cordoned_by_others and not each.named,
             Decision.REFUSE,
-            f"somebody cordoned it, and may be at work there; `gpunodes repair {each.name}` repairs it all the same",
+            f"a user or another program cordoned it; `gpunodes repair {each.name}` repairs it anyway",
         ),
         (
             past >= limits.guard_repairs,
             Decision.NEEDS_REPAIR,
-            f"it was repaired {past} times in {limits.guard_hours:g} h and is sick again",
+            f"it was repaired {past} times in {limits.guard_hours:g} h and is unhealthy again",
         ),
     ]
-    for holds, decision, why in answers:
-        if holds:
+    for applies, decision, why in cases:
+        if applies:
             return decision, why
-    return Decision.REPAIR, f"its verdict asks for {_words(verdict.action)}" if not limits.by_hand else "as asked"
+    return (
+        Decision.REPAIR,
+        "requested by the user" if limits.by_hand else f"its verdict's action is {verdict.action.value}",
+    )
 
 
 def _given_up(each: RepairCandidate) -> str:
     return each.needs_repair or (each.node.needs_repair if each.node else "")
 
 
-def _words(action: Action) -> str:
-    return "nothing" if action is Action.NONE else action.value
-
-
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool as a whole, whatever was selected of it. Its sets hold names of nodes."""
+    """A whole pool, including machines that were not selected. Its sets hold names of nodes."""
 
     name: str
     size: int
     unhealthy: Collection[str]
-    """Not ready, or judged sick."""
+    """Not ready, or unhealthy by their verdict."""
     unavailable: set[str]
-    """Not ready or cordoned, whoever cordoned them; those whose repair is decided are added."""
+    """Not ready, or cordoned by anyone; machines are added when their repair is decided."""
 
 
 def _decide_in_pool(each: RepairCandidate, pool: _Pool, limits: RepairLimits) -> tuple[Decision, str] | None:
-    """What the others of its pool make of a machine that is to be repaired; None when they let it."""
-    ill = len(pool.unhealthy)
-    if not limits.by_hand and ill > 1 and ill * 100 > limits.unhealthy_percent * pool.size:
+    """Why the state of its pool forbids the repair of a machine now; None if it allows the repair."""
+    unhealthy = len(pool.unhealthy)
+    if not limits.by_hand and unhealthy > 1 and unhealthy * 100 > limits.unhealthy_percent * pool.size:
         return Decision.REFUSE, (
-            f"{ill} of {pool.size} machines of pool {pool.name} are unhealthy at the same time, more than "
-            f"{limits.unhealthy_percent} %: look for a common cause (power, a switch, a driver rollout); reboots "
-            "do not cure it"
+            f"{unhealthy} of {pool.size} machines of pool {pool.name} are unhealthy at the same time, more than "
+            f"{limits.unhealthy_percent} %: check for a common cause (power, a switch, a driver rollout); reboots "
+            "do not fix it"
         )
     others = pool.unavailable - {_name(each)}
-    if _control(each) and others:
-        return Decision.WAIT, f"{_names(others)} of the control plane is not available; never two at once"
-    most = limits.max_unavailable.of(pool.size)
+    if _is_control_plane(each) and others:
+        return (
+            Decision.WAIT,
+            f"{_names(others)} of the control plane is unavailable; its machines are repaired one by one",
+        )
+    most = limits.max_unavailable.limit(pool.size)
     if len(others) + 1 > most:
         return Decision.WAIT, (
-            f"{_names(others)} of pool {pool.name} not available; at most {most} may be (--max-unavailable)"
+            f"{_names(others)} of pool {pool.name} unavailable; the limit is {most} (--max-unavailable)"
         )
     return None
 
@@ -305,12 +307,12 @@ def _names(names: Collection[str]) -> str:
     return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")  # noqa: PLR2004 - three are named
 
 
-def _control(each: RepairCandidate) -> bool:
+def _is_control_plane(each: RepairCandidate) -> bool:
     return each.control_plane or (each.node is not None and each.node.control_plane)
 
 
 def _pool(each: RepairCandidate) -> str:
-    if _control(each):
+    if _is_control_plane(each):
         return CONTROL_PLANE_POOL
     return pool_name(each.node) if each.node else GPU_POOL
 
@@ -326,12 +328,12 @@ def _pools(candidates: Sequence[RepairCandidate], nodes: Sequence[Node]) -> dict
     for each in candidates:
         stand_in = Node(each.name, cordoned=bool(each.busy))
         members.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)
-    ill = {_name(each) for each in candidates if is_unhealthy(each.verdict)}
+    unhealthy = {_name(each) for each in candidates if is_unhealthy(each.verdict)}
     return {
         pool: _Pool(
             pool,
             len(found),
-            {name for name, node in found.items() if name in ill or not node.ready},
+            {name for name, node in found.items() if name in unhealthy or not node.ready},
             {name for name, node in found.items() if not node.available},
         )
         for pool, found in members.items()

@@ -1,4 +1,4 @@
-"""How far the repair of one machine has come: written before each step, so that another command can go on from it."""
+"""The state of one machine's repair, written before each stage so that another command can resume it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Stage(StrEnum):
-    """The steps of a repair, in order; GIVE_UP and UNDO end it in another way than UNCORDON."""
+    """The stages of a repair, in order; GIVE_UP and UNDO replace UNCORDON when the repair fails or is not needed."""
 
     SCAN = "scan"
     LOCK = "lock"
@@ -22,11 +22,11 @@ class Stage(StrEnum):
     VERIFY = "verify"
     UNCORDON = "uncordon"
     GIVE_UP = "give-up"
-    """Mark the node: it needs repair by hand."""
+    """Mark the node: it needs manual repair."""
     UNDO = "undo"
-    """Give the node back as it was: it could not be emptied, or nothing was wrong any more."""
+    """Restore the node's previous state: it could not be drained, or the repair is no longer needed."""
     RELEASE = "release"
-    """Let the lock go."""
+    """Release the lock."""
     END = "end"
 
 
@@ -35,11 +35,11 @@ class RepairOutcome(StrEnum):
 
     REPAIRED = "repaired"
     NOT_NEEDED = "not-needed"
-    """It was well when we looked again."""
+    """It was healthy when scanned again."""
     NOT_REPAIRED = "not-repaired"
-    """Given back as it was."""
+    """Its previous state was restored."""
     NEEDS_REPAIR = "needs-repair"
-    """Nothing helped; it stays cordoned and marked."""
+    """No step helped; it stays cordoned and marked."""
 
     @property
     def good(self) -> bool:
@@ -50,7 +50,7 @@ class RepairOutcome(StrEnum):
 class RepairRecord:
     """One repair. Times are seconds since 1970.
 
-    ``step`` is what is being done, or was when the command ended; each step can be done again without harm.
+    ``stage`` is the current stage, or the stage in which the command ended; every stage is idempotent.
     """
 
     id: str
@@ -63,35 +63,35 @@ class RepairRecord:
     """The verdict's action."""
     stage: Stage = Stage.SCAN
     hung: bool = False
-    """The driver hangs: a graceful end of anything that uses it cannot be waited for."""
+    """The driver hangs: processes that use it never end gracefully."""
     node: str = ""
-    """The machine's node; empty where the cluster is left out."""
-    first: str = ""
-    """The rung that it starts at."""
+    """The machine's node; empty with --without-cluster."""
+    first_step: str = ""
+    """The escalation step that it starts at."""
     named: bool = False
-    """Its user named the machine itself, not by a pattern."""
+    """The user named the machine itself, not by a pattern."""
     force_drain: bool = False
     bug_report: bool = False
-    """nvidia-bug-report.sh is to be run too."""
+    """Whether to run nvidia-bug-report.sh too."""
     boot_id: str = ""
-    """The boot that is to end."""
+    """The boot that the reboot must end."""
     gpus: int | None = None
     """How many GPUs it should have."""
     capacity: int | None = None
-    """GPUs, or slices of them, that the node is to offer; None where nothing offers any."""
+    """GPUs, or slices of them, that the node must offer; None if no device plugin offers any."""
     resets: tuple[str, ...] = ()
-    """PCI addresses of the GPUs that a GPU reset names; none for all."""
+    """PCI addresses of the GPUs to reset; empty for all."""
     step: str = ""
-    asked: float = 0.0
-    """When the present rung was asked for; 0 when it was not yet."""
+    ordered_at: float = 0.0
+    """When the current escalation step was ordered; 0 before that."""
     armed: tuple[tuple[str, float], ...] = ()
-    """Rungs that the machine climbs by itself, and when."""
+    """Escalation steps that the machine performs by itself, and when."""
     tried: tuple[str, ...] = ()
     outcome: RepairOutcome | None = None
     why: str = ""
 
     def to(self, stage: Stage, **changes: Any) -> RepairRecord:
-        """The record at another step."""
+        """The record at another stage."""
         return dataclasses.replace(self, stage=stage, **changes)
 
     def text(self) -> str:
@@ -100,33 +100,33 @@ class RepairRecord:
 
 
 def parse(text: str) -> RepairRecord:
-    """The record that ``text`` holds; keys that a newer version added are left out. Raises ValueError.
+    """The record in ``text``; unknown keys, such as a newer version's, are ignored. Raises ValueError.
 
-    It may come from a lock in the cluster: what has not the type of its field is no record.
+    The text may come from a lock in the cluster, so the type of every field is checked.
     """
     try:
-        read = json.loads(text)
+        document = json.loads(text)
         known = {field.name for field in dataclasses.fields(RepairRecord)}
-        values = {name: value for name, value in read.items() if name in known}
+        values = {name: value for name, value in document.items() if name in known}
         values["stage"] = Stage(values.get("stage", Stage.SCAN))
         values["outcome"] = RepairOutcome(values["outcome"]) if values.get("outcome") else None
         values["armed"] = tuple((str(name), float(due)) for name, due in values.get("armed", ()))
         for name in ("tried", "resets"):
             values[name] = tuple(str(each) for each in values.get(name, ()))
         record = RepairRecord(**values)
-        moments = [record.started, record.asked, *(due for _, due in record.armed)]
+        moments = [record.started, record.ordered_at, *(due for _, due in record.armed)]
         if not all(0 <= moment < _LATEST for moment in moments):
             raise ValueError(f"its times are {moments}")
     except (TypeError, AttributeError, RecursionError, ArithmeticError, ValueError) as error:
-        raise ValueError(f"not a record of a repair: {error}") from error
+        raise ValueError(f"not a repair record: {error}") from error
     for field in dataclasses.fields(RepairRecord):
         if not isinstance(getattr(record, field.name), _TYPES.get(str(field.type), object)):
-            raise ValueError(f"not a record of a repair: {field.name} is {getattr(record, field.name)!r}")
+            raise ValueError(f"not a repair record: {field.name} is {getattr(record, field.name)!r}")
     return record
 
 
 _LATEST = 253402300800.0
-"""The year 10000, in seconds since 1970: no clock is that late."""
+"""The year 10000, in seconds since 1970: the limit for any time."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),

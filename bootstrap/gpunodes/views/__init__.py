@@ -1,1 +1,1 @@
-"""What a run shows: on a terminal, as plain lines, as JSON. Views know events and results, nothing else."""
+"""The output of commands: on a terminal, as plain lines, as JSON. Views depend only on events and results."""

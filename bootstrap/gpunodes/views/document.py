@@ -1,4 +1,4 @@
-"""The JSON documents of the commands. Their schema names are stable: a change of meaning takes a new number."""
+"""The JSON documents of the commands. Schema names are stable: a change of meaning needs a new number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunodes.model import RunResult
 
 
 def run(result: RunResult) -> str:
-    """``gpunodes.run/1``: what a command did on each machine."""
+    """``gpunodes.run/1``: the result of a command on each machine."""
     document = {
         "schema": "gpunodes.run/1",
         "command": result.command,
@@ -29,7 +29,7 @@ def run(result: RunResult) -> str:
 
 
 def error(problem: GpunodesError) -> str:
-    """``gpunodes.error/1``: why a command did nothing, or stopped."""
+    """``gpunodes.error/1``: why a command failed or stopped."""
     return dump(
         {
             "schema": "gpunodes.error/1",
@@ -37,10 +37,22 @@ def error(problem: GpunodesError) -> str:
             "found": problem.found,
             "wanted": problem.wanted,
             "remedy": problem.remedy,
+            "problems": [
+                {"found": each.found, "wanted": each.wanted, "remedy": each.remedy}
+                for each in problem.problems or (problem,)
+            ],
         }
     )
 
 
+def as_yaml(text: str) -> str:
+    """A JSON document as YAML."""
+    import yaml
+
+    found: str = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
+    return found.rstrip()
+
+
 def dump(document: Mapping[str, Any]) -> str:
-    """One document, readable."""
+    """One document as indented JSON."""
     return json.dumps(document, indent=2)

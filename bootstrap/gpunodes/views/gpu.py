@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from gpunodes.model import printable
 from gpunodes.planner.gates import Gate
 from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans
 from gpunodes.planner.gpu_model import SOURCES
 from gpunodes.views import document
-from gpunodes.views.text import table
+from gpunodes.views.text import table, wrapped
 
 _GROUPS = {
     Group.HEADERS: "headers",
@@ -22,9 +21,12 @@ _GROUPS = {
 }
 
 
-def plans(found: Plans) -> str:
-    """Every machine with what it has, what it gets, and why."""
-    return "\n\n".join("\n".join(printable(line) for line in _machine(one)) for one in found.machines)
+def plans(found: Plans, columns: int | None = None) -> str:
+    """Every machine with its GPUs, its plan, and the reasons, for a screen of ``columns``, if any."""
+    return "\n\n".join(
+        "\n".join(part for line, indent in _machine(one) for part in wrapped(line, columns, indent))
+        for one in found.machines
+    )
 
 
 def plans_document(found: Plans) -> str:
@@ -49,57 +51,59 @@ def plans_document(found: Plans) -> str:
     )
 
 
-def gates(minor: str, found: Sequence[Gate]) -> str:
-    """A table of gates."""
-    rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "WE SET", "WHY")]
+def gates(minor: str, found: Sequence[Gate], columns: int | None = None) -> str:
+    """A table of gates, for a screen of ``columns``, if any."""
+    rows = [("GATE", "STATE", "DEFAULT", "LOCKED", "GPUNODES SETS", "WHY")]
     rows += [
         (
             gate.name,
             gate.status,
-            _word(gate.default),
+            _text(gate.default),
             "yes" if gate.locked else "-",
-            _word(gate.we_set),
+            _text(gate.set_by_gpunodes),
             gate.why,
         )
         for gate in found
     ]
     sources = dict.fromkeys(gate.source for gate in found)
-    return f"Kubernetes {minor}\n\n{table(rows)}\n\nsources: {'; '.join(sources)}"
+    cited = "\n".join(wrapped(f"sources: {'; '.join(sources)}", columns, 9))
+    return f"Kubernetes {minor}\n\n{table(rows, columns)}\n\n{cited}"
 
 
 def gates_document(minor: str, found: Sequence[Gate]) -> str:
     """``gpunodes.gates/1``"""
-    keys = ("name", "status", "default", "locked", "removed_in", "we_set", "why")
+    keys = ("name", "status", "default", "locked", "removed_in", "set_by_gpunodes", "why")
     listed = [{key: getattr(gate, key) for key in keys} for gate in found]
     return document.dump({"schema": "gpunodes.gates/1", "version": minor, "gates": listed})
 
 
-def _machine(one: Planned) -> Iterator[str]:
+def _machine(one: Planned) -> Iterator[tuple[str, int]]:
+    """Lines, each with the indent of what does not fit on a screen."""
     if one.plan is None:
-        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: CANNOT BE"
+        yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: NOT POSSIBLE", 2
         for conflict in one.conflicts:
-            yield f"  {conflict.fact}"
-            yield f"    wanted: {conflict.limit}"
-            yield f"    remedy: {conflict.remedy}"
+            yield f"  {conflict.fact}", 4
+            yield f"    wanted: {conflict.limit}", 12
+            yield f"    remedy: {conflict.remedy}", 12
         return
-    yield f"{one.name}: {_has(one.plan)}"
-    rows = list(_gets(one.plan))
+    yield f"{one.name}: {_gpus(one.plan)}", 2
+    rows = list(_contents(one.plan))
     width = max((len(name) for name, _ in rows), default=0)
-    yield from (f"  {name:<{width}}  {value}" for name, value in rows)
-    yield from (f"  warning: {warning}" for warning in one.plan.warnings)
-    yield "  why:"
+    yield from ((f"  {name:<{width}}  {value}", width + 4) for name, value in rows)
+    yield from ((f"  warning: {warning}", 11) for warning in one.plan.warnings)
+    yield "  why:", 2
     for reason in one.plan.reasons:
-        yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else "")
+        yield f"    {reason.choice}: {reason.why}" + (f" [{reason.source}]" if reason.source else ""), 6
 
 
-def _has(plan: Plan) -> str:
+def _gpus(plan: Plan) -> str:
     if not plan.gpus:
         return "no NVIDIA GPU: joins as a CPU node"
     products = [gpu.product for gpu in plan.gpus]
     return ", ".join(f"{products.count(name)} x {name}" for name in dict.fromkeys(products))
 
 
-def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
+def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.source:
         yield "driver", f"{plan.branch}, {plan.flavour} modules, from {SOURCES[plan.source]}"
     if plan.module_stream:
@@ -109,11 +113,11 @@ def _gets(plan: Plan) -> Iterator[tuple[str, str]]:
             yield title, ", ".join(_package(package) for package in packages)
     yield "runtime", plan.runtime + (" through cri-dockerd" if plan.cri_dockerd else "")
     if plan.gates:
-        yield "feature gates", ", ".join(f"{name}={_word(value)}" for name, value in plan.gates.items())
+        yield "feature gates", ", ".join(f"{name}={_text(value)}" for name, value in plan.gates.items())
     if plan.hold:
         yield "held", ", ".join(plan.hold)
     if plan.gpus:
-        yield "nouveau", "off" if plan.blacklist_nouveau else "not there"
+        yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())
 
@@ -124,5 +128,5 @@ def _package(package: Package) -> str:
     return f"{package.name} {package.version}".rstrip()
 
 
-def _word(value: bool | None) -> str:
+def _text(value: bool | None) -> str:
     return "-" if value is None else "true" if value else "false"

@@ -1,4 +1,4 @@
-"""The proof of GPUs, as a table and as a document."""
+"""The verification of GPUs, as a table and as a JSON document."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from gpunodes.views import document, text
 LEVELS = ("host", "container", "kubelet", "pod")
 
 
-def table(proofs: Sequence[GpuVerification]) -> str:
-    """A row for each machine, then what failed first on each, with its remedy."""
+def table(verifications: Sequence[GpuVerification]) -> str:
+    """A row for each machine, then the first failure of each machine, with its remedy."""
     rows: list[tuple[str, ...]] = [("machine", "GPUs", *LEVELS)]
-    message = []
-    for proof in proofs:
-        states = {level.level: level.state for level in proof.levels}
-        rows.append((proof.machine, str(proof.gpus), *(states.get(level, "-") for level in LEVELS)))
-        if failed := proof.failed:
-            message.append(f"{proof.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
-        elif proof.cause:
-            message.append(f"{proof.machine}: {proof.cause}")
-    return "\n".join([text.table(rows), *map(printable, message)])
+    messages = []
+    for each in verifications:
+        states = {level.level: level.state for level in each.levels}
+        # Without a report the number of GPUs is unknown.
+        count = "-" if each.cause and not each.levels and not each.gpus else str(each.gpus)
+        rows.append((each.machine, count, *(states.get(level, "-") for level in LEVELS)))
+        if failed := each.failed:
+            messages.append(f"{each.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
+        elif each.cause:
+            messages.append(f"{each.machine}: {each.cause}")
+    return "\n".join([text.table(rows), *map(printable, messages)])
 
 
-def verification_document(proofs: Sequence[GpuVerification], exit_code: int) -> str:
+def verification_document(verifications: Sequence[GpuVerification], exit_code: int) -> str:
     """``gpunodes.gpu-verify/1``"""
-    machines = [{**dataclasses.asdict(proof), "healthy": proof.healthy} for proof in proofs]
+    machines = [{**dataclasses.asdict(each), "healthy": each.healthy} for each in verifications]
     return document.dump({"schema": "gpunodes.gpu-verify/1", "exit_code": exit_code, "machines": machines})

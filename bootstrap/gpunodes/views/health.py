@@ -1,4 +1,4 @@
-"""Verdicts: as lines for a person, as the document ``gpunodes.health/1`` for a program."""
+"""Verdicts: as lines for people, and as the JSON document ``gpunodes.health/1``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def document(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _machine(verdict: Verdict) -> Mapping[str, Any]:
+    files = [{"path": file.path, "kinds": list(file.kinds), "problem": file.problem or None} for file in verdict.files]
     return {
         "name": verdict.name,
         "source": verdict.source,
@@ -29,7 +30,23 @@ def _machine(verdict: Verdict) -> Mapping[str, Any]:
         "boot_id": verdict.boot_id,
         "gpus": {"expected": verdict.gpus_expected, "seen": verdict.gpus_seen},
         "findings": [_finding(finding) for finding in verdict.findings],
+        **({"files": files} if files else {}),
     }
+
+
+def files(verdict: Verdict) -> list[str]:
+    """A line for each saved file: what it was recognised as. Files that are not recognised are only counted if many."""
+    lines = [
+        f"{file.path}: {file.problem or ' and '.join(file.kinds) or 'not recognised'}"
+        for file in verdict.files
+        if file.kinds or file.problem or len(verdict.files) <= _MANY_FILES
+    ]
+    if unnamed := len(verdict.files) - len(lines):
+        lines.append(f"{unnamed} other files: not recognised")
+    return lines
+
+
+_MANY_FILES = 10
 
 
 def _finding(finding: Finding) -> Mapping[str, Any]:
@@ -55,7 +72,7 @@ def rules_document(rules: Sequence[RuleText]) -> dict[str, Any]:
 def rules(rules: Sequence[RuleText]) -> str:
     """Every rule, in a paragraph."""
     return "\n\n".join(
-        f"{rule.name}: {rule.title}\n  looks at  {rule.evidence}\n  action    {rule.action}\n  source    {rule.source}"
+        f"{rule.name}: {rule.title}\n  evidence  {rule.evidence}\n  action    {rule.action}\n  source    {rule.source}"
         for rule in rules
     )
 
@@ -66,7 +83,7 @@ def meaning_document(meaning: Meaning) -> dict[str, Any]:
 
 
 def meaning(meaning: Meaning) -> str:
-    """What a code means, in a few lines."""
+    """The meaning of a code, in a few lines."""
     return (
         f"{meaning.kind} {meaning.code}: {meaning.title}\n"
         f"  action  {meaning.action.value}\n  advice  {meaning.advice}\n  source  {meaning.source}"
@@ -74,14 +91,14 @@ def meaning(meaning: Meaning) -> str:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """One document, readable."""
+    """One document as indented JSON."""
     import json
 
     return json.dumps(document, indent=2)
 
 
 def listing(verdicts: Sequence[Verdict]) -> str:
-    """Every machine that is not well, the worst first, with its findings; then how many are."""
+    """Every machine that is not healthy, the worst first, with its findings; then the number of healthy machines."""
     lines = []
     for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
         if verdict.state is State.HEALTHY and len(verdicts) > 1:
@@ -98,5 +115,5 @@ def listing(verdicts: Sequence[Verdict]) -> str:
             lines.append(f"  {finding.rule}: {gpu}{finding.message}{times}")
             lines += [f"    | {line}" for line in finding.evidence[:1]]
     healthy = sum(verdict.state is State.HEALTHY for verdict in verdicts)
-    lines.append(f"{healthy} of {len(verdicts)} well.")
+    lines.append(f"{healthy} of {len(verdicts)} healthy.")
     return "\n".join(printable(line) for line in lines)

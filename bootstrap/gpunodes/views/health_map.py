@@ -1,4 +1,4 @@
-"""A sweep while it goes on: a map of the machines on a terminal, plain lines elsewhere."""
+"""A running scan: a map of the machines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TextIO
 
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration
+from gpunodes.views.text import duration, put, redrawable
 
 WAITING = "·"
-# Letter and colour (ECMA-48 SGR) by state; the letter alone says it all.
+# Letter and colour (ECMA-48 SGR) by state; the letter alone is sufficient.
 _CELLS = {
     State.HEALTHY: (".", "32"),
     State.DEGRADED: ("d", "33"),
@@ -26,11 +26,11 @@ _CELLS = {
     State.UNREACHABLE: ("x", "35"),
 }
 _GROUP = 10
-"""Cells between two gaps, for the eye."""
+"""Cells between two gaps."""
 
 
 class HealthLines:
-    """Plain lines: one for each machine that is not well, one at the end."""
+    """Plain lines: one for each machine that is not healthy, one at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -40,27 +40,27 @@ class HealthLines:
     def begin(self, names: Sequence[str]) -> None:
         self._began = time.monotonic()
         self._total, self._done = len(names), 0
-        self._say(f"asking {self._total} machines" if self._total != 1 else f"asking {names[0]}")
+        self._write(f"scanning {self._total} machines" if self._total != 1 else f"scanning {names[0]}")
 
-    def came(self, verdict: Verdict) -> None:
+    def scanned(self, verdict: Verdict) -> None:
         self._done += 1
         if verdict.state is not State.HEALTHY:
-            self._say(f"{verdict.name}: {_in_words(verdict)}")
+            self._write(f"{verdict.name}: {_described(verdict)}")
         elif self._done % max(100, self._total // 10) == 0:
-            self._say(f"{self._done} of {self._total}")
+            self._write(f"{self._done} of {self._total}")
 
     def close(self) -> None:
-        self._say(f"{self._done} of {self._total} asked in {duration(time.monotonic() - self._began)}")
+        self._write(f"{self._done} of {self._total} scanned in {duration(time.monotonic() - self._began)}")
 
-    def _say(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
+    def _write(self, text: str) -> None:
+        put(self._stream, f"{printable(text)}\n")
 
 
 class Map:
-    """A cell for each machine, in the inventory's order, redrawn in place; it stays when all is said."""
+    """A cell for each machine, in the inventory's order, redrawn in place; the last drawing stays."""
 
     _PERIOD = 0.2
-    """Least seconds between two drawings, however fast the answers come."""
+    """Minimum seconds between two drawings."""
 
     def __init__(self, stream: TextIO, *, colour: bool = True) -> None:
         self._stream = stream
@@ -72,18 +72,18 @@ class Map:
         self._began = 0.0
 
     def begin(self, names: Sequence[str]) -> None:
-        # A sweep that is repeated draws over the last one.
+        # A repeated scan draws over the previous one.
         self._names, self._states = list(names), {}
         self._began = time.monotonic()
         self._draw()
 
-    def came(self, verdict: Verdict) -> None:
+    def scanned(self, verdict: Verdict) -> None:
         self._states[verdict.name] = verdict.state
         if time.monotonic() - self._drawn_at >= self._PERIOD:
             self._draw()
 
     def close(self) -> None:
-        """Draw the end, and let it stand."""
+        """Draw the final state, which stays."""
         self._draw()
         self._drawn = 0
 
@@ -91,14 +91,13 @@ class Map:
         size = shutil.get_terminal_size()
         lines = self.lines(size.columns, size.lines)
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
-        self._stream.write("".join(f"{line}\n" for line in lines))
-        self._stream.flush()
+            put(self._stream, f"\x1b[{self._drawn}A\x1b[J")
+        put(self._stream, "".join(f"{line}\n" for line in lines))
         self._drawn = len(lines)
         self._drawn_at = time.monotonic()
 
     def lines(self, columns: int, rows: int) -> list[str]:
-        """The map on a screen of this size: rows of cells after the names of their machines, then a legend."""
+        """The map on a screen of this size: rows of cells after their machines' names, then a legend."""
         layout = _layout(self._names, columns, max(1, rows - 4))
         lines = []
         for row in layout.rows[: layout.shown]:
@@ -109,7 +108,7 @@ class Map:
             lines.append(f"{_label(row, layout.label):<{layout.label}}  {cells}")
         if len(layout.rows) > layout.shown:
             hidden = sum(len(row) for row in layout.rows[layout.shown :])
-            lines.append(f"... and {hidden} machines more than fit here"[: columns - 1])
+            lines.append(f"... and {hidden} machines that do not fit on the screen"[: columns - 1])
         return lines + self._legend(columns)
 
     def _cell(self, name: str) -> str:
@@ -120,16 +119,16 @@ class Map:
         return f"\x1b[{colour}m{letter}\x1b[0m" if self._colour else letter
 
     def _legend(self, columns: int) -> list[str]:
-        """What the letters mean, with the numbers of machines, in one line or two."""
+        """The meaning of the letters, with the numbers of machines, in one line or two."""
         counts = [
             f"{letter} {state.value} {number}"
             for state, (letter, _) in _CELLS.items()
             if (number := sum(each is state for each in self._states.values()))
         ]
         if waiting := len(self._names) - len(self._states):
-            counts.append(f"{WAITING} asked {waiting}")
-        words = [*counts, duration(time.monotonic() - self._began)]
-        return textwrap.wrap("  ".join(word for word in words), max(2, columns - 1), max_lines=2, placeholder="")
+            counts.append(f"{WAITING} waiting {waiting}")
+        parts = [*counts, duration(time.monotonic() - self._began)]
+        return textwrap.wrap("  ".join(parts), max(2, columns - 1), max_lines=2, placeholder="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +139,11 @@ class _Layout:
 
 
 def _layout(names: Sequence[str], columns: int, rows: int) -> _Layout:
-    """How many machines stand in a row: a multiple of ten where that fits."""
+    """The number of machines per row: a multiple of ten if possible."""
     most = max(8, columns // 3)
     label = min(max((len(name) for name in names), default=0) * 2 + 2, most)
     room = max(1, columns - label - 3)
-    # A gap for every ten cells.
+    # A gap after every ten cells.
     fit = max(1, room * _GROUP // (_GROUP + 1))
     fit = fit // _GROUP * _GROUP or fit
     parts = [names[start : start + fit] for start in range(0, len(names), fit)]
@@ -157,7 +156,7 @@ def _label(row: Sequence[str], width: int) -> str:
     first, last = printable(row[0]), printable(row[-1])
     if len(row) == 1:
         return first[:width]
-    # What both begin with, up to their numbers, need not be said twice.
+    # The common prefix, up to the numbers, is omitted from the second name.
     common = 0
     while common < min(len(first), len(last)) and first[common] == last[common]:
         common += 1
@@ -165,7 +164,7 @@ def _label(row: Sequence[str], width: int) -> str:
     return f"{first}..{last[common:]}"[:width]
 
 
-def _in_words(verdict: Verdict) -> str:
+def _described(verdict: Verdict) -> str:
     action = "" if verdict.action is Action.NONE else f", {verdict.action.value.replace('_', ' ')}"
     why = verdict.findings[0] if verdict.findings else None
     message = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.message or why.rule}"
@@ -175,4 +174,4 @@ def _in_words(verdict: Verdict) -> str:
 def progress(stream: TextIO | None = None, *, colour: bool = True) -> HealthLines | Map:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Map(stream, colour=colour) if stream.isatty() else HealthLines(stream)
+    return Map(stream, colour=colour) if redrawable(stream) else HealthLines(stream)

@@ -1,4 +1,4 @@
-"""What a person or a program reads of maintenance. Takes the results of operations/maintenance.py by their shape."""
+"""Maintenance as a table and as a JSON document; the results of operations/maintenance.py fit its protocol."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class MaintainedNode(Protocol):
     def cordoned(self) -> bool: ...
 
 
-def table(kept: Sequence[MaintainedNode]) -> str:
-    """Nodes that are in maintenance."""
-    if not kept:
+def table(nodes: Sequence[MaintainedNode]) -> str:
+    """Nodes in maintenance."""
+    if not nodes:
         return "no node is in maintenance"
     rows = [("NODE", "MACHINE", "STATE", "PODS", "")]
     rows += [
         (
             each.node,
             each.machine or "-",
-            "in maintenance" if each.maintenance.holds(time.time()) else "its time is over",
-            "cordoned" if each.cordoned else "may come",
+            "in maintenance" if each.maintenance.holds(time.time()) else "expired",
+            "cordoned" if each.cordoned else "allowed",
             each.maintenance.described(),
         )
-        for each in kept
+        for each in nodes
         if each.maintenance
     ]
     return text.table(rows)
@@ -48,14 +48,16 @@ def ended(nodes: Sequence[MaintainedNode]) -> str:
     """Nodes whose maintenance was ended."""
     lines = []
     for each in nodes:
-        was = "given back" if each.maintenance else "it was not in maintenance"
-        lines.append(f"{each.machine}: {was}" + ("; it stays cordoned, by somebody else" if each.cordoned else ""))
+        result = "maintenance ended" if each.maintenance else "it was not in maintenance"
+        lines.append(
+            f"{each.machine}: {result}" + ("; it stays cordoned by a user or another program" if each.cordoned else "")
+        )
     return "\n".join(lines)
 
 
-def document(kept: Sequence[MaintainedNode]) -> str:
+def document(nodes: Sequence[MaintainedNode]) -> str:
     """``gpunodes.maintenance/1``."""
-    return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": [_entry(each) for each in kept]})
+    return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": [_entry(each) for each in nodes]})
 
 
 def _entry(each: MaintainedNode) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Repairs as a person or a program reads them: lines while they go on, a summary, plans, history."""
+"""Repairs for people and programs: progress lines, a summary, plans, history."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Protocol, TextIO
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration, table
+from gpunodes.views.text import duration, put, table
 
 
 class RepairedMachine(Protocol):
-    """How one machine came out (operations/repair.py, Repaired)."""
+    """The result for one machine (operations/repair.py, MachineRepair)."""
 
     @property
     def machine(self) -> str: ...
@@ -41,7 +41,7 @@ class RepairedMachine(Protocol):
 
 
 class RepairOverview(Protocol):
-    """What a repair command did (operations/repair.py, RepairResult)."""
+    """The result of a repair command (operations/repair.py, RepairResult)."""
 
     @property
     def command(self) -> str: ...
@@ -56,25 +56,25 @@ class RepairOverview(Protocol):
 
 
 class RepairLines:
-    """A line for each thing that happens; safe for many threads."""
+    """A line for each event; thread-safe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = time.monotonic()
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
 
-    def say(self, machine: str, text: str) -> None:
-        """Something about a machine, or, with no name, about all."""
+    def report(self, machine: str, text: str) -> None:
+        """A message about a machine, or, without a name, about the command."""
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
-        with self._guard:
-            print(printable(line), file=self._stream, flush=True)
+        with self._mutex:
+            put(self._stream, f"{printable(line)}\n")
 
 
 def summary(result: RepairOverview) -> str:
-    """The end of a repair, or the plan of one: what was done, or would be, and why."""
+    """The result of a repair, or its plan: what was done, or would be done, and why."""
     acted = [each for each in result.machines if each.decision != "nothing"]
-    quiet = [each for each in result.machines if each.decision == "nothing"]
+    unaffected = [each for each in result.machines if each.decision == "nothing"]
     lines = []
     for each in acted:
         lines.append(printable(f"{each.machine}: {_message(each, dry_run=result.dry_run)}"))
@@ -82,8 +82,8 @@ def summary(result: RepairOverview) -> str:
             lines.append(f"    evidence: {each.evidence}")
         if result.dry_run:
             lines += [f"    {printable(line)}" for line in _plan(each)]
-    if quiet:
-        lines.append(f"{len(quiet)} other machine{'s' if len(quiet) > 1 else ''}: nothing to repair")
+    if unaffected:
+        lines.append(f"{len(unaffected)} other machine{'s' if len(unaffected) > 1 else ''}: nothing to repair")
     if not result.machines:
         lines.append("nothing to repair")
     return "\n".join(lines)
@@ -91,9 +91,9 @@ def summary(result: RepairOverview) -> str:
 
 def _message(each: RepairedMachine, *, dry_run: bool) -> str:
     if each.outcome is not None:
-        took = f" in {duration(each.seconds)}" if each.seconds else ""
+        elapsed = f" in {duration(each.seconds)}" if each.seconds else ""
         by = f" by {each.step}" if each.step and each.outcome == "repaired" else ""
-        return f"{str(each.outcome).upper() if each.outcome != 'repaired' else 'repaired'}{by}{took}: {each.why}"
+        return f"{str(each.outcome).upper() if each.outcome != 'repaired' else 'repaired'}{by}{elapsed}: {each.why}"
     if each.decision == "repair":
         return f"{'would be repaired' if dry_run else 'to be repaired'}: {each.why}"
     return f"{each.decision}: {each.why}"
@@ -103,8 +103,8 @@ def _plan(each: RepairedMachine) -> list[str]:
     if not each.step:
         return _evidence(each.verdict)
     return [
-        f"it would start with: {each.step}",
-        *(f"left out: {text}" for text in each.skipped),
+        f"first step: {each.step}",
+        *(f"skipped: {text}" for text in each.skipped),
         *_evidence(each.verdict),
     ]
 
@@ -156,10 +156,10 @@ def _machine(each: RepairedMachine) -> dict[str, Any]:
     }
 
 
-def history(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The history, the oldest first."""
+def history(entries: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
+    """The history, the oldest first, for a screen of ``columns``, if any."""
     if not entries:
-        return "nothing is known yet"
+        return "no history yet"
     rows = [("TIME", "MACHINE", "WHAT", "OUTCOME", "SECONDS", "")]
     rows += [
         (
@@ -172,7 +172,7 @@ def history(entries: Sequence[Mapping[str, Any]]) -> str:
         )
         for entry in entries
     ]
-    return table(rows)
+    return table(rows, columns)
 
 
 _SERVICE = """[Unit]
@@ -185,12 +185,12 @@ Type=oneshot
 User={user}
 WorkingDirectory={folder}
 ExecStart={program} health --reboot-hung --yes --inventory {inventory}
-# Repairs take as long as machines take to boot; what is interrupted is gone on with by the next run.
+# Repairs take as long as machines take to boot; the next run resumes an interrupted repair.
 TimeoutStartSec=infinity
 KillSignal=SIGINT
 """
 _TIMER = """[Unit]
-Description=Look for GPU machines that hang
+Description=Scan for GPU machines that hang
 
 [Timer]
 OnBootSec=5min
@@ -203,9 +203,9 @@ WantedBy=timers.target
 
 
 def units(program: str, user: str, folder: Path, inventory: Path, every: str) -> dict[str, str]:
-    """The systemd units that repair by themselves, by file name (systemd.service(5), systemd.timer(5))."""
-    words = {"program": program, "user": user, "folder": folder, "inventory": inventory, "every": every}
-    escaped = {name: str(value).replace("%", "%%") for name, value in words.items()}
+    """The systemd units for automatic repairs, by file name (systemd.service(5), systemd.timer(5))."""
+    values = {"program": program, "user": user, "folder": folder, "inventory": inventory, "every": every}
+    escaped = {name: str(value).replace("%", "%%") for name, value in values.items()}
     for name in ("program", "inventory"):
         escaped[name] = f'"{escaped[name]}"' if " " in escaped[name] else escaped[name]
     return {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints all that gpunodes may change on a machine, in lines that can be compared. Needs root.
+# Prints everything that gpunodes may change on a machine, as comparable lines. Needs root.
 set -eu
 export LC_ALL=C
 cd /
@@ -10,7 +10,7 @@ find etc opt usr/local var/lib -xdev \
     \( -path var/lib/apt -o -path var/lib/dpkg -o -path var/lib/systemd -o -path var/lib/private \
     -o -path etc/resolv.conf -o -path etc/ld.so.cache \) -prune -o -printf '%y %m %u:%g %p %l\n' | sort
 echo '# contents'
-# group- and the like are copies that the system keeps of these files' earlier states.
+# group- and similar files are the system's backups of earlier states.
 find etc opt usr/local -xdev -type f ! -path etc/resolv.conf ! -path etc/ld.so.cache \
     ! -path etc/group- ! -path etc/gshadow- ! -path etc/passwd- ! -path etc/shadow- -exec sha256sum {} + | sort -k 2
 echo '# kernel modules and settings'

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gives the machine swap, now and at every boot.
+# Adds swap to the machine, now and at every boot.
 set -eu
 fallocate --length 64MiB /swapfile
 chmod 0600 /swapfile

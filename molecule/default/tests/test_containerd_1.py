@@ -1,4 +1,4 @@
-"""containerd 1.7 of the distribution, configured in the older format."""
+"""The distribution's containerd 1.7, with configuration version 2."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from testinfra.host import Host
 testinfra_hosts = ["gpu-1"]
 
 
-def test_what_it_runs_with(host: Host, settings: dict[str, Any]) -> None:
+def test_effective_configuration(host: Host, settings: dict[str, Any]) -> None:
     assert host.package("containerd").version.startswith("1.7.")
-    # The program's own view: our file over its defaults.
+    # The effective configuration: config.toml over containerd's defaults.
     cri = tomllib.loads(host.check_output("containerd config dump"))["plugins"]["io.containerd.grpc.v1.cri"]
     assert cri["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"]
     assert cri["cni"]["conf_dir"] == "/etc/cni/net.d"
-    # Images come by the mirror, under their public names.
+    # Images are pulled through the mirror under their public names.
     assert cri["registry"]["config_path"] == "/etc/containerd/certs.d"
     registry, _, name = cri["sandbox_image"].partition("/")
     assert (registry, name.partition(":")[0]) == ("registry.k8s.io", "pause")

@@ -1,4 +1,4 @@
-"""A machine that is ready for kubeadm. Each command takes an emulated machine a second or more: few of them, then."""
+"""A machine that is ready for kubeadm. Few commands, because each takes a second or more on an emulated machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SYSCTLS = ("net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6t
 HELD = {"containerd.io", "kubelet", "kubeadm", "kubectl"}
 
 
-def test_kernel_modules_are_loaded_and_will_be(host: Host) -> None:
+def test_kernel_modules_are_loaded_now_and_at_boot(host: Host) -> None:
     loaded = {line.split()[0] for line in host.file("/proc/modules").content_string.splitlines()}
     at_boot = set(host.file("/etc/modules-load.d/gpunodes.conf").content_string.splitlines())
     assert {"overlay", "br_netfilter"} <= loaded & at_boot
 
 
-def test_kernel_settings_are_in_force_and_will_be(host: Host) -> None:
+def test_kernel_settings_are_set_now_and_at_boot(host: Host) -> None:
     assert host.check_output(f"sysctl --values {' '.join(SYSCTLS)}").split() == ["1", "1", "1"]
-    # What is applied at boot, of all files, in order: the last line counts.
+    # All settings in the order in which boot applies them: the last one counts.
     at_boot = host.check_output("/usr/lib/systemd/systemd-sysctl --cat-config").splitlines()
     for name in SYSCTLS:
         assert [line for line in at_boot if line.startswith(name)][-1:] == [f"{name} = 1"]
@@ -29,11 +29,11 @@ def test_kernel_settings_are_in_force_and_will_be(host: Host) -> None:
 
 def test_swap_is_off_and_stays_off(host: Host) -> None:
     assert host.check_output("swapon --show --noheadings") == ""
-    # What the next boot would turn on.
+    # Swap that the next boot would turn on.
     assert host.run("findmnt --fstab --types swap --noheadings").stdout == ""
 
 
-def test_packages_are_of_the_wanted_minor_and_held(host: Host, defaults: dict[str, Any]) -> None:
+def test_packages_have_the_requested_minor_and_are_held(host: Host, defaults: dict[str, Any]) -> None:
     shown = host.check_output("dpkg-query --show --showformat '${Version}\n' kubelet kubeadm kubectl").splitlines()
     assert [version.rpartition(".")[0].rpartition(".")[0] for version in shown] == 3 * [
         defaults["gpunodes_kubernetes_version"]
@@ -41,7 +41,7 @@ def test_packages_are_of_the_wanted_minor_and_held(host: Host, defaults: dict[st
     assert set(host.check_output("apt-mark showhold").splitlines()) == HELD
 
 
-def test_packages_come_from_a_signed_source_of_ours(host: Host, settings: dict[str, Any]) -> None:
+def test_packages_come_from_the_signed_source_in_the_settings(host: Host, settings: dict[str, Any]) -> None:
     source = host.file("/etc/apt/sources.list.d/gpunodes-kubernetes.sources").content_string
     assert settings["gpunodes_kubernetes_packages_url"].partition("{")[0] in source
     key = next(line.split()[1] for line in source.splitlines() if line.startswith("Signed-By:"))
@@ -61,7 +61,7 @@ def test_the_runtime_is_ready_for_the_kubelet(host: Host) -> None:
     assert conditions["RuntimeReady"]
 
 
-def test_the_ledger_is_root_s_alone(host: Host) -> None:
+def test_only_root_can_read_the_ledger(host: Host) -> None:
     assert host.check_output("stat --format '%U %a' /var/lib/gpunodes /var/lib/gpunodes/ledger.json").splitlines() == [
         "root 700",
         "root 600",

@@ -1,4 +1,4 @@
-"""A machine whose containers get GPUs. The GPUs are the lab's stand-ins: what is proven is the software around them."""
+"""A machine whose containers get GPUs. The GPUs are the lab's stand-ins: this tests the software around them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOLKIT = {
 }
 
 
-def test_the_driver_is_loaded_and_will_be(host: Host) -> None:
+def test_the_driver_is_loaded_now_and_at_boot(host: Host) -> None:
     loaded = {line.split()[0] for line in host.file("/proc/modules").content_string.splitlines()}
     assert "nvidia" in loaded
     assert "nouveau" not in loaded
@@ -27,10 +27,10 @@ def test_the_driver_is_loaded_and_will_be(host: Host) -> None:
     ]
 
 
-def test_driver_and_toolkit_are_of_one_version_each_and_held(host: Host) -> None:
+def test_driver_and_toolkit_have_one_version_each_and_are_held(host: Host) -> None:
     held = set(host.check_output("apt-mark showhold").splitlines())
     shown = host.check_output("dpkg-query --show --showformat '${db:Status-Status} ${Package} ${Version}\n' '*nvidia*'")
-    versions = {words[1]: words[2] for line in shown.splitlines() if (words := line.split())[0] == "installed"}
+    versions = {fields[1]: fields[2] for line in shown.splitlines() if (fields := line.split())[0] == "installed"}
     assert len({versions[name] for name in TOOLKIT}) == 1
     assert held >= TOOLKIT
     driver = {name: version for name, version in versions.items() if version.startswith("580.")}
@@ -39,13 +39,13 @@ def test_driver_and_toolkit_are_of_one_version_each_and_held(host: Host) -> None
     assert held >= set(driver)
 
 
-def test_nvidia_smi_answers(host: Host) -> None:
+def test_nvidia_smi_responds(host: Host) -> None:
     listed = host.check_output("nvidia-smi --query-gpu=index,persistence_mode --format=csv,noheader").splitlines()
     assert listed == ["0, Enabled"]
 
 
-def test_containers_can_ask_for_gpus(host: Host) -> None:
-    # The program's own view: the drop-in over our file over its defaults.
+def test_containers_can_request_gpus(host: Host) -> None:
+    # The effective configuration: the drop-in over config.toml over containerd's defaults.
     configuration: dict[str, Any] = tomllib.loads(host.check_output("containerd config dump"))
     plugins = configuration["plugins"]["io.containerd.grpc.v1.cri"]
     runtimes = plugins["containerd"]["runtimes"]
@@ -53,5 +53,5 @@ def test_containers_can_ask_for_gpus(host: Host) -> None:
     assert all(runtime["options"]["SystemdCgroup"] for runtime in runtimes.values())
     assert plugins["enable_cdi"]
     assert host.check_output("nvidia-ctk cdi list 2>/dev/null").splitlines()[-1].startswith("nvidia.com/gpu=")
-    # By these links systemd knows the devices when it renews the rules of containers.
+    # systemd finds the devices by these links when it renews the device rules of containers.
     assert host.run("readlink /dev/char/195:0").stdout.strip() == "../nvidia0"

@@ -1,1 +1,1 @@
-"""Callback plugins of the playbooks; they run on the controlling machine."""
+"""Callback plugins of the playbooks; they run on the controller."""

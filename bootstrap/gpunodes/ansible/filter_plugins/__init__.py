@@ -1,1 +1,1 @@
-"""Jinja filters of the roles; they run on the controlling machine."""
+"""Jinja filters of the roles; they run on the controller."""

@@ -1,4 +1,4 @@
-"""Filters of the roles. They run on the controlling machine, with the installed package or from a checkout."""
+"""Filters of the roles. They run on the controller, with the installed package or from a checkout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import gpunodes.planner.preflight as _  # noqa: F401 - to see whether the package is installed
+    import gpunodes.planner.preflight as _  # noqa: F401 - checks whether the package is installed
 except ModuleNotFoundError:
-    # ansible-playbook of another Python, from a checkout.
+    # ansible-playbook runs from a checkout, with a Python that does not have the package.
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from ansible.errors import AnsibleFilterError
@@ -27,7 +27,7 @@ def preflight(
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """Every finding of every machine, one line each; ``settings`` are those that hold wishes, by machine."""
+    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.gpu import requested_of
@@ -53,40 +53,40 @@ def match(
     *,
     joins: bool = False,
 ) -> dict[str, Any]:
-    """The node that the machine ``name`` is: ``node`` ({} for none), ``by`` what, or ``problem``, why it is refused.
+    """The node of the machine ``name``: ``node`` ({} for none), ``by`` (the criterion), and ``problem`` if ambiguous.
 
-    ``facts`` are a result of host_facts, empty where the machine does not answer; ``machines`` the inventory's
-    addresses by name; ``cluster`` is what its records are filed under; ``joins``: the machine is about to.
+    ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
+    addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
     """
     from gpunodes.ansible.module_utils.gpunodes import identity
     from gpunodes.engine import identities
 
-    known = identities.recall_all(cluster, {each: address or each for each, address in machines.items()})
+    known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
     if facts:
         known[name] = identity.reported(name, machines[name] or name, facts)
     matcher = identity.Matcher([identity.described(node) for node in nodes], known.values())
     found = matcher.joining(known[name]) if joins else matcher.match(known[name])
-    own = found.node.name if found.node else ""
+    node_name = found.node.name if found.node else ""
     return {
-        "node": next((dict(node) for node in nodes if own and node["name"] == own), {}),
+        "node": next((dict(node) for node in nodes if node_name and node["name"] == node_name), {}),
         "by": found.by,
         "problem": f"{found.contradiction}; {_REMEDY}" if found.contradiction else "",
     }
 
 
 _REMEDY = (
-    "wanted: one node that is this machine beyond doubt; see `kubectl get nodes -o wide` and the inventory, and delete "
-    "a node whose machine is gone"
+    "wanted: exactly one node that matches this machine; compare `kubectl get nodes -o wide` with the inventory, and "
+    "delete nodes whose machines no longer exist"
 )
 
 
 def packages(names: Sequence[str], version: str = "") -> list[dict[str, Any]]:
-    """``names`` as the module host takes packages; those with a version are held at it."""
+    """Packages for the module host; with a version, they are held."""
     return [{"name": name, "version": version, "hold": bool(version)} for name in names]
 
 
 def program(name: str) -> str:
-    """The text of a program that becomes a file on a machine; it stands among what travels to machines."""
+    """The source of a program that is installed on a machine; it is one of the module_utils."""
     return (Path(__file__).parents[1] / "module_utils" / "gpunodes" / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -107,7 +107,7 @@ def registry_hosts(mirrors: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def key_text(key: str) -> str:
-    """A package source's key: an address or an armoured text stays; a file of the controlling machine is read."""
+    """A package source's key: an address or armoured text is returned unchanged, a file on the controller is read."""
     if not key or "://" in key or key.lstrip().startswith("-----BEGIN"):
         return key
     try:
@@ -117,15 +117,15 @@ def key_text(key: str) -> str:
 
 
 def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
-    """What host_facts is to ask of the registries that the cluster's images come from."""
-    named = dict.fromkeys(["registry.k8s.io", "ghcr.io", image.split("/", maxsplit=1)[0]])
+    """Sources that host_facts checks: the registries of the cluster's images."""
+    hosts = dict.fromkeys(["registry.k8s.io", "ghcr.io", image.split("/", maxsplit=1)[0]])
     return [
         {
             "name": f"images of {registry}",
             "url": mirrors.get(registry, f"https://{registry}").rstrip("/") + "/v2/",
             "kind": "registry",
         }
-        for registry in named
+        for registry in hosts
     ]
 
 
@@ -135,7 +135,7 @@ def health(
     xids: Mapping[Any, str] | None = None,
     sxids: Mapping[Any, str] | None = None,
 ) -> dict[str, Any]:
-    """The verdict on a machine by what gpu_probe found; ``text`` says it in a line."""
+    """The verdict on a machine from the result of gpu_probe; ``text`` summarises it in one line."""
     from gpunodes.errors import GpunodesError
     from gpunodes.health import judge, shape, site
 
@@ -143,40 +143,40 @@ def health(
         rules = site.rules(xids or {}, sxids or {})
     except GpunodesError as error:
         raise AnsibleFilterError(str(error)) from error
-    wrong = shape.violation(facts)
-    verdict = judge.unreachable(name, "probe_failed", wrong) if wrong else judge.judge_facts(name, facts, rules)
-    # Through JSON: templates get plain strings for enums.
-    told: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
+    violation = shape.violation(facts)
+    verdict = judge.unreachable(name, "probe_failed", violation) if violation else judge.judge_facts(name, facts, rules)
+    # Through JSON, so that templates get strings instead of enums.
+    document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
     action = "" if verdict.action == "none" else f", {verdict.action.replace('_', ' ')}"
     why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.message}" for finding in verdict.findings)
-    return {**told, "text": f"{name}: {verdict.state}{action}{why}"}
+    return {**document, "text": f"{name}: {verdict.state}{action}{why}"}
 
 
-@functools.lru_cache(maxsize=2)  # a large cluster's document is read by many variables of one task
+@functools.lru_cache(maxsize=2)  # many variables of one task read the document, which is long for a large cluster
 def data(text: str | None) -> Any:
-    """A document from outside that the command line handed to the play (engine/runner.py); None stays None."""
+    """Unseal a document that the command line passed to the play (engine/runner.py); None stays None."""
     return None if text is None else json.loads(base64.b64decode(text))
 
 
 def machine(facts: Any, name: str) -> Any:
-    """What a machine reported (a result of host_facts), once its shape is seen to be right; {} for one that is gone."""
+    """A machine's facts (a result of host_facts), checked for their form; {} for a machine that does not respond."""
     from gpunodes.planner import reports
 
-    if facts and (wrong := reports.of_machine(facts)):
-        raise AnsibleFilterError(f"{name}: {wrong}")
+    if facts and (problem := reports.of_machine(facts)):
+        raise AnsibleFilterError(f"{name}: {problem}")
     return facts
 
 
 def cluster_problem(cluster: Any, name: str) -> str:
-    """What is wrong with what the control plane ``name`` reports of its cluster (cluster_info), "" when nothing is."""
+    """What is wrong with the cluster facts that the control plane ``name`` reports (cluster_info), "" if nothing is."""
     from gpunodes.planner import reports
 
-    wrong = "" if cluster is None else reports.of_cluster(cluster)
-    return f"{name}: of its cluster, {wrong}" if wrong else ""
+    problem = "" if cluster is None else reports.of_cluster(cluster)
+    return f"{name}: of its cluster, {problem}" if problem else ""
 
 
 def kubeconfig(text: str, name: str) -> str:
-    """What of the administrator's kubeconfig of the control plane ``name`` may lie on this machine, as a file."""
+    """The parts of the administrator's kubeconfig of control plane ``name`` that may be stored on the controller."""
     import yaml
 
     from gpunodes.errors import GpunodesError
@@ -188,21 +188,21 @@ def kubeconfig(text: str, name: str) -> str:
         raise AnsibleFilterError(str(error)) from None
 
 
-def calms(_: object) -> bool:
-    """Whether the callback gpunodes_printable is at work: Ansible goes on without one that it does not find."""
+def sanitizes_output(_: object) -> bool:
+    """Whether the callback gpunodes_printable is active: Ansible does not fail if it cannot find a callback."""
     from ansible import constants
     from ansible.utils.display import Display
 
-    return getattr(Display.display, "gpunodes_calms", False) and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
+    is_wrapped = getattr(Display.display, "gpunodes_sanitizes", False)
+    return is_wrapped and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
 
 
 class FilterModule:
-    """Ansible's way to find filters."""
+    """The filters, as Ansible looks them up."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "gpunodes_calms": calms,
-            "gpunodes_cluster_complaint": cluster_problem,
+            "gpunodes_cluster_problem": cluster_problem,
             "gpunodes_data": data,
             "gpunodes_health": health,
             "gpunodes_key": key_text,
@@ -214,4 +214,5 @@ class FilterModule:
             "gpunodes_program": program,
             "gpunodes_registries": registries,
             "gpunodes_registry_hosts": registry_hosts,
+            "gpunodes_sanitizes_output": sanitizes_output,
         }

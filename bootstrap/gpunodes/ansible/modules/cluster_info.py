@@ -10,20 +10,20 @@ module: cluster_info
 short_description: Read the cluster
 version_added: "0.1.0"
 description:
-  - Reads version, endpoint, CA pin and nodes over the administrator kubeconfig on the machine itself.
+  - Reads version, endpoint, CA hash and nodes with the administrator's kubeconfig on the machine.
   - Never changes anything.
 options:
   required:
-    description: Whether it is an error when there is no cluster, or when it does not answer.
+    description: Whether a missing or unresponsive cluster is an error.
     type: bool
     default: true
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: It only reads.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -31,12 +31,12 @@ author:
 EXAMPLES = r"""
 - name: Read the cluster
   cluster_info:
-  register: answer
+  register: result
 """
 
 RETURN = r"""
 cluster:
-  description: The cluster; null where there is none.
+  description: The cluster; null if there is none.
   returned: always
   type: dict
   sample: {version: v1.36.3, endpoint: "10.0.0.1:6443", ca_hash: "sha256:...", nodes: []}

@@ -10,30 +10,30 @@ module: docker_images
 short_description: Load images of mirrored registries into Docker
 version_added: "0.1.0"
 description:
-  - Docker takes mirrors for docker.io only. containerd fetches the others by its mirrors, and Docker loads them.
-  - To O(images) come those that the installed kubeadm names. What is there already costs nothing.
+  - Docker supports mirrors for docker.io only. containerd pulls other images through its mirrors; Docker loads them.
+  - Also loads the images that the installed kubeadm lists. Skips images that are already present.
 options:
   images:
-    description: The images, by their public names.
+    description: Public names of the images.
     type: list
     elements: str
     default: []
   mirrored:
-    description: Registries that have a mirror; images of others are left to Docker.
+    description: Registries with a mirror. Images of other registries are skipped; Docker itself pulls them.
     type: list
     elements: str
     default: []
   control_plane:
-    description: Whether all that kubeadm names is wanted, not only what runs on workers.
+    description: Whether to load all images that kubeadm lists, not only those that run on workers.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
@@ -69,8 +69,10 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
-        actions = docker_images.bring(wanted["images"], wanted["mirrored"], wanted["control_plane"], module.check_mode)
+        parameters = module.params
+        actions = docker_images.load_missing(
+            parameters["images"], parameters["mirrored"], parameters["control_plane"], module.check_mode
+        )
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

@@ -1,16 +1,17 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""See that no pod has GPUs of a node."""
+"""Check that no pod uses GPUs of a node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: gpu_idle
-short_description: See that no pod has GPUs of a node
+short_description: Check that no pod uses GPUs of a node
 version_added: "0.1.0"
 description:
-  - Fails while a pod has one, whether it computes on it just now or not; runs on the control-plane machine.
+  - Fails if a GPU is allocated to a pod, even if the pod does not compute at the moment.
+  - Runs on the control-plane machine.
   - Never changes anything.
 options:
   node:
@@ -20,23 +21,23 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: It only reads.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: See that no pod has the GPUs
+- name: Check that no pod uses the GPUs
   gpu_idle:
     node: gpu-1
 """
 
 RETURN = r"""
 changed:
-  description: Never; pods that have the GPUs fail the task.
+  description: Always false. If a pod uses a GPU, the task fails.
   returned: always
   type: bool
 """
@@ -52,12 +53,12 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         node = module.params["node"]
-        pods = gpu_cluster.users(node)
+        pods = gpu_cluster.pods_with_gpus(node)
         if pods:
             raise MachineProblem(
                 f"{', '.join(pods)} use{'s' if len(pods) == 1 else ''} GPUs of {node}",
-                "no pod: the driver is not taken away under its users",
-                f"delete them, or `kubectl drain {node} --ignore-daemonsets`; then run the command again",
+                "no pod with a GPU: the driver is not removed while it is in use",
+                f"delete the pods, or run `kubectl drain {node} --ignore-daemonsets`; then run the command again",
             )
         return {"changed": False}
 

@@ -1,25 +1,25 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Read what a GPU machine knows of its own health."""
+"""Read the health data of a GPU machine."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: gpu_probe
-short_description: Read what a GPU machine knows of its own health
+short_description: Read the health data of a GPU machine
 version_added: "0.1.0"
 description:
-  - Reads the kernel log of this boot, threads in uninterruptible sleep, nvidia-smi, PCI state and driver in one go.
-  - Ends within its deadline on a machine whose driver hangs, and never starts a second nvidia-smi beside a stuck one.
-  - Never changes anything, and loads no kernel module. The filter C(gpunodes_health) judges what it found.
+  - Reads the kernel log of this boot, threads in uninterruptible sleep, nvidia-smi, PCI state and driver in one run.
+  - Ends within its deadline even if the driver hangs. Never starts nvidia-smi while another one is stuck.
+  - Never changes anything, and does not load kernel modules. The filter C(gpunodes_health) evaluates the result.
 options:
   deadline:
-    description: Seconds in which it ends.
+    description: Seconds after which the probe ends.
     type: int
     default: 30
   expected_gpus:
-    description: How many GPUs the machine should have; 0 for as many as its kernel found at boot.
+    description: Expected number of GPUs. 0 means the number that the kernel found at boot.
     type: int
     default: 0
 attributes:
@@ -28,7 +28,7 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -39,14 +39,14 @@ EXAMPLES = r"""
     deadline: 20
   register: probe
 
-- name: Say how it is
+- name: Report the machine's health
   ansible.builtin.debug:
     msg: "{{ (probe.gpu_probe | gpunodes_health(inventory_hostname)).text }}"
 """
 
 RETURN = r"""
 gpu_probe:
-  description: The facts, a document of the schema gpunodes.probe/1.
+  description: The result, a document of the schema gpunodes.probe/1.
   returned: always
   type: dict
   sample: {schema: gpunodes.probe/1, boot_id: 6b1c1f0e-8f5a-4f43-9a43-3d1d5c8a3a11, tasks: [], pci: []}

@@ -1,26 +1,26 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Prove that the cluster serves nodes' GPUs: their kubelets offer them, and a pod gets one."""
+"""Verify that the cluster offers nodes' GPUs: their kubelets report them, and a pod gets one."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: gpu_served
-short_description: Prove that the cluster serves the GPUs of nodes
+short_description: Verify that the cluster offers the GPUs of nodes to pods
 version_added: "0.1.0"
 description:
-  - Level kubelet is that the node's allocatable C(nvidia.com/gpu) is the number of its GPUs, or that there are more,
-    since its device plugin shares them or offers slices of them.
-  - Level pod is that a job which asks for one of them runs nvidia-smi there and ends.
-  - Runs on the control-plane machine. In check mode nothing is looked at.
+  - Level kubelet checks that the node's allocatable C(nvidia.com/gpu) is at least the number of its GPUs. It is higher
+    if the device plugin shares GPUs or offers slices of them.
+  - Level pod checks that a job that requests one GPU runs nvidia-smi on the node and completes.
+  - Runs on the control-plane machine. Verifies nothing in check mode.
 options:
   nodes:
-    description: The nodes' names with the numbers of their GPUs.
+    description: Number of GPUs by node name.
     type: dict
     required: true
   image:
-    description: An image in which nvidia-smi can run.
+    description: Image in which nvidia-smi can run.
     type: str
     required: true
   timeout:
@@ -30,16 +30,16 @@ options:
 attributes:
   check_mode:
     support: partial
-    description: Says what would be done, and does nothing.
+    description: Does nothing and returns an empty result.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Prove that pods get the GPUs
+- name: Verify that pods get the GPUs
   gpu_served:
     nodes: {gpu-1: 8}
     image: nvcr.io/nvidia/k8s-device-plugin:v0.19.0
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 gpu_nodes:
-  description: By node, the levels that were looked at.
+  description: Results of the checked levels, by node.
   returned: always
   type: dict
   sample: {gpu-1: [{level: kubelet, state: ok, fact: "allocatable nvidia.com/gpu: 8", wanted: "", remedy: ""}]}
@@ -69,11 +69,11 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         if module.check_mode:
             return {"changed": False, "gpu_nodes": {}}
-        nodes = {name: int(gpus) for name, gpus in wanted["nodes"].items()}
-        return {"changed": False, "gpu_nodes": gpu_cluster.prove(nodes, wanted["image"], wanted["timeout"])}
+        nodes = {name: int(gpus) for name, gpus in parameters["nodes"].items()}
+        return {"changed": False, "gpu_nodes": gpu_cluster.verify(nodes, parameters["image"], parameters["timeout"])}
 
     carry_out(module, work, changes=False)
 

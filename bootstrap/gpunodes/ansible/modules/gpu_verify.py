@@ -1,26 +1,27 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Prove a machine's GPUs: its driver answers, and a container gets them."""
+"""Verify a machine's GPUs: its driver responds, and a container gets them."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: gpu_verify
-short_description: Prove a machine's GPUs from its own side
+short_description: Verify a machine's GPUs on the machine
 version_added: "0.1.0"
 description:
-  - Level host is that the module is loaded, the device nodes are there and nvidia-smi lists every GPU of the PCI bus.
-  - Level container is that the container runtime gives them to a container.
-  - Never changes anything; an image that is missing is pulled. A program that hangs is not waited for.
-  - In check mode nothing is looked at.
+  - Level host checks that the kernel module is loaded, the device nodes exist and nvidia-smi lists every GPU on the PCI
+    bus.
+  - Level container checks that a container gets the GPUs.
+  - Never changes anything, except that it pulls the image if it is missing. Does not wait for hung programs.
+  - Verifies nothing in check mode.
 options:
   image:
-    description: An image in which nvidia-smi can run.
+    description: Image in which nvidia-smi can run.
     type: str
     required: true
   runtime:
-    description: What runs containers.
+    description: Container runtime.
     type: str
     choices: [containerd, docker]
     default: containerd
@@ -32,29 +33,29 @@ options:
 attributes:
   check_mode:
     support: partial
-    description: Says what would be done, and does nothing.
+    description: Does nothing and returns an empty result.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Prove the GPUs on the machine
+- name: Verify the GPUs on the machine
   gpu_verify:
     image: nvcr.io/nvidia/k8s-device-plugin:v0.19.0
 """
 
 RETURN = r"""
 gpu_levels:
-  description: The levels that were looked at, in order; the last may have failed.
+  description: Results of the checked levels, in order. Only the last one can be a failure.
   returned: always
   type: list
   elements: dict
   sample: [{level: host, state: ok, fact: "driver 580.65.06, 8 x NVIDIA H100 80GB HBM3", wanted: "", remedy: ""}]
 labels:
-  description: What nvidia-smi says of the GPUs, as labels for the node.
+  description: Node labels derived from nvidia-smi's output.
   returned: always
   type: dict
 """
@@ -77,8 +78,8 @@ def main() -> None:
     def work() -> dict[str, object]:
         if module.check_mode:
             return {"changed": False, "gpu_levels": [], "labels": {}}
-        wanted = module.params
-        found = gpu_verify.verify(wanted["image"], wanted["runtime"], wanted["services"])
+        parameters = module.params
+        found = gpu_verify.verify(parameters["image"], parameters["runtime"], parameters["services"])
         return {"changed": False, "gpu_levels": found["levels"], "labels": gpu_verify.labels(found)}
 
     carry_out(module, work, changes=False)

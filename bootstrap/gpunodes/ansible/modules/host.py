@@ -1,18 +1,18 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Bring one concern of a machine into its wanted state, in one start of Python."""
+"""Bring packages, files, kernel settings and services of a machine into their desired state."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: host
-short_description: Bring one concern of a machine into its wanted state
+short_description: Bring a machine into its desired state
 version_added: "0.1.0"
 description:
-  - Package sources with pinned keys, packages at exact versions, whole files, the kernel, swap and services.
-  - What it changes, and what was there before, is noted in a ledger on the machine; M(host_undo) takes it back.
-  - An interrupted run is finished by the next one.
+  - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap and services.
+  - Records each change and the previous state in a ledger on the machine. M(host_undo) undoes the changes.
+  - The next run completes an interrupted one.
 options:
   repositories:
     description: Package sources.
@@ -21,162 +21,164 @@ options:
     default: []
     suboptions:
       name:
-        description: Names its files.
+        description: Name, used in the names of its files.
         type: str
         required: true
       url:
-        description: Where it is.
+        description: Address.
         type: str
         required: true
       key:
-        description: The armoured key, the address of one, or the path of a keyring that the machine has.
+        description: Armoured key, its address, or the path of a keyring on the machine.
         type: str
         required: true
       fingerprint:
-        description: The key's fingerprint; needed where the key comes over plain HTTP.
+        description: Fingerprint of the key. Required if the key comes over plain HTTP.
         type: str
       suite:
-        description: The suite of a Debian source; C(/) for a flat one.
+        description: Suite of a Debian source; C(/) for a flat one.
         type: str
       components:
-        description: The components of a Debian source.
+        description: Components of a Debian source.
         type: str
   packages:
-    description: Packages. One that is there in a version that does not fit is an error, never an upgrade.
+    description: Packages. An installed package with another version is an error; it is never upgraded.
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: The package's name.
+        description: Name of the package.
         type: str
         required: true
       version:
-        description: A pattern, for example C(1.36.*); empty for any.
+        description: Version pattern, for example C(1.36.*); empty for any.
         type: str
       hold:
-        description: Keep upgrades from touching it.
+        description: Whether to hold the package, so that it is not upgraded.
         type: bool
         default: false
       same_as:
-        description: A package whose upstream version it must have exactly.
+        description: Another package; both must have the same upstream version.
         type: str
       first:
-        description: Install it before the others are chosen, because it decides which versions they have.
+        description: Whether to install it before versions of the others are chosen, because it determines them.
         type: bool
         default: false
   files:
-    description: Whole files that are ours.
+    description: Files that gpunodes writes completely.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Where it lies.
+        description: Path of the file.
         type: path
         required: true
       content:
-        description: What is in it.
+        description: Content of the file.
         type: str
       mode:
-        description: Its mode, in octal.
+        description: Mode of the file, in octal.
         type: str
       owner:
-        description: Its owner.
+        description: Owner of the file.
         type: str
       package:
-        description: The package whose version chooses one of O(files[].contents).
+        description: Package whose version selects one of O(files[].contents).
         type: str
       contents:
-        description: Version pattern to content.
+        description: Contents by version pattern.
         type: dict
       validate:
-        description: A command that accepts the file; C(%s) stands for its path.
+        description: Command that must accept the file; C(%s) is replaced by its path.
         type: list
         elements: str
   directories:
-    description: Folders that hold only what comes with us; M(host_undo) removes those that were not there before.
+    description: Folders that contain only data of the installed software. M(host_undo) removes those that are new.
     type: list
     elements: path
     default: []
   modules:
-    description: Kernel modules to load, now and at every boot; the whole list of the machine.
+    description: Kernel modules to load now and at every boot. The list replaces the previous one.
     type: list
     elements: str
     default: []
   sysctls:
-    description: Kernel settings, now and at every boot; the whole list of the machine.
+    description: Kernel settings to set now and at every boot. They replace the previous ones.
     type: dict
     default: {}
   swap_off:
-    description: Turn swap off, and out of /etc/fstab.
+    description: Whether to turn off swap and comment it out in /etc/fstab.
     type: bool
     default: false
   images:
     description: >-
-      Images that containerd fetches in the background when anything had to be changed. C({NAME}) stands for the version
-      of one of the packages.
+      Images that containerd pulls in the background after a change. C({NAME}) is replaced by the version of the package
+      NAME.
     type: list
     elements: str
     default: []
   services:
-    description: Services, enabled; restarted when a file of this task changed.
+    description: Services to enable and start. They are restarted if this task changed a file.
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: The unit's name without C(.service).
+        description: Name of the unit without C(.service).
         type: str
         required: true
       started:
-        description: Whether it is to run.
+        description: Whether it must run.
         type: bool
         default: true
       when_exists:
-        description: Start it only where this file exists.
+        description: Start it only if this file exists.
         type: path
   groups:
-    description: Groups of users that come with the packages, and would stay when they go.
+    description: Groups that the packages create and do not delete. M(host_undo) deletes those that are new.
     type: list
     elements: str
     default: []
   users:
-    description: Users of the system that come with the packages, and would stay when they go, each with its own group.
+    description: >-
+      System users, each with its own group, that the packages create and do not delete. M(host_undo) deletes those that
+      are new.
     type: list
     elements: str
     default: []
   holds:
-    description: Shell patterns of installed packages that upgrades must not touch.
+    description: Shell patterns of installed packages to hold, so that they are not upgraded.
     type: list
     elements: str
     default: []
   generated:
-    description: Files that a program of the machine writes.
+    description: Files that a program on the machine generates.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Where it lies.
+        description: Path of the file.
         type: path
         required: true
       command:
-        description: Writes it to C(%o), where a copy of what is there lies first. C(%i) is a copy of the input.
+        description: Command that writes C(%o), a copy of the existing file. C(%i) is a copy of O(generated[].input).
         type: list
         elements: str
         required: true
       input:
-        description: What the command reads.
+        description: File that the command reads.
         type: path
       when_exists:
-        description: Generate it only where this file exists.
+        description: Generate the file only if this one exists.
         type: path
       mode:
-        description: Its mode, in octal.
+        description: Mode of the file, in octal.
         type: str
-  proofs:
-    description: Commands that must end well after packages were installed.
+  checks:
+    description: Commands that must succeed after packages were installed.
     type: list
     elements: dict
     default: []
@@ -186,46 +188,46 @@ options:
         type: list
         elements: str
         required: true
-      says:
-        description: What it must say.
+      output:
+        description: Text that its output must contain.
         type: str
   absent:
-    description: Files that an earlier run has made and nobody wants any more.
+    description: Files to remove if an earlier run of gpunodes created them.
     type: list
     elements: path
     default: []
   module_stream:
-    description: dnf's stream of a module that the packages come from, such as C(nvidia-driver:580-open).
+    description: Module stream of dnf that contains the packages, such as C(nvidia-driver:580-open).
     type: str
   driver:
     description: >-
-      A GPU driver that is loaded without a reboot where that is possible, and never replaced under its users.
+      GPU driver to load, without a reboot if possible. A loaded driver is never replaced while it is in use.
     type: dict
     suboptions:
       modules:
-        description: Its kernel modules, in the order in which they are loaded.
+        description: Kernel modules of the driver, in the order of loading.
         type: list
         elements: str
         required: true
       conflicting_module:
-        description: The kernel's own module that must make way, in the initramfs too.
+        description: Kernel module that conflicts with the driver. It is unloaded and removed from the initramfs.
         type: str
   devices:
-    description: Keep a CDI specification of the GPUs, and links by which systemd knows them.
+    description: Whether to keep a CDI specification of the GPUs, and links that make their devices known to systemd.
     type: bool
     default: false
-  part:
-    description: What the changes belong to; M(host_undo) can take a part back by itself.
+  section:
+    description: The section of the ledger that records the changes; M(host_undo) can undo a section separately.
     type: str
     choices: ["", gpu]
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Shows what is written.
+    description: Shows the changes.
 author:
   - The gpunodes authors
 """
@@ -248,17 +250,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
   sample: ["install containerd 1.7.24~ds1-6", "write /etc/containerd/config.toml"]
 versions:
-  description: The packages' versions.
+  description: Versions of the packages.
   returned: always
   type: dict
 reboot:
-  description: Why the machine must be rebooted before all is in use; empty when it need not be.
+  description: Why the machine must be rebooted to complete the changes; empty if no reboot is required.
   returned: always
   type: str
 """
@@ -337,13 +339,13 @@ ARGUMENTS = {
             "mode": {"type": "str"},
         },
     },
-    "proofs": {
+    "checks": {
         "type": "list",
         "elements": "dict",
         "default": [],
         "options": {
             "command": {"type": "list", "elements": "str", "required": True},
-            "says": {"type": "str"},
+            "output": {"type": "str"},
         },
     },
     "absent": {"type": "list", "elements": "path", "default": []},
@@ -356,7 +358,7 @@ ARGUMENTS = {
         },
     },
     "devices": {"type": "bool", "default": False},
-    "part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""},
+    "section": {"type": "str", "choices": ["", *ledger.SECTIONS], "default": ""},
 }
 
 

@@ -1,51 +1,51 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""See in one look which concerns of a machine are not as wanted."""
+"""Compare a machine with its desired state, for all roles at once."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: host_diff
-short_description: See which concerns of a machine are not as wanted
+short_description: Find out which roles have something to do on a machine
 version_added: "0.1.0"
 description:
-  - Compares what M(host) is going to be told, concern by concern, with the machine.
+  - Compares the machine with the parameters that each role passes to M(host).
   - Never changes anything.
 options:
   wanted:
-    description: By concern, the parameters of M(host).
+    description: Parameters of M(host), by role.
     type: dict
     required: true
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: It only reads.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: See what is to do
+- name: Compare the machine with its desired state
   host_diff:
     wanted:
       node:
         modules: [overlay]
-  register: seen
+  register: difference
 """
 
 RETURN = r"""
 pending:
-  description: The concerns that are not as wanted.
+  description: Roles with pending changes.
   returned: always
   type: list
   elements: str
   sample: [containerd]
 versions:
-  description: The versions of the wanted packages that are there.
+  description: Versions of the requested packages that are installed.
   returned: always
   type: dict
 """

@@ -1,42 +1,42 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Read all that preflight needs of a machine, in one round trip."""
+"""Read the facts of a machine that preflight needs, in one round trip."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: host_facts
-short_description: Read what preflight needs of a machine
+short_description: Read the facts of a machine that preflight needs
 version_added: "0.1.0"
 description:
-  - Reads the operating system, hardware, network, packages and cluster membership of a machine in one go.
-  - Asks outside sources whether they answer and holds their keys against their fingerprints.
+  - Reads the operating system, hardware, network, packages and cluster membership of a machine in one run.
+  - Checks that outside sources are reachable and that their keys have the expected fingerprints.
   - Never changes anything.
 options:
   sources:
-    description: Outside sources to ask meanwhile.
+    description: Outside sources to check meanwhile.
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: What to call it.
+        description: Name of the source in the result.
         type: str
         required: true
       url:
         description: >-
-          Where it is. C({system}) (debian, ubuntu, rhel), C({format}) (deb, rpm), C({codename}), C({release}) and the
-          architecture's names are filled in.
+          Address. C({system}) (debian, ubuntu, rhel), C({format}) (deb, rpm), C({codename}), C({release}) and the names
+          of the architecture are replaced.
         type: str
         required: true
       kind:
-        description: A registry may ask for a login; it is there all the same.
+        description: Kind of source. A registry that requires a login counts as reachable.
         type: str
         choices: [packages, registry]
         default: packages
       key:
-        description: The armoured key of a package source, or its address.
+        description: Armoured key of a package source, or its address.
         type: str
       fingerprint:
         description: The key's fingerprint.
@@ -46,21 +46,21 @@ options:
         type: str
         default: /
       gpus:
-        description: Ask it only on machines with NVIDIA's GPUs.
+        description: Check it only on machines with NVIDIA GPUs.
         type: bool
         default: false
       systems:
-        description: Ask it only on these systems (C(debian 12)); empty for all.
+        description: Check it only on these systems (C(debian 12)); empty for all.
         type: list
         elements: str
         default: []
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: It only reads.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -77,7 +77,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 host_facts:
-  description: The facts; keys that cannot be told are null.
+  description: The facts. A fact that cannot be determined is null.
   returned: always
   type: dict
   sample: {os: {id: debian, version: "13", codename: trixie}, arch: x86_64, cpus: 2, memory_mib: 3924}

@@ -1,46 +1,46 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Take back all that the ledger of a machine lists."""
+"""Undo all changes in the ledger of a machine."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: host_undo
-short_description: Bring a machine back to what it was before us
+short_description: Undo everything that gpunodes changed on a machine
 version_added: "0.1.0"
 description:
   - Purges the packages that M(host) installed and restores the files, kernel settings, services and swap.
-  - What was there before stays. A machine without a ledger is left alone.
+  - Packages and files that existed before stay. A machine without a ledger is not changed.
 options:
-  part:
-    description: Take back only what belongs to this; empty for all.
+  section:
+    description: The section of the ledger to undo; empty for all.
     type: str
     choices: ["", gpu]
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports what would be done, and changes nothing.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Bring the machine back to what it was
+- name: Undo everything that gpunodes changed
   host_undo:
 
-- name: Take only the GPU driver and what belongs to it away
+- name: Undo only the changes of the GPU driver and its software
   host_undo:
-    part: gpu
+    section: gpu
 """
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The actions taken, or in check mode those that would be taken.
   returned: always
   type: list
   elements: str
@@ -53,12 +53,12 @@ from ansible.module_utils.gpunodes.entry import carry_out
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"part": {"type": "str", "choices": ["", *ledger.PARTS], "default": ""}},
+        argument_spec={"section": {"type": "str", "choices": ["", *ledger.SECTIONS], "default": ""}},
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        actions = undo.Undoer(module.check_mode, module.params["part"]).run()
+        actions = undo.Undoer(module.check_mode, module.params["section"]).run()
         return {"changed": bool(actions), "actions": actions}
 
     carry_out(module, work)

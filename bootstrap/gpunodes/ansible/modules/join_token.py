@@ -1,26 +1,26 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Make a token for joins, or delete those that were made."""
+"""Create a token for joins, or delete join tokens."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: join_token
-short_description: Make or delete join tokens
+short_description: Create or delete join tokens
 version_added: "0.1.0"
 description:
-  - C(present) makes a bootstrap token that dies by itself after O(ttl) and waits until joins can use it.
-  - C(absent) deletes the tokens that this module made for O(run), and those of interrupted runs.
-  - The result holds a secret. Use C(no_log)
+  - C(present) creates a bootstrap token that expires after O(ttl), and waits until joins can use it.
+  - C(absent) deletes the tokens that this module created for O(run), and those of interrupted runs.
+  - The result contains a secret. Use C(no_log).
 options:
   state:
-    description: Whether there is to be a token.
+    description: Whether to create or delete tokens.
     type: str
     choices: [present, absent]
     default: present
   ttl:
-    description: Seconds that the token lives.
+    description: Lifetime of the token in seconds.
     type: int
     default: 900
   timeout:
@@ -28,25 +28,25 @@ options:
     type: int
     default: 120
   run:
-    description: The run that the token is for, by the name that it holds Leases under; empty for none.
+    description: Holder of the Leases of the run that uses the token; empty for none.
     type: str
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Make a token
+- name: Create a token
   join_token:
     ttl: 900
-  register: made
+  register: created
   no_log: true
 
 - name: Delete the token
@@ -60,7 +60,7 @@ token:
   returned: O(state=present), not in check mode
   type: str
 deleted:
-  description: How many tokens were deleted.
+  description: Number of deleted tokens.
   returned: O(state=absent)
   type: int
 """
@@ -85,12 +85,12 @@ def main() -> None:
         if module.check_mode:
             return {"changed": True, "token": "", "deleted": 0}
         if module.params["state"] == "present":
-            made = cluster.make_token(module.params["ttl"], module.params["timeout"], module.params["run"])
-            return {"changed": True, "token": made}
+            token = cluster.create_token(module.params["ttl"], module.params["timeout"], module.params["run"])
+            return {"changed": True, "token": token}
         deleted = cluster.delete_tokens(module.params["run"])
         return {"changed": bool(deleted), "deleted": len(deleted)}
 
-    # Joins of several controlling machines may go on at once: a token needs no lock.
+    # Several controllers may join machines at the same time: creating a token needs no lock.
     carry_out(module, work, changes=False)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Server-side apply of objects, from the control-plane machine."""
+"""Apply objects to the cluster with server-side apply, on the control-plane machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ module: kube_objects
 short_description: Apply objects to the cluster
 version_added: "0.1.0"
 description:
-  - Server-side apply of each object, in order.
-  - Changed means that the object differs from what it was.
+  - Applies each object in order, with server-side apply.
+  - An object counts as changed if it differs from its previous state.
 options:
   objects:
     description: The objects.
@@ -21,10 +21,10 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Shows what is written.
+    description: Shows the changes.
 author:
   - The gpunodes authors
 """
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 objects:
-  description: The objects that changed, or in check mode would.
+  description: The objects that changed, or in check mode would change.
   returned: always
   type: list
   elements: str

@@ -1,45 +1,45 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Make a machine the control plane of a new cluster, or see that it is one."""
+"""Make a machine the control plane of a new cluster, unless it is one already."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: kubeadm_init
-short_description: Make a machine a control plane
+short_description: Make a machine the control plane of a new cluster
 version_added: "0.1.0"
 description:
-  - Runs C(kubeadm init) with the given documents, or changes nothing where a finished control plane stands.
-  - An init that this module started and that never finished is reset and started over.
-  - A cluster that ever became usable is never touched.
+  - Runs C(kubeadm init) with the given documents. Changes nothing if the machine is a complete control plane.
+  - If an earlier init by this module did not finish, resets it and starts again.
+  - Never touches a cluster that was usable at any time.
 options:
   documents:
-    description: The documents of kubeadm's configuration file (v1beta4), an InitConfiguration among them.
+    description: Documents of kubeadm's configuration file (v1beta4), including an InitConfiguration.
     type: list
     elements: dict
     required: true
   patches:
-    description: Patches of what kubeadm writes, by name (C(kube-apiserver0+strategic)); see its flag C(--patches).
+    description: Patches of the files that kubeadm writes, by name (C(kube-apiserver0+strategic)), as in C(--patches).
     type: dict
     default: {}
   files:
     description: >-
-      Files that the documents name, JSON by path, for root alone; written when the control plane is made.
-      C({random key}) stands for 32 random bytes in base64, made on the machine.
+      JSON files that the documents refer to, by path. They are readable by root only and written when the control plane
+      is created. C({random key}) is replaced by 32 random bytes in base64, generated on the machine.
     type: dict
     default: {}
   timeout:
-    description: Seconds for kubeadm, and for a control plane that is just starting to answer.
+    description: Seconds that kubeadm may take, and seconds to wait for a starting control plane.
     type: int
     default: 900
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -57,7 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
@@ -80,9 +80,13 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions = kubeadm.init(
-            wanted["documents"], wanted["patches"], wanted["files"], wanted["timeout"], module.check_mode
+            parameters["documents"],
+            parameters["patches"],
+            parameters["files"],
+            parameters["timeout"],
+            module.check_mode,
         )
         return {"changed": bool(actions), "actions": actions}
 

@@ -1,28 +1,28 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Make a machine a worker of a cluster, or see that it is one."""
+"""Make a machine a worker of a cluster, unless it is one already."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: kubeadm_join
-short_description: Make a machine a worker
+short_description: Make a machine a worker of a cluster
 version_added: "0.1.0"
 description:
-  - Runs C(kubeadm join) with a configuration file that only root can read, so that the token is on no command line.
-  - A join that was interrupted is cleaned up and started over. A machine of another cluster is refused.
+  - Runs C(kubeadm join) with a configuration file that only root can read. The token is not on the command line.
+  - Cleans up an interrupted join and starts again. Refuses a machine of another cluster.
 options:
   endpoint:
     description: Host and port of the cluster's API.
     type: str
     required: true
   token:
-    description: A bootstrap token; not needed where nothing is to do.
+    description: Bootstrap token. Not required if the machine is already joined.
     type: str
     default: ""
   ca_hash:
-    description: The pin of the cluster's CA, C(sha256:...).
+    description: Hash of the public key of the cluster's CA, C(sha256:...).
     type: str
     required: true
   registered:
@@ -30,20 +30,20 @@ options:
     type: bool
     required: true
   settings:
-    description: More keys of the JoinConfiguration (v1beta4).
+    description: Additional keys of the JoinConfiguration (v1beta4).
     type: dict
     default: {}
   timeout:
-    description: Seconds for kubeadm.
+    description: Seconds that kubeadm may take.
     type: int
     default: 600
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
@@ -60,7 +60,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
@@ -85,14 +85,14 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions = kubeadm.join(
-            wanted["endpoint"],
-            wanted["token"],
-            wanted["ca_hash"],
-            wanted["registered"],
-            wanted["settings"],
-            wanted["timeout"],
+            parameters["endpoint"],
+            parameters["token"],
+            parameters["ca_hash"],
+            parameters["registered"],
+            parameters["settings"],
+            parameters["timeout"],
             module.check_mode,
         )
         return {"changed": bool(actions), "actions": actions}

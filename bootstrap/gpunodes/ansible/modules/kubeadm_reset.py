@@ -1,39 +1,39 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Take kubeadm's work on a machine back, and what the network add-on left."""
+"""Undo kubeadm's changes on a machine, including leftovers of the network add-on."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: kubeadm_reset
-short_description: Take kubeadm's work back
+short_description: Undo kubeadm's changes
 version_added: "0.1.0"
 description:
-  - Stops the kubelet, removes the pods, unmounts what the kubelet has mounted, then removes the folders of both, CNI
-    configuration, firewall rules and links.
-  - Refuses, before it removes anything, while something stays mounted in those folders.
+  - Stops the kubelet, removes the pods and unmounts the kubelet's mounts. Then removes the folders of kubeadm and
+    kubelet, the CNI configuration, firewall rules and network links.
+  - Refuses to remove anything while something stays mounted in those folders.
   - On a control plane this destroys the cluster.
 options: {}
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Take kubeadm's work back
+- name: Undo kubeadm's changes
   kubeadm_reset:
 """
 
 RETURN = r"""
 actions:
-  description: What was taken away, or in check mode would be.
+  description: What was removed, or in check mode would be removed.
   returned: always
   type: list
   elements: str
@@ -48,12 +48,12 @@ def main() -> None:
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        found = kubeadm.remains()
-        # The rest of a reset comes after this, and must not refuse when half of it is done.
-        undo.Undoer(check=True).see_bare()
-        if found and not module.check_mode:
+        remains = kubeadm.remains()
+        # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
+        undo.Undoer(check=True).check_unmounted()
+        if remains and not module.check_mode:
             kubeadm.reset()
-        return {"changed": bool(found), "actions": [f"remove {thing}" for thing in found]}
+        return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}
 
     carry_out(module, work)
 

@@ -1,36 +1,36 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Keep the labels and taints of nodes that are ours."""
+"""Set the labels and taints that gpunodes manages on nodes."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: node_pools
-short_description: Keep the labels and taints of nodes that are ours
+short_description: Set the labels and taints that gpunodes manages on nodes
 version_added: "0.1.0"
 description:
-  - Gives nodes labels and taints, and takes away those that it gave them earlier and that are no longer wanted.
-  - Which are ours stands in an annotation of the node; no other is ever touched.
-  - Runs on the control-plane machine. A node that is not there is left out.
+  - Sets labels and taints of nodes, and removes those that it set earlier and that are no longer requested.
+  - An annotation of the node lists the managed labels and taints. Others are never touched.
+  - Runs on the control-plane machine. Skips nodes that do not exist.
 options:
   nodes:
-    description: By node, its C(labels) (a mapping) and C(taints) (key, value, effect).
+    description: C(labels) (a mapping) and C(taints) (key, value, effect) by node.
     type: dict
     required: true
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Shows what is written.
+    description: Shows the changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Put nodes into their pools
+- name: Set labels and taints of nodes
   node_pools:
     nodes:
       gpu-1:
@@ -40,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 nodes:
-  description: The nodes that changed, or in check mode would.
+  description: The nodes that changed, or in check mode would change.
   returned: always
   type: list
   elements: str
@@ -59,7 +59,7 @@ def main() -> None:
         diffs: list[dict[str, str]] = []
         for name, wanted in module.params["nodes"].items():
             labels = {key: str(value) for key, value in wanted["labels"].items()}
-            names, found = pools.settle(name, labels, wanted["taints"], module.check_mode)
+            names, found = pools.apply(name, labels, wanted["taints"], module.check_mode)
             changed += names
             diffs += found
         return {"changed": bool(changed), "nodes": changed, "diff": diffs}

@@ -1,26 +1,26 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Wait until nodes are ready in truth, or say why they are not."""
+"""Wait until nodes are verified as ready, or report why they are not."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: node_ready
-short_description: Prove nodes ready
+short_description: Verify that nodes are ready
 version_added: "0.1.0"
 description:
-  - Waits until each node is Ready, kube-proxy and the network run there, and a pod there reaches the API service.
-  - Runs on the control-plane machine. The proof is noted at the node with the boot id of its machine.
-  - In check mode nothing is waited for.
+  - Waits until each node is Ready, runs kube-proxy and the network add-on, and a pod on it reaches the API service.
+  - Runs on the control-plane machine. An annotation of the node records the boot id for which it was verified.
+  - Does not wait in check mode.
 options:
   nodes:
-    description: The nodes' names.
+    description: Names of the nodes.
     type: list
     elements: str
     required: true
   image:
-    description: The image of the probe pod, with busybox in it.
+    description: Image of the pod that verifies a node. It must contain busybox.
     type: str
     required: true
   timeout:
@@ -30,16 +30,16 @@ options:
 attributes:
   check_mode:
     support: partial
-    description: Says what would be done, and does nothing.
+    description: Does nothing and returns an empty result.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Prove the nodes ready
+- name: Verify that nodes are ready
   node_ready:
     nodes: [worker-1]
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-1
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 not_ready:
-  description: By node, why it is not ready; empty when all are.
+  description: Reason by node that is not ready; empty if all are ready.
   returned: always
   type: dict
   sample: {worker-1: "pod kube-flannel-ds-x: ImagePullBackOff"}
@@ -69,12 +69,12 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         if module.check_mode:
             return {"changed": False, "not_ready": {}}
-        reasons = cluster.prove(wanted["nodes"], wanted["image"], wanted["timeout"])
-        # Proving changes nothing that anybody asked to change.
-        return {"changed": False, "not_ready": {name: why for name, why in reasons.items() if why}}
+        reasons = cluster.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
+        # The pod and the annotation are not changes that the user requested.
+        return {"changed": False, "not_ready": {name: reason for name, reason in reasons.items() if reason}}
 
     carry_out(module, work, changes=False)
 

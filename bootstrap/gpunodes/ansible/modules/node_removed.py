@@ -7,43 +7,44 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: node_removed
-short_description: Take a node out of the cluster
+short_description: Remove a node from the cluster
 version_added: "0.1.0"
 description:
-  - Cordons the node, drains it within a limit and deletes it; runs on the control-plane machine.
-  - A node that cannot be drained stays, cordoned, unless O(force) is set; so does one that is not ready and has pods.
+  - Cordons the node, drains it within a time limit and deletes it. Runs on the control-plane machine.
+  - Unless O(force) is set, a node that cannot be drained, or that is not ready and has pods, stays cordoned.
 options:
   name:
-    description: The node's name.
+    description: Name of the node.
     type: str
     required: true
   expected:
     description: >-
-      What it must still report, as M(cluster_info) returns it: C(uid), C(boot_id), C(machine_id), C(product_uuid).
-      A node that does not is another machine's, and stays.
+      Values that the node must still have, as in M(cluster_info): C(uid), C(boot_id), C(machine_id), C(product_uuid).
+      A node with other values belongs to another machine and is not removed.
     type: dict
     default: {}
   timeout:
-    description: Seconds for draining.
+    description: Seconds that draining may take.
     type: int
     default: 300
   force:
-    description: Delete the pods that do not leave, past their disruption budgets; also where the node is not ready.
+    description: >-
+      Whether to delete the remaining pods regardless of their disruption budgets, also if the node is not ready.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and does nothing.
+    description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: none
-    description: Shows what is written.
+    description: Does not show changes.
 author:
   - The gpunodes authors
 """
 
 EXAMPLES = r"""
-- name: Take the node out of the cluster
+- name: Remove the node from the cluster
   node_removed:
     name: worker-3
     timeout: 120
@@ -51,12 +52,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was done, or in check mode would be.
+  description: The changes made, or in check mode the changes that it would make.
   returned: always
   type: list
   elements: str
 notes:
-  description: Which pods were deleted by force, or in check mode would be.
+  description: Pods that were deleted by force, or in check mode would be.
   returned: always
   type: list
   elements: str
@@ -79,9 +80,9 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        wanted = module.params
+        parameters = module.params
         actions, notes = cluster.remove(
-            wanted["name"], wanted["timeout"], wanted["force"], module.check_mode, wanted["expected"]
+            parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
         )
         return {"changed": bool(actions), "actions": actions, "notes": notes}
 

@@ -8,13 +8,13 @@ from gpunodes.cli import LazyGroup
 
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {
-    "plan": "Say what machines with GPUs have, what they get, and why.",
-    "install": "Install what machines with GPUs get, in a cluster or in none.",
-    "verify": "Prove GPUs level by level: host, container, kubelet, pod.",
-    "remove": "Take the GPU software of machines away.",
+    "plan": "Show which GPU software machines get, and why.",
+    "install": "Install the GPU software of machines, with or without a cluster.",
+    "verify": "Verify GPUs level by level: host, container, kubelet, pod.",
+    "remove": "Remove the GPU software of machines.",
 }
 
 
 @click.group(cls=LazyGroup, listing=COMMANDS, where="gpunodes.cli.gpu")
 def command() -> None:
-    """Plan, install, prove and remove what machines with GPUs get."""
+    """Plan, install, verify and remove the GPU software of machines."""

@@ -7,21 +7,21 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common
+from gpunodes.cli import common, complete
 from gpunodes.inventory import Inventory
 from gpunodes.operations.gpu_install import OPERATION
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
 def command(machines: tuple[str, ...], flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
-    """Install what machines with GPUs get, in a cluster or in none.
+    """Install the GPU software of machines, with or without a cluster.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A driver that is there and does what is wished
-    stays; one that is loaded is never replaced.
+    MACHINES are names, addresses, groups or patterns of the inventory. An installed driver that meets the request is
+    kept; a loaded driver is never replaced.
     """
     inventory = Inventory(flags.inventory)
     return common.execute(OPERATION, inventory, inventory.select(machines), common.requesting(flags, requested))

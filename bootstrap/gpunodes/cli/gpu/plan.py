@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_plan
 from gpunodes.views import gpu as view_of
@@ -16,8 +16,8 @@ from gpunodes.views import text
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
-@common.inventory_option
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
+@common.ansible_options
 @common.version_option
 @common.gpu_options
 @click.option("--driver-source", type=click.Choice(["nvidia", "distribution"]), help="Where the driver comes from.")
@@ -26,9 +26,9 @@ from gpunodes.views import text
     "facts_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Plan from what --json said once, without any machine.",
+    help="Plan from a saved --json document, without any machine.",
 )
-@common.json_option
+@common.output_option
 def command(
     machines: tuple[str, ...],
     inventory_path: Path,
@@ -36,12 +36,12 @@ def command(
     requested: Mapping[str, Any],
     driver_source: str | None,
     facts_file: Path | None,
-    as_json: bool,
+    output: str,
 ) -> int:
-    """Say what machines with GPUs have, what they get, and why.
+    """Show which GPU software machines get, and why.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all. Nothing is touched. Exit code 3
-    when some machines cannot get what is wished, 1 when none can.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Nothing is changed.
+    Exit code 3 when the request is possible on some machines only, 1 when on none.
     """
     variables = {**requested, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
     if facts_file:
@@ -54,5 +54,7 @@ def command(
             plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
         finally:
             view.close()
-    terminal.echo(view_of.plans_document(plans) if as_json else view_of.plans(plans))
+    common.show_output(output, lambda: view_of.plans_document(plans), lambda columns: view_of.plans(plans, columns))
+    if plans.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
     return int(plans.exit_code)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
@@ -14,22 +14,22 @@ from gpunodes.views import gpu_verification, text
 
 
 @click.command()
-@click.argument("machines", nargs=-1)
-@common.inventory_option
+@click.argument("machines", nargs=-1, shell_complete=complete.machines)
+@common.ansible_options
 @common.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
-    """Prove GPUs level by level: host, container, kubelet, pod.
+    """Verify GPUs level by level: host, container, kubelet, pod.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all. Machines without GPUs pass.
-    Exit code 3 when a level fails; the first that does is said with its fact and remedy.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Machines without GPUs
+    pass. Exit code 3 when a level fails; the first one that fails is shown with its remedy.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)
     view = text.progress()
     try:
-        proofs = gpu_verify.run(inventory, chosen, view, {})
+        found = gpu_verify.run(inventory, chosen, view, {})
     finally:
         view.close()
-    code = int(ExitCode.DONE if all(proof.healthy for proof in proofs) else ExitCode.PARTLY)
-    terminal.echo(gpu_verification.verification_document(proofs, code) if as_json else gpu_verification.table(proofs))
+    code = int(ExitCode.DONE if all(each.healthy for each in found) else ExitCode.PARTLY)
+    terminal.echo(gpu_verification.verification_document(found, code) if as_json else gpu_verification.table(found))
     return code

@@ -8,12 +8,12 @@ from gpunodes.cli import LazyGroup
 
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {
-    "on": "Keep repairs and new pods from machines that somebody works on.",
-    "off": "Give machines back: repairs may begin, and the cordon that `on` made goes.",
-    "list": "Show which nodes are in maintenance: why, by whom, and until when.",
+    "on": "Keep repairs and new pods away from machines under maintenance.",
+    "off": "End maintenance: repairs are allowed again, and the cordon of `maintenance on` is removed.",
+    "list": "Show the nodes under maintenance: reason, user and end.",
 }
 
 
 @click.group(cls=LazyGroup, listing=COMMANDS, where="gpunodes.cli.maintenance")
 def command() -> None:
-    """Keep repairs and new pods from machines that somebody works on."""
+    """Keep repairs and new pods away from machines under maintenance."""

@@ -14,9 +14,9 @@ from gpunodes.errors import ExitCode
 @common.inventory_option
 @common.json_option
 def command(inventory_path: Path, as_json: bool) -> int:
-    """Show which nodes are in maintenance: why, by whom, and until when.
+    """Show the nodes under maintenance: reason, user and end.
 
-    Those whose time is over are shown until `maintenance off` gives them back.
+    Nodes whose maintenance has expired are shown until `maintenance off`.
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @common.inventory_option
 @common.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
-    """Give machines back: repairs may begin, and the cordon that `on` made goes.
+    """End maintenance: repairs are allowed again, and the cordon of `maintenance on` is removed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A cordon that `maintenance on` found there, or
-    that a repair made, stays.
+    MACHINES are names, addresses, groups or patterns of the inventory. Cordons that existed before, or that a repair
+    made, stay.
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance

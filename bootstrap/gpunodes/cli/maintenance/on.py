@@ -7,29 +7,29 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.repair import maintenance as times
 
 
 @click.command()
-@click.argument("machines", nargs=-1, required=True)
-@click.option("--reason", required=True, metavar="TEXT", help="Why; everybody who meets the machine is shown it.")
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
+@click.option("--reason", required=True, metavar="TEXT", help="The reason; it is shown where the machine is skipped.")
 @click.option(
     "--until",
     metavar="TIME",
     help="When it ends by itself: 4h, 1d12h, or 2030-01-31T18:00 (local time, or with a zone); by default never.",
 )
-@click.option("--no-cordon", is_flag=True, help="Let pods come as before; only repairs stay away.")
+@click.option("--no-cordon", is_flag=True, help="Do not cordon the nodes; only prevent repairs.")
 @common.inventory_option
 @common.json_option
 def command(
     machines: tuple[str, ...], reason: str, until: str | None, no_cordon: bool, inventory_path: Path, as_json: bool
 ) -> int:
-    """Keep repairs and new pods from machines that somebody works on.
+    """Keep repairs and new pods away from machines under maintenance.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. Their nodes are marked, and cordoned where they
-    are not; pods that run there stay. After TIME repairs may begin again; the cordon stays until `maintenance off`.
+    MACHINES are names, addresses, groups or patterns of the inventory. Their nodes are annotated and cordoned; running
+    pods stay. After TIME repairs are allowed again; the cordon stays until `maintenance off`.
     """
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
@@ -37,7 +37,7 @@ def command(
     from gpunodes.views import maintenance as views
 
     if not reason.strip():
-        raise WrongInput("the reason is empty", "a few words for whoever meets the machine", "say why")
+        raise WrongInput("the reason is empty", "a few words for other users", "add --reason")
     ends = times.end(until, time.time()) if until is not None else None
     inventory = Inventory(inventory_path)
     kept = maintenance.begin(

@@ -1,4 +1,4 @@
-"""A machine's power from outside: its BMC by Redfish or IPMI, or a command of the user's own."""
+"""Out-of-band power control of a machine: its BMC over Redfish or IPMI, or a command that the user configures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpunodes.model import printable
 
 
 class PowerState(StrEnum):
-    """What a BMC says of its machine."""
+    """The power state of a machine, as its BMC reports it."""
 
     ON = "on"
     OFF = "off"
@@ -26,73 +26,74 @@ class PowerState(StrEnum):
 
 
 class Order(StrEnum):
-    """What a BMC is told."""
+    """A power action for a BMC."""
 
     ON = "on"
     OFF = "off"
-    """At once, without asking the system."""
+    """Immediately, without a shutdown of the operating system."""
     RESET = "reset"
-    """A warm reset: main power stays."""
+    """A warm reset: main power stays on."""
 
 
 class Trouble(StrEnum):
-    """Why a BMC did not do what it was told."""
+    """Why a power action failed."""
 
-    DOWN = "down"
-    """It does not answer."""
+    UNREACHABLE = "unreachable"
+    """The BMC does not respond."""
     REFUSED = "refused"
-    """It answers and says no."""
+    """The BMC responds with an error."""
     LOGIN = "login"
+    """The BMC refuses the user or the password."""
     TLS = "tls"
-    """Its certificate is not to be trusted."""
-    LIED = "lied"
-    """It said yes, and the power did not change."""
-    FOREIGN = "foreign"
-    """It is another machine's, or nothing tells whose it is."""
+    """The certificate of the BMC cannot be verified."""
+    INCONSISTENT = "inconsistent"
+    """The BMC accepted the action, but the power state did not change."""
+    WRONG_MACHINE = "wrong-machine"
+    """The BMC belongs to another machine, or its identity cannot be verified."""
 
 
 class PowerProblem(GpunodesError):  # noqa: N818 - reads as the sentence it makes
-    """A BMC did not do what it was told."""
+    """A power action failed."""
 
     def __init__(self, trouble: Trouble, found: str, remedy: str = "") -> None:
-        # What a BMC answers may be in it.
+        # It may quote the response of a BMC.
         super().__init__(printable(found), remedy=remedy)
         self.trouble = trouble
 
 
 class Power(Protocol):
-    """One machine's power. All raise PowerProblem."""
+    """Power control of one machine. All methods raise PowerProblem."""
 
     name: str
-    """What it is, for people: ``Redfish at ...``; never a password."""
+    """A name for messages: ``Redfish at ...``; never holds a password."""
 
     def state(self) -> PowerState:
-        """What the BMC says."""
+        """The power state that the BMC reports."""
 
     def order(self, order: Order) -> None:
-        """Tell it; returns when it accepted."""
+        """Start a power action; returns when the BMC has accepted it."""
 
     def identity(self) -> BmcIdentity | None:
-        """Which machine it is the BMC of, as it reports; None where it is told the machine's name with each order."""
+        """The identity of the machine, as the BMC reports it; None for a command, which gets the machine's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a BMC is reached. The password is in no text that this makes."""
+    """The address and the login of a BMC. ``repr`` does not show the password."""
 
     kind: str
     address: str
     user: str
     password: str = field(repr=False)
     system: str = ""
-    """The Redfish system's id; needed only where a BMC has several."""
+    """The id of the Redfish system; required only where a BMC has several systems."""
     verify: bool | str = True
-    """Whether its TLS certificate is verified; a path names the CA."""
+    """Whether the TLS certificate is verified; a string is the path of the CA."""
     command: str = ""
 
     @property
     def place(self) -> tuple[str, str]:
-        """Host and port of the address, "" for none; an IPv6 address stands in brackets where a port follows it."""
+        """Host and port of the address, "" for no port; an IPv6 address with a port is in brackets."""
         if self.address.startswith("["):
             host, _, rest = self.address[1:].partition("]")
             return host, rest.removeprefix(":")
@@ -104,14 +105,14 @@ class Access:
 
 KINDS = ("redfish", "ipmi", "command")
 CHANGE_S = 60.0
-"""Seconds in which the power must really change."""
+"""Time limit in seconds for a change of the power state."""
 _PASSWORD_COMMAND_S = 30
 
 
 def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
-    """How the BMC of a machine is reached, by its settings; None when it has none.
+    """The access to the BMC of a machine, from its settings; None when no BMC is configured.
 
-    The password comes from the inventory (its vault), an environment variable, or a command. Raises WrongInput.
+    The password is from the inventory (Ansible vault works), an environment variable or a command; raises WrongInput.
     """
     kind = str(settings["gpunodes_bmc_type"] or "")
     if not kind:
@@ -121,9 +122,9 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
             f"gpunodes_bmc_type of {machine} is {kind!r}", f"one of {', '.join(KINDS)}", "correct the inventory"
         )
     address, command = str(settings["gpunodes_bmc_address"] or ""), str(settings["gpunodes_bmc_command"] or "")
-    needed, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
-    if not needed:
-        raise WrongInput(f"{machine} has a BMC of type {kind} and no {name}", name, "add it to the inventory")
+    required, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
+    if not required:
+        raise WrongInput(f"{machine} has a BMC of type {kind}, but no {name}", name, "add it to the inventory")
     return Access(
         kind=kind,
         address=address,
@@ -136,7 +137,7 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
 
 
 def connect(machine: str, access: Access) -> Power:
-    """The machine's power; nothing is asked of the BMC yet."""
+    """Power control of a machine; sends no request to the BMC yet."""
     from gpunodes.engine.power import command, ipmi
 
     if access.kind == "ipmi":
@@ -149,37 +150,38 @@ def connect(machine: str, access: Access) -> Power:
 
 
 def change(power: Power, order: Order, limit_s: float = CHANGE_S, poll_s: float = 1.0) -> None:
-    """Order ON or OFF and see that it happens; raises PowerProblem, ``LIED`` when it does not."""
-    wanted = PowerState(order.value)
-    if power.state() is wanted:
+    """Switch ON or OFF and verify the power state; raises PowerProblem, INCONSISTENT when the state does not change."""
+    target = PowerState(order.value)
+    if power.state() is target:
         return
     power.order(order)
     deadline = time.monotonic() + limit_s
-    while (message := power.state()) is not wanted:
+    while (state := power.state()) is not target:
         if time.monotonic() > deadline:
             raise PowerProblem(
-                Trouble.LIED,
-                f"{power.name} took the order {order.value} and says {message.value} {limit_s:.0f} s later",
-                "look at the machine itself",
+                Trouble.INCONSISTENT,
+                f"{power.name} accepted the command {order.value}, but reports {state.value} {limit_s:.0f} s later",
+                "check the machine on site",
             )
         time.sleep(poll_s)
 
 
 def _verified(machine: str, value: Any) -> bool | str:
-    """Whether a certificate is verified, or the CA to verify it against: nothing but ``false`` turns that off.
+    """Whether the certificate is verified, or the path of the CA; only ``false`` disables the verification.
 
-    An INI inventory has words where YAML has booleans. Raises WrongInput for what is neither nor the path of a file.
+    An INI inventory has strings in place of booleans. Raises WrongInput for any other value that is not the path of a
+    file.
     """
-    word = str(value).strip().lower()
-    if value is None or word in {"", "true"}:
+    text = str(value).strip().lower()
+    if value is None or text in {"", "true"}:
         return True
-    if word == "false":
+    if text == "false":
         return False
     if isinstance(value, str) and (path := Path(value).expanduser()).exists():
         return str(path)
     raise WrongInput(
         f"gpunodes_bmc_verify of {machine} is {value!r}",
-        "true, false, or the file of a CA that is there",
+        "true, false, or the path of an existing CA file",
         "correct the inventory",
     )
 
@@ -190,8 +192,8 @@ def _password(machine: str, settings: Mapping[str, Any]) -> str:
     if variable := str(settings["gpunodes_bmc_password_env"] or ""):
         if variable not in os.environ:
             raise WrongInput(
-                f"the environment has no {variable}, which gpunodes_bmc_password_env of {machine} names",
-                "a password in it",
+                f"the environment variable {variable}, named by gpunodes_bmc_password_env of {machine}, is not set",
+                "a password",
                 f"set {variable}",
             )
         return os.environ[variable]
@@ -201,7 +203,7 @@ def _password(machine: str, settings: Mapping[str, Any]) -> str:
 
 
 def _from_command(machine: str, command: str) -> str:
-    """The first line that the user's command prints; it finds the machine's name in $GPUNODES_MACHINE."""
+    """The first line that the user's command prints; the machine's name is in $GPUNODES_MACHINE."""
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command],
@@ -213,14 +215,14 @@ def _from_command(machine: str, command: str) -> str:
             timeout=_PASSWORD_COMMAND_S,
             check=False,
         )
-        message = "" if done.returncode == 0 else f"exit status {done.returncode}"
+        failure = "" if done.returncode == 0 else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
-        message, done = f"no end in {_PASSWORD_COMMAND_S} s", None
-    if message or done is None or not done.stdout.strip():
-        # What it printed may be the password.
+        failure, done = f"it did not end in {_PASSWORD_COMMAND_S} s", None
+    if failure or done is None or not done.stdout.strip():
+        # The output is not quoted: it may hold the password.
         raise GpunodesError(
-            f"gpunodes_bmc_password_command of {machine} gave no password: {message or 'it printed nothing'}",
+            f"gpunodes_bmc_password_command of {machine} returned no password: {failure or 'no output'}",
             "a command that prints the password",
-            "try it in a shell, with GPUNODES_MACHINE set",
+            "run it in a shell, with GPUNODES_MACHINE set",
         )
     return done.stdout.splitlines()[0]

@@ -1,4 +1,4 @@
-"""Running a program that talks to a BMC: its end and the size of what it prints are bounded."""
+"""Run a program that controls a BMC, with limits for its run time and the size of its output."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_MOST_BYTES = 2**16
+_MAX_BYTES = 2**16
 _TICK_S = 0.2
 
 
 class Failed(Exception):  # noqa: N818 - reads as the sentence it makes
-    """The program did not come to an end of its own; the text goes on after its name."""
+    """The program did not end by itself; the text follows the program's name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended."""
+    """The exit status and the output of a program."""
 
     code: int
     out: str
     err: str
 
 
-def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> ProgramResult:
-    """Run a program to its end. Raises Failed, also where it cannot be started; FileNotFoundError where there is none.
+def run(argv: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> ProgramResult:
+    """Run a program to its end. Raises Failed, also when it cannot be started; FileNotFoundError when it is missing.
 
-    At the limit it is ended with all that it has started. What a program leaves behind when it ends by itself may go
-    on: it is not waited for.
+    At the limit its process group is killed. Processes that a program leaves behind when it ends by itself are neither
+    waited for nor killed.
     """
     try:
         process = subprocess.Popen(
-            list(words),
+            list(argv),
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -48,10 +48,10 @@ def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | N
     except (OSError, ValueError) as error:
         raise Failed(f"cannot be started: {getattr(error, 'strerror', None) or error}") from error
     try:
-        out, err = _heard(process, time.monotonic() + limit_s, limit_s)
+        out, err = _read(process, time.monotonic() + limit_s, limit_s)
         return ProgramResult(process.wait(), out, err)
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile, with all that it has started
+        with contextlib.suppress(ProcessLookupError):  # the process group ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
@@ -61,11 +61,11 @@ def run(words: Sequence[str], limit_s: float, environment: Mapping[str, str] | N
                 pipe.close()
 
 
-def _heard(process: subprocess.Popen[bytes], deadline: float, limit_s: float) -> tuple[str, str]:
-    """What it prints until it ends."""
-    heard = {process.stdout: b"", process.stderr: b""}
+def _read(process: subprocess.Popen[bytes], deadline: float, limit_s: float) -> tuple[str, str]:
+    """The output until the program ends."""
+    received = {process.stdout: b"", process.stderr: b""}
     with selectors.DefaultSelector() as selector:
-        for pipe in heard:
+        for pipe in received:
             if pipe:
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ)
@@ -76,15 +76,15 @@ def _heard(process: subprocess.Popen[bytes], deadline: float, limit_s: float) ->
                 raise Failed(f"did not end in {limit_s:.0f} s")
             ready = selector.select(0 if ended else min(left, _TICK_S)) if selector.get_map() else []
             for key, _ in ready:
-                part = os.read(key.fd, _MOST_BYTES)
-                heard[key.fileobj] += part  # type: ignore[index]  # the pipes, as they were registered
+                part = os.read(key.fd, _MAX_BYTES)
+                received[key.fileobj] += part  # type: ignore[index]  # the pipes, as they were registered
                 if not part:
                     selector.unregister(key.fileobj)
-            if sum(map(len, heard.values())) > _MOST_BYTES:
-                raise Failed(f"printed more than {_MOST_BYTES // 1024} KiB")
+            if sum(map(len, received.values())) > _MAX_BYTES:
+                raise Failed(f"printed more than {_MAX_BYTES // 1024} KiB")
             if ended and not ready:
                 break
             if not selector.get_map() and not ended:
                 time.sleep(min(max(left, 0), _TICK_S))
-    out, err = (heard[pipe].decode("utf-8", "replace") for pipe in (process.stdout, process.stderr))
+    out, err = (received[pipe].decode("utf-8", "replace") for pipe in (process.stdout, process.stderr))
     return out, err

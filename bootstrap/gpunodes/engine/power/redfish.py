@@ -1,4 +1,4 @@
-"""Power by Redfish. The only file that knows sushy."""
+"""Power control over Redfish; the only file that uses sushy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sushy.connector import Connector
 
 from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, described_bmc
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
-from gpunodes.engine.power.web import Late, Odd, Untrusted, Web
+from gpunodes.engine.power.web import NotRedfish, Timeout, Untrusted, Web
 
 _CALL_S = 60.0
-"""Most seconds for a call as a whole, whatever the BMC does; the first opens a session and asks for its systems too."""
+"""Time limit in seconds for a whole call; the first call also opens a session and lists the systems."""
 _INTERFACES = 16
-"""Most network interfaces of a machine that are asked for."""
-_NAMED = 10
-"""How many systems of a BMC an error names."""
+"""Maximum number of network interfaces of a machine that are queried."""
+_MAX_NAMES = 10
+"""Maximum number of systems of a BMC that an error message lists."""
 _STATES = {
     sushy.PowerState.ON: PowerState.ON,
     sushy.PowerState.OFF: PowerState.OFF,
     sushy.PowerState.POWERING_ON: PowerState.CHANGING,
     sushy.PowerState.POWERING_OFF: PowerState.CHANGING,
 }
-# DMTF DSP0268, ComputerSystem.Reset; where a BMC offers no first choice the second does the same.
+# DMTF DSP0268, ComputerSystem.Reset; the second type has the same effect, for a BMC that does not offer the first.
 _ORDERS = {
     Order.ON: (sushy.ResetType.ON, sushy.ResetType.FORCE_ON),
     Order.OFF: (sushy.ResetType.FORCE_OFF,),
@@ -39,7 +39,7 @@ _ORDERS = {
 
 
 class Redfish:
-    """One system of a BMC, over a session that is opened at the first request."""
+    """One system of a BMC, over a session that the first request opens."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -52,13 +52,13 @@ class Redfish:
         self._system: Any = None
 
     def state(self) -> PowerState:
-        """What the BMC says; raises PowerProblem."""
+        """The power state that the BMC reports; raises PowerProblem."""
         with self._call() as system:
             system.refresh(force=True)
             return _STATES.get(system.power_state, PowerState.UNKNOWN)
 
     def order(self, order: Order) -> None:
-        """Tell it; raises PowerProblem."""
+        """Start a power action; raises PowerProblem."""
         with self._call() as system:
             allowed = system.get_allowed_reset_system_values()
             kind = next((each for each in _ORDERS[order] if each in allowed), _ORDERS[order][0])
@@ -70,7 +70,7 @@ class Redfish:
             document = system.json
             found = {"product_uuid": document.get("UUID"), "product_serial": document.get("SerialNumber")}
             addresses: list[Any] = []
-            # Not every BMC lists its machine's interfaces, and some answer oddly: the UUID may be enough.
+            # Some BMCs do not list network interfaces, or send invalid ones: the UUID may be enough.
             with contextlib.suppress(Exception):
                 for interface in itertools.islice(system.ethernet_interfaces.get_members(), _INTERFACES):
                     kept = (interface.json.get(key) for key in ("PermanentMACAddress", "MACAddress"))
@@ -79,10 +79,9 @@ class Redfish:
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[Any]:
-        """The system, for one call. Every error inside becomes a PowerProblem, and the next call begins anew.
+        """The system, for one call. Every error inside becomes a PowerProblem, and the next call reconnects.
 
-        sushy trusts what a BMC answers and stumbles in its own ways over what no Redfish service would: hence the
-        catch-all.
+        sushy does not validate responses, and an invalid one may raise any exception: hence the catch-all.
         """
         try:
             web = self._web
@@ -116,65 +115,68 @@ class Redfish:
             username=self._access.user,
             password=self._access.password,
             connector=_Connector(self._url, self._web),
-            # For registries of messages, which a BMC may say are anywhere.
+            # For message registries, for which a BMC may report any URL.
             public_connector=self._web.session(),
         )
-        found = root.get_system_collection().members_identities
-        wanted = [path for path in found if path.rstrip("/").rpartition("/")[2] == self._access.system]
+        systems = root.get_system_collection().members_identities
+        matching = [path for path in systems if path.rstrip("/").rpartition("/")[2] == self._access.system]
         if not self._access.system:
-            wanted = list(found)
-        if len(wanted) != 1:
-            names = ", ".join(path.rstrip("/").rpartition("/")[2] for path in found[:_NAMED]) or "none"
+            matching = list(systems)
+        if len(matching) != 1:
+            names = ", ".join(path.rstrip("/").rpartition("/")[2] for path in systems[:_MAX_NAMES]) or "none"
+            requested = f"none of them is {self._access.system!r}" if self._access.system else "none is selected"
             raise PowerProblem(
                 Trouble.REFUSED,
-                f"{self.name} has the systems {names}, and not one that is meant",
+                f"{self.name} has the systems {names}; {requested}",
                 "name one of them in gpunodes_bmc_system",
             )
-        return root.get_system(wanted[0])
+        return root.get_system(matching[0])
 
     def _problem(self, error: Exception) -> PowerProblem:
-        """What an error of sushy or of the connection means. No text of theirs holds the password."""
-        # sushy puts its own error over that of the connection.
-        below: BaseException | None = error
-        while below and not isinstance(below, Odd | Late | Untrusted | requests.TooManyRedirects):
-            below = below.__cause__ or below.__context__
-        message = " ".join(str(below or error).split())[:300]
-        if isinstance(below, Untrusted):
+        """The PowerProblem for an error of sushy or of the connection. Their messages never hold the password."""
+        # sushy wraps the error of the connection in its own.
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, NotRedfish | Timeout | Untrusted | requests.TooManyRedirects):
+            cause = cause.__cause__ or cause.__context__
+        message = " ".join(str(cause or error).split())[:300]
+        if isinstance(cause, Untrusted):
             return PowerProblem(
                 Trouble.TLS,
                 f"the certificate of {self.name} cannot be verified",
-                "set gpunodes_bmc_verify to the file of its CA, or to false for this machine",
+                "set gpunodes_bmc_verify to the path of its CA file, or to false for this machine",
             )
-        if isinstance(below, Odd | requests.TooManyRedirects):
-            return PowerProblem(Trouble.REFUSED, f"{self.name} is no Redfish service: {message}", "correct its address")
+        if isinstance(cause, NotRedfish | requests.TooManyRedirects):
+            return PowerProblem(
+                Trouble.REFUSED, f"{self.name} is not a Redfish service: {message}", "correct gpunodes_bmc_address"
+            )
         if isinstance(error, exceptions.AccessError):
             return PowerProblem(
                 Trouble.LOGIN, f"{self.name} refuses the user {self._access.user!r}", "correct user and password"
             )
         if isinstance(error, exceptions.ConnectionError | requests.RequestException | OSError):
             return PowerProblem(
-                Trouble.DOWN, f"{self.name} does not answer: {message}", "see that the BMC is reachable"
+                Trouble.UNREACHABLE, f"{self.name} does not respond: {message}", "check that the BMC is reachable"
             )
         if isinstance(error, exceptions.SushyError):
-            return PowerProblem(Trouble.REFUSED, f"{self.name} refuses: {message}")
+            return PowerProblem(Trouble.REFUSED, f"{self.name} refuses the request: {message}")
         return PowerProblem(
             Trouble.REFUSED,
-            f"{self.name} answers as no Redfish service does ({type(error).__name__}: {message})",
-            "see that its firmware is up to date",
+            f"{self.name} sent a response that is not valid for Redfish ({type(error).__name__}: {message})",
+            "update its firmware",
         )
 
 
 class _Connector(Connector):  # type: ignore[misc]  # sushy has no types
-    """sushy's, over our transport."""
+    """sushy's connector, over the transport with a deadline."""
 
     def __init__(self, url: str, web: Web) -> None:
-        # TLS is verified there.
+        # The Web adapter verifies TLS.
         super().__init__(url, verify=True)
         self._session: requests.Session = web.session()
-        # As sushy's own: BMCs choke at connections that last.
+        # As in sushy: some BMCs fail with persistent connections.
         self._session.headers["Connection"] = "close"
 
 
-# It logs every request; what goes wrong comes as exceptions too.
+# sushy logs every request, and raises an exception for every error that it logs.
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 logging.getLogger("sushy").propagate = False

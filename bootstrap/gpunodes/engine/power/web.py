@@ -1,8 +1,8 @@
-"""Requests to one BMC, ended by a deadline whatever it does: beneath sushy, in place of what requests has for that.
+"""HTTP transport for requests to one BMC, used by sushy in place of the adapter of requests; it enforces a deadline.
 
-The time limits of requests hold for each read: a service that sends a byte now and then keeps a request for ever, in
-its TLS handshake, its headers or its body. Here one deadline holds for the whole call, name resolution included; an
-answer is small, an object, and comes from the BMC itself.
+The timeouts of requests apply to each read: a service that sends a byte now and then keeps a request open for ever, in
+the TLS handshake, the headers or the body. Here one deadline applies to the whole call, name resolution included. A
+response must be a small JSON object, and must come from the BMC itself.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 
 _CONNECT_S = 10.0
-"""Most seconds for one TCP connection."""
-_FAREWELL_S = 5.0
-"""For a request outside a call: sushy closes its session when it is forgotten."""
-_MOST_BYTES = 2**20
-_DEEPEST = 50
-"""Levels of an answer; DMTF's schemas need a dozen."""
+"""Time limit in seconds for one TCP connection."""
+_LOGOUT_S = 5.0
+"""Time limit for a request outside of a call: sushy deletes its Redfish session when it is garbage-collected."""
+_MAX_BYTES = 2**20
+_MAX_DEPTH = 50
+"""Maximum nesting depth of a response; DMTF's schemas need a dozen levels."""
 _ERRORS_FROM = 400
 
 
-class Odd(requests.RequestException):
-    """The BMC answered, and no Redfish service answers so."""
+class NotRedfish(requests.RequestException):
+    """The response is not valid for a Redfish service."""
 
 
-class Late(requests.RequestException):
+class Timeout(requests.RequestException):
     """The deadline has passed."""
 
 
 class Untrusted(requests.RequestException):
-    """Its certificate cannot be verified."""
+    """The certificate cannot be verified."""
 
 
 class Web(BaseAdapter):
-    """What sends the requests of a ``requests.Session`` to one BMC; proxies of the environment are not asked."""
+    """A transport adapter for ``requests.Session``, for one BMC; it ignores the proxy variables of the environment."""
 
     def __init__(self, url: str, verify: bool | str) -> None:
-        """``verify`` is as in ``Access``. Raises OSError for a file of a CA that cannot be used."""
+        """``verify`` is as in ``Access``. Raises OSError for a CA file that cannot be used."""
         super().__init__()
         self._origin = _origin(url)
         self._context = _context(verify) if self._origin[0] == "https" else None
         self._deadline: float | None = None
 
     def session(self) -> requests.Session:
-        """A session all of whose requests go through here."""
+        """A session that sends all requests through this adapter."""
         session = requests.Session()
         session.trust_env = False
         session.max_redirects = 5
@@ -69,7 +69,7 @@ class Web(BaseAdapter):
 
     @contextlib.contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
-        """All requests inside end within ``limit_s`` seconds together."""
+        """All requests inside together end within ``limit_s`` seconds."""
         self._deadline = time.monotonic() + limit_s
         try:
             yield
@@ -77,30 +77,30 @@ class Web(BaseAdapter):
             self._deadline = None
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
-        """Carry out one request; raises Odd, Late, Untrusted, or requests' own exceptions of connections.
+        """Send one request; raises NotRedfish, Timeout, Untrusted, or requests' own exceptions for connections.
 
-        What requests wants beside it (time limits, verification, proxies) is decided here.
+        The other arguments of requests (timeouts, verification, proxies) are ignored: this class decides them.
         """
-        deadline = self._deadline or time.monotonic() + _FAREWELL_S
+        deadline = self._deadline or time.monotonic() + _LOGOUT_S
         if _origin(str(request.url)) != self._origin:
-            raise Odd(f"it sends us elsewhere: to {str(request.url)[:200]}")
+            raise NotRedfish(f"the response refers to another address: {str(request.url)[:200]}")
         try:
             return self._exchange(request, deadline)
         except requests.RequestException:
             raise
         except TimeoutError as error:
-            raise Late("its answer did not come in time") from error
+            raise Timeout("no response in time") from error
         except ssl.SSLCertVerificationError as error:
             raise Untrusted(f"CERTIFICATE_VERIFY_FAILED: {error.verify_message}") from error
         except OSError as error:
-            # sushy repeats what fails so: not an order, which may have been carried out.
+            # sushy repeats a request after a ConnectionError: a power action must not be repeated.
             kind = requests.ConnectionError if request.method == "GET" else requests.RequestException
             raise kind(error.strerror or str(error)) from error
         except (http.client.HTTPException, ValueError, zlib.error) as error:
-            raise Odd(f"its answer is no HTTP: {error or type(error).__name__}") from error
+            raise NotRedfish(f"the response is not valid HTTP: {error or type(error).__name__}") from error
 
     def close(self) -> None:
-        """Nothing is kept between requests: BMCs choke at that."""
+        """Nothing to close: each request has its own connection, because some BMCs fail with persistent ones."""
 
     def _exchange(self, request: requests.PreparedRequest, deadline: float) -> requests.Response:
         _, host, port = self._origin
@@ -114,15 +114,15 @@ class Web(BaseAdapter):
             parts = urlsplit(str(request.url))
             target = parts.path + (f"?{parts.query}" if parts.query else "")
             connection.request(str(request.method), target, _body(request), dict(request.headers))
-            answer = connection.getresponse()
-            body = answer.read()
+            response = connection.getresponse()
+            body = response.read()
         finally:
             channel.close()
-        return _response(request, answer, body)
+        return _response(request, response, body)
 
 
 class _Channel:
-    """What http.client takes for a socket; it never waits beyond the deadline."""
+    """The part of the socket interface that http.client uses, with a deadline for all reads and writes."""
 
     def __init__(self, channel: socket.socket, deadline: float) -> None:
         self._channel = channel
@@ -136,11 +136,11 @@ class _Channel:
         return io.BufferedReader(_Reader(self._channel, self._deadline))
 
     def close(self) -> None:
-        """http.client closes before it has read; who made the channel closes it."""
+        """Ignored: http.client closes the socket before it has read the body. ``_exchange`` closes the channel."""
 
 
 class _Reader(io.RawIOBase):
-    """At most so many bytes, and none after the deadline."""
+    """Reads with a limit for the size and a deadline."""
 
     def __init__(self, channel: socket.socket, deadline: float) -> None:
         self._channel = channel
@@ -154,8 +154,8 @@ class _Reader(io.RawIOBase):
         self._channel.settimeout(_left(self._deadline))
         count = self._channel.recv_into(buffer)
         self._bytes += count
-        if self._bytes > _MOST_BYTES:
-            raise Odd(f"its answer is larger than {_MOST_BYTES // 2**20} MiB")
+        if self._bytes > _MAX_BYTES:
+            raise NotRedfish(f"the response is larger than {_MAX_BYTES // 2**20} MiB")
         return count
 
 
@@ -172,14 +172,14 @@ def _left(deadline: float) -> float:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port; raises Odd for a URL without them."""
+    """Scheme, host and port; raises NotRedfish for a URL without them."""
     try:
         parts = urlsplit(url)
         if parts.scheme in {"http", "https"} and parts.hostname:
             return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
     except ValueError:
         pass
-    raise Odd(f"{url[:200]} is not the address of a Redfish service")
+    raise NotRedfish(f"{url[:200]} is not the address of a Redfish service")
 
 
 def _context(verify: bool | str) -> ssl.SSLContext:
@@ -194,7 +194,7 @@ def _context(verify: bool | str) -> ssl.SSLContext:
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    problem: OSError = OSError("its name has no address")
+    problem: OSError = OSError("the host name has no address")
     for family, kind, protocol, _, address in _resolve(host, port, deadline):
         channel = socket.socket(family, kind, protocol)
         try:
@@ -209,64 +209,64 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[Any]:
-    """The addresses of a host. The resolver cannot be ended: a thread waits for it, by the resolver's own limits."""
+    """The addresses of a host. A lookup cannot be cancelled, so it runs in a thread that the deadline leaves behind."""
     with contextlib.suppress(socket.gaierror):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     found: queue.Queue[list[Any] | OSError] = queue.Queue()
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
-            found.put(error if isinstance(error, OSError) else OSError("its name is none"))
+            found.put(error if isinstance(error, OSError) else OSError("the host name is not valid"))
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=look_up, daemon=True).start()
     try:
-        answer = found.get(timeout=_left(deadline))
+        result = found.get(timeout=_left(deadline))
     except queue.Empty as error:
         raise TimeoutError from error
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
+    if isinstance(result, OSError):
+        raise result
+    return result
 
 
-def _response(request: requests.PreparedRequest, answer: http.client.HTTPResponse, body: bytes) -> requests.Response:
+def _response(request: requests.PreparedRequest, received: http.client.HTTPResponse, body: bytes) -> requests.Response:
     response = requests.Response()
-    response.status_code, response.reason = answer.status, answer.reason
-    response.headers = CaseInsensitiveDict(answer.getheaders())
+    response.status_code, response.reason = received.status, received.reason
+    response.headers = CaseInsensitiveDict(received.getheaders())
     response.url, response.request, response.encoding = str(request.url), request, "utf-8"
     if response.headers.pop("Content-Encoding", "identity") != "identity":
         packed = zlib.decompressobj(wbits=47)  # gzip or zlib, as it comes
-        body = packed.decompress(body, _MOST_BYTES)
+        body = packed.decompress(body, _MAX_BYTES)
         if packed.unconsumed_tail:
-            raise Odd(f"its answer is larger than {_MOST_BYTES // 2**20} MiB")
+            raise NotRedfish(f"the response is larger than {_MAX_BYTES // 2**20} MiB")
     if response.is_redirect and request.method != "GET":
-        raise Odd("it redirects an order")
-    response._content = _checked(body, failed=answer.status >= _ERRORS_FROM)
+        raise NotRedfish("the BMC redirects a power action")
+    response._content = _checked(body, failed=received.status >= _ERRORS_FROM)
     return response
 
 
 def _checked(body: bytes, *, failed: bool) -> bytes:
-    """A body that is an object of bearable depth, or nothing; of an error's body anything else is left out."""
+    """The body if it is a JSON object of limited depth, or empty; the invalid body of an error becomes empty."""
     if not body.strip():
         return b""
     try:
         document = json.loads(body)
-        if isinstance(document, dict) and _depth(document) <= _DEEPEST:
+        if isinstance(document, dict) and _depth(document) <= _MAX_DEPTH:
             return body
-        what = f"a JSON {type(document).__name__}" if not isinstance(document, dict) else "JSON deeper than is bearable"
+        found = f"a JSON {type(document).__name__}" if not isinstance(document, dict) else "too deeply nested"
     except RecursionError:
-        what = "JSON deeper than is bearable"
+        found = "too deeply nested"
     except ValueError:
-        what = "no JSON"
+        found = "not JSON"
     if failed:
         return b""
-    raise Odd(f"its answer is {what}, and Redfish has objects")
+    raise NotRedfish(f"the response is {found}; a Redfish service sends JSON objects")
 
 
 def _depth(document: Any) -> int:
     depth, level = 0, [document]
-    while level and depth <= _DEEPEST:
+    while level and depth <= _MAX_DEPTH:
         depth += 1
         level = [
             each

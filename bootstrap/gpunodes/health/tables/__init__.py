@@ -1,4 +1,4 @@
-"""The tables, read once each: tab-separated, `#` begins a comment, the first other line names the columns."""
+"""The tables, each read once: tab-separated, `#` starts a comment, the first other line names the columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(name: str) -> tuple[dict[str, str], ...]:
 
 @functools.cache
 def source(name: str) -> str:
-    """Where the facts of a table come from: its comment that begins with ``Source:``."""
+    """The source of a table's facts: its comment that starts with ``Source:``."""
     return next(line.removeprefix("# Source: ") for line in _lines(name) if line.startswith("# Source: "))
 
 

@@ -96,7 +96,7 @@ def script(request: FaultRequest) -> str:
     board = [command.format(**fields) for command in fault.board]
     if request.at_boot:
         if board or len(driver) != 1:
-            raise WrongInput(f"fault {fault.name} is not available with --at-boot", "a fault of the driver alone")
+            raise WrongInput(f"fault {fault.name} is not available with --at-boot", "a fault of the driver only")
         line = f'options nvidia fault="{driver[0]}"'
         return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_SYNC}"
     lines = ["set -e", *(_write(_BOARD, command) for command in board)]

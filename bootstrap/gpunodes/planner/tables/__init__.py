@@ -1,4 +1,4 @@
-"""The tables, read once each. TOML, so that the standard library reads them."""
+"""The tables, each read once. They are TOML, which the standard library can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster as its API shows it: its nodes, join tokens, objects, and whether a node is really ready."""
+"""The cluster through its API: nodes, join tokens, objects, and the verification that nodes are ready."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .problem import MachineProblem
 from .process import run
 
 READY_BOOT = "gpunodes.dev/ready-boot"
-"""Node annotation: the boot id of the machine when it was proven ready."""
+"""Node annotation: the machine's boot id when it was verified as ready."""
 GPU_BOOT = "gpunodes.dev/gpu-boot"
-"""Node annotation: the boot id of the machine when its GPUs were proven."""
+"""Node annotation: the machine's boot id when its GPUs were verified."""
 MAINTENANCE = "gpunodes.dev/maintenance"
-"""Node annotation: a person keeps the node for themselves."""
+"""Node annotation: an administrator has taken the node out of service."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
 _MIRROR = "kubernetes.io/config.mirror"
 _MERGE = "application/merge-patch+json"
 _GONE = (404, 409)
-"""There is no such pod, or another one of its name."""
+"""Status codes for a pod that no longer exists, or whose name another pod has."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _RUN = "gpunodes.dev/run"
-"""Annotation of a token: the run that it is for, by its name as a holder of Leases."""
+"""Annotation of a token: the run that uses it, by its name as a holder of Leases."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 _POLL_S = 2.0
-_FORMS = {
+_PATTERNS = {
     "address": r"[0-9A-Fa-f:.]{0,45}",
     "version": r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}",
     "runtime": r"[a-z0-9-]{0,50}",
 }
-"""What a node reports, and what it looks like (planner/reports.py)."""
+"""Values that a node reports, and their valid form (planner/reports.py)."""
 NETWORK_LABEL = "gpunodes.dev/network"
 """Label of the network add-on's pods."""
 
 
 def info(required: bool) -> dict[str, Any] | None:
-    """The cluster of this control-plane machine; None where there is none, unless it is ``required``."""
+    """The cluster of this control-plane machine; None if there is none and it is not ``required``."""
     config = kubeconfig.load(kubeconfig.ADMIN)
     if config is None:
         if required:
@@ -67,13 +67,13 @@ def info(required: bool) -> dict[str, Any] | None:
 
 
 def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A node in the words of this project. ``proven``: it was proven ready in its present boot, and still looks so."""
+    """A node as ``cluster_info`` returns it. ``verified``: it was verified as ready since it booted, and still is."""
     about = node["status"]["nodeInfo"]
     name = node["metadata"]["name"]
     annotations = node["metadata"].get("annotations") or {}
     labels = node["metadata"].get("labels") or {}
     addresses = [(entry["type"], entry["address"]) for entry in node["status"].get("addresses", ())]
-    why = not_ready(node)
+    problem = not_ready(node)
     waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
     described: dict[str, Any] = {
         "name": name,
@@ -83,28 +83,28 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "addresses": sorted({address for _, address in addresses}),
         "version": about["kubeletVersion"],
         "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
-        "ready": not why,
-        "reason": why or (waiting[0] if waiting else ""),
+        "ready": not problem,
+        "reason": problem or (waiting[0] if waiting else ""),
         "maintenance": annotations.get(MAINTENANCE, ""),
         "schedulable": not node.get("spec", {}).get("unschedulable", False),
         "machine_id": about["machineID"],
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
-        "proven": not why and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+        "verified": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
         "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
-        "gpus_proven": annotations.get(GPU_BOOT) == about["bootID"],
+        "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
     }
-    odd = [key for key, form in _FORMS.items() if not re.fullmatch(form, described[key])]
-    if odd:
-        # It is that node's trouble alone: it is not ready, and what is odd is unknown.
-        described.update(dict.fromkeys(odd, ""), ready=False, proven=False, gpus_proven=False)
-        described["reason"] = f"its kubelet reports an odd {' and '.join(odd)}"
+    invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
+    if invalid:
+        # Only this node is affected: it counts as not ready, and its invalid values are dropped.
+        described.update(dict.fromkeys(invalid, ""), ready=False, verified=False, gpus_verified=False)
+        described["reason"] = f"its kubelet reports an invalid {' and '.join(invalid)}"
     return described
 
 
 def not_ready(node: Mapping[str, Any]) -> str:
-    """Why the node is not Ready, in its kubelet's words; "" when it is."""
+    """The kubelet's message why the node is not Ready, "" if it is Ready."""
     for condition in node["status"].get("conditions", ()):
         if condition["type"] == "Ready":
             if condition["status"] == "True":
@@ -118,7 +118,7 @@ def on_node(pods: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, A
 
 
 def pod_problem(pod: Mapping[str, Any]) -> str:
-    """What a pod waits for, in the first words that say it; "" when it runs and is ready."""
+    """Why a pod is not ready, "" if it runs and is ready."""
     status = pod["status"]
     name = pod["metadata"]["name"]
     for container in [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]:
@@ -129,7 +129,7 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
             return f"pod {name}: {waiting.get('reason')}: {cause.strip()}".rstrip(": ")
         ended = container["state"].get("terminated", {})
         if ended and ended.get("exitCode"):
-            return f"pod {name}: ended with {ended['exitCode']}: {ended.get('message') or ended.get('reason')}"
+            return f"pod {name}: exit code {ended['exitCode']}: {ended.get('message') or ended.get('reason')}"
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     if conditions.get("Ready", {}).get("status") == "True":
         return ""
@@ -142,10 +142,10 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
 # Tokens
 
 
-def make_token(ttl_s: int, limit_s: float, run: str = "") -> str:
-    """A bootstrap token that dies by itself after ``ttl_s``; returned when joins can use it.
+def create_token(ttl_s: int, limit_s: float, run: str = "") -> str:
+    """Create a bootstrap token that expires after ``ttl_s``; returns it when joins can use it.
 
-    ``run`` is the holder of Leases that it is for, "" for none.
+    ``run`` is the holder of the Leases of the run that uses it, "" for none.
     """
     client = kube_api.admin()
     token = kubeadm.new_token()
@@ -172,50 +172,48 @@ def make_token(ttl_s: int, limit_s: float, run: str = "") -> str:
     )
     deadline = time.monotonic() + limit_s
     while True:
-        # The controller manager signs cluster-info with every token; a join that comes earlier waits much longer.
+        # The controller manager signs cluster-info with each token; a join that starts earlier waits much longer.
         signed = client.get("/api/v1/namespaces/kube-public/configmaps/cluster-info")["data"]
         if f"jws-kubeconfig-{name}" in signed:
             return token
         if time.monotonic() > deadline:
             client.delete(f"{_SYSTEM}/secrets/bootstrap-token-{name}")
             raise MachineProblem(
-                f"the join token was not taken up within {limit_s:.0f} s",
-                "a controller manager that works",
+                f"the controller manager did not sign cluster-info with the join token within {limit_s:.0f} s",
+                "a working controller manager",
                 "see `kubectl -n kube-system get pods` on the control plane",
             )
         time.sleep(0.3)
 
 
 _TOKEN_PATIENCE_S = 300
-"""A token must go: wait longer for a busy API server than elsewhere."""
+"""Deleting a token must succeed: wait longer for a busy API server than elsewhere."""
 
 
 def delete_tokens(run: str = "") -> list[str]:
-    """Delete the tokens of a run, and those of earlier interrupted joins; their names.
+    """Delete the tokens of a run and those of earlier interrupted joins; returns their names.
 
-    Joins of other machines may go on beside it: what is for another run stays while that one holds a Lease.
+    Other runs may join machines at the same time: their tokens are kept while they hold a Lease.
     """
     client = kube_api.admin(_TOKEN_PATIENCE_S)
     found = client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
     leases = client.get(_LEASES, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]
-    return [name for name in abandoned(found, leases, run, time.time()) if client.delete(f"{_SYSTEM}/secrets/{name}")]
+    names = unused_tokens(found, leases, run, time.time())
+    return [name for name in names if client.delete(f"{_SYSTEM}/secrets/{name}")]
 
 
-def abandoned(
+def unused_tokens(
     tokens: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]], run: str, now: float
 ) -> list[str]:
-    """The tokens of ours that are ``run``'s, or nobody's who still holds a Lease."""
-    at_work = {lease["spec"].get("holderIdentity") for lease in leases if _renewed(lease["spec"], now)} - {
-        run,
-        None,
-        "",
-    }
-    ours = [token["metadata"] for token in tokens if (token.get("data") or {}).get("description") == _OURS]
-    return [each["name"] for each in ours if (each.get("annotations") or {}).get(_RUN) not in at_work]
+    """The tokens of gpunodes that belong to ``run``, or to a run without a valid Lease."""
+    holders = {lease["spec"].get("holderIdentity") for lease in leases if _is_valid(lease["spec"], now)}
+    active = holders - {run, None, ""}
+    created = [token["metadata"] for token in tokens if (token.get("data") or {}).get("description") == _DESCRIPTION]
+    return [token["name"] for token in created if (token.get("annotations") or {}).get(_RUN) not in active]
 
 
-def _renewed(spec: Mapping[str, Any], now: float) -> bool:
-    """Whether a Lease has not expired; ``now`` is this machine's time, as Leases are written by."""
+def _is_valid(spec: Mapping[str, Any], now: float) -> bool:
+    """Whether a Lease has not expired; ``now`` is this machine's time, which Leases use."""
     try:
         renewed = datetime.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=datetime.timezone.utc)
         return renewed.timestamp() + float(spec["leaseDurationSeconds"]) > now
@@ -223,20 +221,20 @@ def _renewed(spec: Mapping[str, Any], now: float) -> bool:
         return False
 
 
-_OURS = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
+_DESCRIPTION = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
 
 
 # Objects
 
 
 def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[dict[str, str]]]:
-    """Server-side apply; the objects that changed, and what changed in them."""
+    """Apply objects with server-side apply; returns the changed objects and the diffs."""
     client = kube_api.admin()
     paths = _Paths(client)
     changed, diffs = [], []
     for wanted in objects:
         title = f"{wanted['kind']} {wanted['metadata']['name']}"
-        path = paths.of(wanted)
+        path = paths.find(wanted)
         before = client.find(path)
         query = {"fieldManager": kube_api.MANAGER, "force": "true"}
         if check:
@@ -244,55 +242,55 @@ def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str],
         try:
             after = client.call("PATCH", path, wanted, query, "application/apply-patch+yaml")
         except ApiError as error:
-            # In check mode the namespace that the objects are in may not be there yet.
+            # In check mode the objects' namespace may not exist yet.
             if not (check and error.status == 404 and before is None):  # noqa: PLR2004 - not found
                 raise
             after = wanted
-        old, new = _essence(before), _essence(after)
+        old, new = _comparable(before), _comparable(after)
         if old != new:
             changed.append(title)
             diffs.append({"before": _text(old), "after": _text(new), "before_header": title, "after_header": title})
     return changed, diffs
 
 
-def _essence(thing: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """An object without what the cluster itself writes into it."""
-    if thing is None:
+def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An object without the fields that the cluster writes."""
+    if obj is None:
         return None
-    noise = {"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"}
-    metadata = {key: value for key, value in thing["metadata"].items() if key not in noise}
+    generated = {"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"}
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in generated}
     annotations = dict(metadata.get("annotations") or {})
     annotations.pop("deprecated.daemonset.template.generation", None)
     return {
-        **{key: value for key, value in thing.items() if key != "status"},
+        **{key: value for key, value in obj.items() if key != "status"},
         "metadata": {**metadata, "annotations": annotations},
     }
 
 
-def _text(thing: Mapping[str, Any] | None) -> str:
+def _text(obj: Mapping[str, Any] | None) -> str:
     import json
 
-    return "" if thing is None else json.dumps(thing, indent=1, sort_keys=True) + "\n"
+    return "" if obj is None else json.dumps(obj, indent=1, sort_keys=True) + "\n"
 
 
 @dataclass
 class _Paths:
-    """Finds the path of an object's kind by asking the API."""
+    """Finds the API path of an object by its kind."""
 
     client: Client
     known: dict[str, dict[str, tuple[str, bool]]] = field(default_factory=dict)
 
-    def of(self, thing: Mapping[str, Any]) -> str:
-        version = str(thing["apiVersion"])
+    def find(self, obj: Mapping[str, Any]) -> str:
+        version = str(obj["apiVersion"])
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if version not in self.known:
             listed = self.client.get(base)["resources"]
             self.known[version] = {r["kind"]: (r["name"], r["namespaced"]) for r in listed if "/" not in r["name"]}
-        if thing["kind"] not in self.known[version]:
-            raise MachineProblem(f"the cluster knows no {thing['kind']} of {version}", "a kind that it knows", "")
-        name, namespaced = self.known[version][thing["kind"]]
-        folder = f"namespaces/{thing['metadata'].get('namespace', 'default')}/" if namespaced else ""
-        return f"{base}/{folder}{name}/{thing['metadata']['name']}"
+        if obj["kind"] not in self.known[version]:
+            raise MachineProblem(f"the cluster has no kind {obj['kind']} in {version}", "a kind of its API", "")
+        name, namespaced = self.known[version][obj["kind"]]
+        folder = f"namespaces/{obj['metadata'].get('namespace', 'default')}/" if namespaced else ""
+        return f"{base}/{folder}{name}/{obj['metadata']['name']}"
 
 
 # Readiness
@@ -300,22 +298,22 @@ class _Paths:
 
 @dataclass
 class _Watch:
-    """How far one node has come to being proven."""
+    """Progress of one node's verification."""
 
     name: str
-    why: str = "it is not a node of the cluster"
+    reason: str = "it is not a node of the cluster"
     probe: str = ""
     boot_id: str = ""
     running_since: float = 0.0
-    """When the network's pods were first seen running."""
+    """When all pods of kube-proxy and the network add-on first ran."""
     done: bool = False
 
 
-def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
-    """Wait until each node is ready in truth; by node why it is not, "" when it is.
+def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
+    """Wait until each node is verified as ready; returns by node why it is not, "" if it is.
 
-    Ready in truth: Node Ready, kube-proxy and the network add-on run there, and a pod there resolves and reaches the
-    API service. A node may be Ready before its network is.
+    A verified node is Ready, runs kube-proxy and the network add-on, and a pod on it resolves the name of the API
+    service and reaches it. The condition Ready alone is not enough: it can be true before the network works.
     """
     client = kube_api.admin()
     watches = [_Watch(name) for name in names]
@@ -323,42 +321,42 @@ def prove(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
     try:
         while time.monotonic() < deadline:
             try:
-                _look(client, watches, image)
+                _advance(client, watches, image)
             except ApiError as error:
                 for watch in watches:
                     if not watch.done:
-                        watch.why = str(error)
+                        watch.reason = str(error)
             if all(watch.done for watch in watches):
                 break
             time.sleep(_POLL_S)
         for watch in watches:
             if watch.probe and not watch.done:
-                watch.why = _network_trouble(client, watch.name) or _event(client, watch.probe) or watch.why
+                watch.reason = _network_problem(client, watch.name) or _event(client, watch.probe) or watch.reason
     finally:
         _clean(client, watches)
-    return {watch.name: "" if watch.done else watch.why for watch in watches}
+    return {watch.name: "" if watch.done else watch.reason for watch in watches}
 
 
-def _look(client: Client, watches: Sequence[_Watch], image: str) -> None:
-    """Take every node as far as it goes now, and note what it waits for. Asks the API for no more than that takes."""
+def _advance(client: Client, watches: Sequence[_Watch], image: str) -> None:
+    """Perform the next possible steps for each node, with few API requests, and record what it waits for."""
     probing = [watch for watch in watches if watch.probe and not watch.done]
-    early = [watch for watch in watches if not watch.probe and not watch.done]
-    nodes, pods = _seen(client, [watch.name for watch in early])
-    come = [w for w in early if w.name in nodes and _networked(w, nodes[w.name], on_node(pods, w.name))]
-    if come and (trouble := _dns_trouble(client)):
-        for watch in come:
-            watch.why = trouble
-        come = []
-    for watch in [*probing, *come]:
+    waiting = [watch for watch in watches if not watch.probe and not watch.done]
+    nodes, pods = _read(client, [watch.name for watch in waiting])
+    networked = [w for w in waiting if w.name in nodes and _network_works(w, nodes[w.name], on_node(pods, w.name))]
+    if networked and (problem := _dns_problem(client)):
+        for watch in networked:
+            watch.reason = problem
+        networked = []
+    for watch in [*probing, *networked]:
         _probe(client, watch, image)
 
 
 _FEW = 10
-"""As many nodes are asked for one by one: the lists of a large cluster are megabytes."""
+"""Up to this number, nodes are requested one by one: the lists of a large cluster have megabytes."""
 
 
-def _seen(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The nodes that are there, by name, and the pods of kube-system and of the network on them, if not more."""
+def _read(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The existing nodes by name, and at least the pods of kube-system and of the network add-on on them."""
     if len(names) > _FEW:
         nodes = client.get("/api/v1/nodes")["items"]
         pods = client.get(f"{_SYSTEM}/pods")["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
@@ -372,31 +370,31 @@ def _seen(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, 
     return {node["metadata"]["name"]: node for node in nodes}, pods
 
 
-def _dns_trouble(client: Client) -> str:
-    """Why the cluster's DNS does not run, "" when one of its pods does, or there are none."""
+def _dns_problem(client: Client) -> str:
+    """Why the cluster's DNS does not run, "" if one of its pods runs, or it has no pods."""
     pods = client.get(f"{_SYSTEM}/pods", labelSelector="k8s-app=kube-dns")["items"]
-    troubles = [problem for problem in map(pod_problem, pods) if problem]
-    return f"the cluster's DNS does not run: {troubles[0]}" if pods and len(troubles) == len(pods) else ""
+    problems = [problem for problem in map(pod_problem, pods) if problem]
+    return f"the cluster's DNS does not run: {problems[0]}" if pods and len(problems) == len(pods) else ""
 
 
-def _networked(watch: _Watch, node: Mapping[str, Any], here: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a pod may be tried on the node now; what it waits for is noted."""
+def _network_works(watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the probe pod can be started on the node; otherwise records what the node waits for."""
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
-    proxies = [pod for pod in here if _label(pod, "k8s-app") == "kube-proxy"]
-    for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in here if _label(p, NETWORK_LABEL)])):
+    proxies = [pod for pod in pods if _label(pod, "k8s-app") == "kube-proxy"]
+    for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in pods if _label(p, NETWORK_LABEL)])):
         if not found:
-            watch.why = f"no pod of the {title} is on it yet"
+            watch.reason = f"no pod of the {title} is on it yet"
             return False
         problems = [problem for problem in map(pod_problem, found) if problem]
         if problems:
-            watch.why = problems[0]
+            watch.reason = problems[0]
             return False
-    if why := not_ready(node):
-        watch.why = f"its kubelet says: {why}"
+    if problem := not_ready(node):
+        watch.reason = f"its kubelet reports: {problem}"
         return False
     watch.running_since = watch.running_since or time.monotonic()
-    watch.why = _network_unavailable(node, time.monotonic() - watch.running_since)
-    return not watch.why
+    watch.reason = _network_unavailable(node, time.monotonic() - watch.running_since)
+    return not watch.reason
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:
@@ -404,25 +402,25 @@ def _label(pod: Mapping[str, Any], name: str) -> str:
 
 
 def _network_unavailable(node: Mapping[str, Any], running_s: float) -> str:
-    """Why the node's network is not up yet, "" when it is.
+    """Why the node's network is not up yet, "" if it is.
 
-    Network add-ons say so in a condition of the node, but not all of them: one that has run for a while without
-    saying anything is taken to be up. A pod that comes too early waits much longer than we do.
+    Most network add-ons report it in a condition of the node. An add-on that has run for a while without such a
+    condition counts as up. A pod that starts too early would wait longer than this check.
     """
     for condition in node["status"].get("conditions", ()):
         if condition["type"] == "NetworkUnavailable":
             return "" if condition["status"] == "False" else str(condition.get("message") or "its network is not up")
-    return "" if running_s > _SILENT_NETWORK_S else "its network has not reported yet"
+    return "" if running_s > _NO_CONDITION_S else "its network has not reported yet"
 
 
-_SILENT_NETWORK_S = 20
+_NO_CONDITION_S = 20
 
 
 def _probe(client: Client, watch: _Watch, image: str) -> None:
     if not watch.probe:
         watch.probe = f"gpunodes-ready-{kubeadm.new_token()[:6]}"
         client.call("POST", f"{_SYSTEM}/pods", probe_pod(watch.probe, watch.name, image))
-        watch.why = "the probe pod was not started yet"
+        watch.reason = "the probe pod has not started yet"
         return
     pod = client.find(f"{_SYSTEM}/pods/{watch.probe}")
     if pod is None:
@@ -439,34 +437,34 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
     elif pod["status"].get("phase") == "Failed":
         ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
         message = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
-        watch.why = f"a pod there does not reach the API service: {message or 'its program failed'}"
+        watch.reason = f"a pod on it does not reach the API service: {message or 'its program failed'}"
         client.delete(f"{_SYSTEM}/pods/{watch.probe}", gracePeriodSeconds="0")
         watch.probe = ""
     else:
-        watch.why = pod_problem(pod) or f"a pod there has not reached {_SERVICE} yet"
+        watch.reason = pod_problem(pod) or f"a pod on it has not reached {_SERVICE} yet"
 
 
-def _network_trouble(client: Client, node: str) -> str:
-    """Why the node's own network does not run, "" when it does: what happens to other pods there only follows from it.
+def _network_problem(client: Client, node: str) -> str:
+    """Why the node's network does not run, "" if it does; this is the cause of problems of other pods on the node.
 
-    A program that ends again and again is named with the last line that it wrote.
+    For a program that exits repeatedly, its last line of output is included.
     """
     try:
-        _, pods = _seen(client, [node])
+        _, pods = _read(client, [node])
         for pod in on_node(pods, node):
             network = _label(pod, "k8s-app") == "kube-proxy" or _label(pod, NETWORK_LABEL)
-            if network and (why := pod_problem(pod)):
+            if network and (problem := pod_problem(pod)):
                 meta = pod["metadata"]
                 path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
                 log = str(client.get(path, tailLines="1").get("message", "")).strip()
-                return f"{why}; it wrote: {log[-300:]}" if log else why
+                return f"{problem}; its log ends with: {log[-300:]}" if log else problem
     except ApiError:
         pass
     return ""
 
 
 def _event(client: Client, pod: str) -> str:
-    """The last warning about a pod: image pulls and networks that fail are only told there."""
+    """The last warning about a pod: failed image pulls and networks are reported only in events."""
     try:
         found = client.get(f"{_SYSTEM}/events", fieldSelector=f"involvedObject.name={pod},type=Warning")["items"]
     except ApiError:
@@ -476,8 +474,8 @@ def _event(client: Client, pod: str) -> str:
 
 
 _SERVICE = "kubernetes.default.svc.cluster.local"
-# Rules and endpoints reach a new node a moment after its pods: try for a minute. The API server closes a connection
-# that says nothing.
+# Rules and endpoints reach a new node shortly after its pods start: retry for a minute. The API server closes an idle
+# connection, which ends nc.
 _SCRIPT = (
     "n=0; "
     f"until busybox nslookup {_SERVICE} >/tmp/out 2>&1 && busybox nc -w 5 {_SERVICE} 443 </dev/null >/tmp/out 2>&1; do "
@@ -487,7 +485,7 @@ _SCRIPT = (
 
 
 def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:
-    """A pod for one node that ends well when it can resolve and reach the API service."""
+    """A pod for one node that succeeds if it can resolve and reach the API service."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -514,16 +512,16 @@ def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:
 
 
 def _clean(client: Client, watches: Sequence[_Watch]) -> None:
-    """Delete our probes, those of interrupted runs included."""
-    mine = {watch.probe for watch in watches}
+    """Delete the probe pods of this run, and finished ones of interrupted runs."""
+    own = {watch.probe for watch in watches}
     try:
         for pod in client.get(f"{_SYSTEM}/pods", labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]:
             name = pod["metadata"]["name"]
             ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
-            if name.startswith("gpunodes-ready-") and (ended or name in mine):
+            if name.startswith("gpunodes-ready-") and (ended or name in own):
                 client.delete(f"{_SYSTEM}/pods/{name}", gracePeriodSeconds="0")
     except ApiError:
-        return  # what stays ends by its own deadline
+        return  # activeDeadlineSeconds ends the remaining pods
 
 
 # Removal
@@ -532,43 +530,46 @@ def _clean(client: Client, watches: Sequence[_Watch]) -> None:
 def remove(
     name: str, drain_limit_s: float, force: bool, check: bool, expected: Mapping[str, Any] | None = None
 ) -> tuple[list[str], list[str]]:
-    """Cordon, drain and delete a node; the actions taken, none when it is no node, and what a person must know of them.
+    """Cordon, drain and delete a node; returns the actions, none if the node does not exist, and notes for the user.
 
-    ``force`` deletes the pods that do not leave, past their disruption budgets. Those of a node that is not ready never
-    leave: nothing there confirms that they have ended. Raises MachineProblem, which names them, without it.
+    ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
+    remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
 
-    ``expected`` is what it must still report (``uid``, ``boot_id``, ... of :func:`describe`): raises MachineProblem
-    when the name is another machine's by now.
+    ``expected`` are values that the node must still have (``uid``, ``boot_id``, ... of :func:`describe`): raises
+    MachineProblem if another machine has the name now.
     """
     client = kube_api.admin()
     node = client.find(f"/api/v1/nodes/{name}")
     if node is None:
         return [], []
     if _CONTROL_PLANE in (node["metadata"].get("labels") or {}):
-        raise MachineProblem(f"{name} is the control plane", "a worker", "gpunodes reset destroys the whole cluster")
-    _see_same(node, expected or {})
-    why = not_ready(node)
-    held = _held(client, name) if why else []
-    if held and not force:
         raise MachineProblem(
-            f"{name} is not ready ({why}): nothing would confirm that these pods have ended: {_named(held)}",
-            "a node that its pods can leave, each within its disruption budget",
-            f"bring it back (`gpunodes repair {name}`), or delete them by force: --force-drain (gpunodes_drain_force)",
+            f"{name} is the control plane", "a worker", "gpunodes reset removes it and destroys the cluster"
+        )
+    _check_same(node, expected or {})
+    problem = not_ready(node)
+    remaining = _remaining(client, name) if problem else []
+    if remaining and not force:
+        raise MachineProblem(
+            f"{name} is not ready ({problem}): nothing confirms that these pods have ended: {_listed(remaining)}",
+            "a ready node, from which pods can be evicted within their disruption budgets",
+            f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
     actions = [f"drain {name}", f"delete node {name}"]
     if not check:
-        if why:
+        if problem:
             client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, _MERGE)
-        elif not _drained(name, drain_limit_s, force):
-            held = _held(client, name)
-        for pod in held:
+        elif not _drain(name, drain_limit_s, force):
+            remaining = _remaining(client, name)
+        for pod in remaining:
             _delete_now(client, pod)
         _delete_node(client, node)
-    return actions, [f"pods of {name} deleted by force: {_named(held, len(held))}"] if held else []
+    notes = [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
+    return actions, notes
 
 
 def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
-    """Delete this very node; another may have its name by now."""
+    """Delete exactly this node, not another one that has its name now."""
     body = {"preconditions": {"uid": node["metadata"]["uid"]}}
     try:
         client.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}", body)
@@ -577,25 +578,25 @@ def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
             raise
 
 
-def _see_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise MachineProblem when a node reports another machine than it did when it was chosen."""
+def _check_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise MachineProblem if the node no longer belongs to the machine for which it was chosen."""
     if not expected:
         return
     now = describe(node, ())
     changed = [f"{key} {now[key]} instead of {value}" for key, value in expected.items() if now.get(key) != value]
     if changed:
         raise MachineProblem(
-            f"node {now['name']} is another machine's by now: it reports {', '.join(changed)}",
+            f"node {now['name']} belongs to another machine now: it reports {', '.join(changed)}",
             "the node that was chosen",
-            "see which machine it is, and run the command again",
+            "check which machine it is, and run the command again",
         )
 
 
-def _drained(name: str, limit_s: float, force: bool) -> bool:
-    """Drain a node within its pods' budgets; raises MachineProblem when that fails, unless with ``force``."""
-    # To kubectl 0 means for ever.
+def _drain(name: str, limit_s: float, force: bool) -> bool:
+    """Drain a node within its pods' disruption budgets; raises MachineProblem if that fails without ``force``."""
+    # For kubectl, 0 means no limit.
     limit_s = max(1, limit_s)
-    done = run(
+    result = run(
         [
             "kubectl",
             f"--kubeconfig={kubeconfig.ADMIN}",
@@ -608,20 +609,20 @@ def _drained(name: str, limit_s: float, force: bool) -> bool:
         ],
         limit_s + 60,
     )
-    if not done.ok and not force:
-        errors = [line.strip() for line in done.err.splitlines() if line.startswith(("error", "There are pending"))]
-        first = (errors or done.err.splitlines()[-1:] or [""])[0]
+    if not result.ok and not force:
+        errors = [line.strip() for line in result.err.splitlines() if line.startswith(("error", "There are pending"))]
+        first = (errors or result.err.splitlines()[-1:] or [""])[0]
         raise MachineProblem(
-            f"{name} cannot be drained within {limit_s:.0f} s: {first}",
-            "all its pods moved; it stays cordoned",
-            f"see `kubectl get pods -A --field-selector spec.nodeName={name}` and disruption budgets, or delete what "
-            "is left by force: --force-drain (gpunodes_drain_force)",
+            f"{name} cannot be drained within {limit_s:.0f} s and stays cordoned: {first}",
+            "all its pods evicted",
+            f"see `kubectl get pods -A --field-selector spec.nodeName={name}` and disruption budgets, or delete the "
+            "remaining pods by force: --force-drain (gpunodes_drain_force)",
         )
-    return done.ok
+    return result.ok
 
 
-def _held(client: Client, name: str) -> list[Mapping[str, Any]]:
-    """The pods of a node that a drain has to wait for: not those of DaemonSets, nor mirror pods, nor what has ended."""
+def _remaining(client: Client, name: str) -> list[Mapping[str, Any]]:
+    """The pods that a drain must evict: excludes pods of DaemonSets, mirror pods and ended pods."""
     return [
         pod
         for pod in client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
@@ -631,13 +632,13 @@ def _held(client: Client, name: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def _named(pods: Sequence[Mapping[str, Any]], most: int = 5) -> str:
+def _listed(pods: Sequence[Mapping[str, Any]], limit: int = 5) -> str:
     names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _delete_now(client: Client, pod: Mapping[str, Any]) -> None:
-    """Delete this very pod without waiting for its node; another may have its name by now."""
+    """Delete exactly this pod, not another one with its name, without waiting for its node."""
     body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
     path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
     try:

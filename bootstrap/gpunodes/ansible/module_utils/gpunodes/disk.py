@@ -1,4 +1,4 @@
-"""Files written so that a power cut leaves either the old content or the new, never half of it."""
+"""Reads and writes files. Writes are atomic: after a power cut a file has either the old or the new content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 
 
 def read(path: str) -> str | None:
-    """The content of a text file, or None when it is not there."""
+    """The content of a text file, or None if it does not exist."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -17,9 +17,9 @@ def read(path: str) -> str | None:
 
 
 def write(path: str, content: str, mode: int, uid: int = 0, gid: int = 0) -> None:
-    """Write ``content`` in one step: a temporary file beside it, flushed to the disk, then renamed."""
+    """Write ``content`` atomically: to a temporary file in the same folder, flushed to the disk, then renamed."""
     folder = os.path.dirname(path)
-    descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.")
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(file.fileno(), mode)
@@ -28,21 +28,21 @@ def write(path: str, content: str, mode: int, uid: int = 0, gid: int = 0) -> Non
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(temporary, path)
     except BaseException:
-        remove(partial)
+        remove(temporary)
         raise
     _sync_folder(folder)
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def _sync_folder(folder: str) -> None:
-    """Make a rename in ``folder`` outlive a power cut."""
+    """Flush a rename in ``folder`` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What every module's ``main`` does around its one call."""
+"""The common code of every module's ``main``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .problem import MachineProblem
 
 
 def carry_out(module: Any, work: Callable[[], Mapping[str, Any]], changes: bool = True) -> None:
-    """Call ``work`` and exit with its result; a MachineProblem fails the task with its facts.
+    """Call ``work`` and exit with its result; a MachineProblem fails the task with its message.
 
-    ``module`` is the AnsibleModule. With ``changes`` the machine's lock is held, except in check mode.
+    ``module`` is the AnsibleModule. With ``changes``, ``work`` runs under the machine's lock, except in check mode.
     """
-    guard = lock.held() if changes and not module.check_mode else contextlib.nullcontext()
+    machine_lock = lock.held() if changes and not module.check_mode else contextlib.nullcontext()
     try:
-        with guard:
+        with machine_lock:
             result = work()
     except MachineProblem as problem:
         module.fail_json(msg=str(problem), found=problem.found, wanted=problem.wanted, remedy=problem.remedy)

@@ -1,14 +1,14 @@
-"""What repair does on the machine itself: reset its GPUs, or bring it down by the means that it still has.
+"""The escalation steps that run on the machine itself: reset its GPUs, or reboot it.
 
-One file, standard library, Python 3.6 and newer; it comes on standard input (``BOOT`` reads it) and runs as root. Its
-one argument is JSON:
+One file, standard library only, Python 3.6 and newer. It is sent on standard input (``BOOT`` reads it) and runs as
+root. Its only argument is JSON:
 
 - ``boot_id``: do nothing unless this is still the running boot;
-- ``rung``: ``gpu-reset``, ``reboot``, ``force`` or ``sysrq``;
-- ``later``: ``[[seconds, rung], ...]``, what a process that outlives the shutdown does when the machine is still there;
-- ``gpus``: PCI addresses to reset, all GPUs when there are none; ``limit_s``: how long the reset may take.
+- ``step``: ``gpu-reset``, ``reboot``, ``force`` or ``sysrq``;
+- ``later``: ``[[seconds, step], ...]``, steps of a process that survives the shutdown, if the machine still runs then;
+- ``gpus``: PCI addresses of the GPUs to reset, empty for all GPUs; ``limit_s``: time limit of the reset.
 
-It prints one JSON document and ends at once: the reboot begins after the answer.
+It prints one JSON document and ends at once: the reboot begins after that.
 """
 
 import errno
@@ -23,69 +23,69 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 BOOT = "import sys; SOURCE = sys.stdin.read(); exec(SOURCE)"
-"""What ``python3 -c`` gets: no machine logs a command line of pages."""
-SURVIVOR = "@gpunodes-ladder"
-"""systemd's last killing spree spares processes whose name begins with @ (systemd.io, ROOT_STORAGE_DAEMONS)."""
+"""The argument of ``python3 -c``: it is short because machines log command lines."""
+SURVIVOR = "@gpunodes-escalation"
+"""systemd does not kill processes whose name begins with @ at shutdown (systemd.io, ROOT_STORAGE_DAEMONS)."""
 _SYSRQ = (("s", 2.0), ("u", 1.0), ("b", 0.0))
 """The keys and the pauses after them: s and u only start work in the kernel (Linux, admin-guide/sysrq)."""
 _SERVICES = ("nvidia-persistenced",)
-"""Services of the driver's own that hold the GPUs; started again after a reset."""
+"""Services of the driver that hold the GPUs; stopped before a reset and started after it."""
 _RUNNING_ID = "/proc/sys/kernel/random/boot_id"
 _LOG = "/dev/kmsg"
 RESET = "/run/gpunodes-gpu-reset"
-"""When the GPUs were last reset in this boot, in seconds since it began: what the log says of before is over."""
+"""Time of the last GPU reset in this boot, in seconds since the boot: earlier errors in the log are resolved."""
 _TRIGGER = "/proc/sysrq-trigger"
 _DEVICE = "/dev/nvidia"
 _INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
-"""Of each GPU, by its PCI address; its line Device Minor numbers the device file."""
+"""One file for each PCI address; its line Device Minor is the number of the device file."""
 _PCI = re.compile(r"[0-9A-Fa-f]{4,8}(:[0-9A-Fa-f]{2}){2}\.[0-7]\Z")
 
 
 def main(source: str, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Do what ``options`` say; the answer."""
+    """Do what ``options`` request; returns the result document."""
     running = _read(_RUNNING_ID)
     if options.get("boot_id") and options["boot_id"] != running:
-        return {"done": False, "boot_id": running, "message": "another boot runs already"}
+        return {"done": False, "boot_id": running, "message": "the machine has already rebooted"}
     if options["step"] == "gpu-reset":
         return reset(options)
     armed = []
     if options.get("later"):
         _detach(lambda: _survive(source, options["later"]))
         armed = [step for _, step in options["later"]]
-    _detach(lambda: _down_soon(options["step"]))
+    _detach(lambda: _reboot_soon(options["step"]))
     return {"done": True, "boot_id": running, "armed": armed, "message": ""}
 
 
 def _survive(source: str, later: List[Any]) -> None:
-    """Become a process that a shutdown does not end: not in any unit's cgroup, and spared by name."""
+    """Become a process that survives a shutdown: outside of all units' cgroups, with a name that systemd skips."""
     for root in ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/systemd/cgroup.procs"):
         try:
             with open(root, "w") as file:
                 file.write(str(os.getpid()))
         except OSError:
             continue
-    words = [SURVIVOR, "-c", source, json.dumps({"survivor": later})]
-    os.execv(sys.executable or "/usr/bin/python3", words)  # noqa: S606 - this very program
+    argv = [SURVIVOR, "-c", source, json.dumps({"survivor": later})]
+    os.execv(sys.executable or "/usr/bin/python3", argv)  # noqa: S606 - runs this program itself
 
 
 def wait_and_escalate(later: List[Any]) -> None:
-    """The survivor: all that it needs is open before it sleeps."""
+    """Run the later steps; every file that this needs is opened before the first sleep."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     trigger = os.open(_TRIGGER, os.O_WRONLY)
-    began = time.monotonic()
+    started = time.monotonic()
     for seconds, step in later:
-        time.sleep(max(0.0, began + seconds - time.monotonic()))
-        down(step, trigger)
+        time.sleep(max(0.0, started + seconds - time.monotonic()))
+        reboot(step, trigger)
 
 
-def _down_soon(step: str) -> None:
-    time.sleep(0.5)  # the answer travels first
-    down(step, None)
+def _reboot_soon(step: str) -> None:
+    time.sleep(0.5)  # the result reaches the controller first
+    reboot(step, None)
 
 
-def down(step: str, trigger: Optional[int]) -> None:
-    """Bring the machine down; comes back when that did not happen at once."""
+def reboot(step: str, trigger: Optional[int]) -> None:
+    """Reboot the machine; returns if that does not happen at once."""
     if step == "sysrq":
         if trigger is None:
             trigger = os.open(_TRIGGER, os.O_WRONLY)
@@ -93,68 +93,71 @@ def down(step: str, trigger: Optional[int]) -> None:
             os.write(trigger, key.encode())
             time.sleep(pause)
         return
-    words = {"reboot": ["systemctl", "reboot", "--no-wall"], "force": ["systemctl", "reboot", "--force", "--force"]}
-    _start(words[step])
+    argvs = {"reboot": ["systemctl", "reboot", "--no-wall"], "force": ["systemctl", "reboot", "--force", "--force"]}
+    _start(argvs[step])
 
 
 def reset(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Reset GPUs; refused while a process holds one of them.
+    """Reset GPUs; refused while a process uses one of them.
 
-    GPUs that NVLink joins can be reset apart from each other on newer generations only; nvidia-smi refuses then what
-    is too few (nvidia-smi(1), --gpu-reset). So all are reset where that is refused, and no process holds any.
+    Only newer generations can reset single GPUs that NVLink connects; older ones refuse the reset of a subset
+    (nvidia-smi(1), --gpu-reset). In that case all GPUs are reset if no process uses any of them.
     """
     gpus = options.get("gpus") or []
     if not all(isinstance(gpu, str) and _PCI.match(gpu) for gpu in gpus):
-        return {"done": False, "message": "%r are no PCI addresses" % (gpus,)}
+        return {"done": False, "message": "not PCI addresses: %r" % (gpus,)}
     limit = float(options.get("limit_s", 60))
     deadline = time.monotonic() + limit
-    stopped = [name for name in _SERVICES if _quiet(["systemctl", "is-active", "--quiet", name], 10) == 0]
+    stopped = [name for name in _SERVICES if _exit_code(["systemctl", "is-active", "--quiet", name], 10) == 0]
     for name in stopped:
-        _quiet(["systemctl", "stop", name], 20)
+        _exit_code(["systemctl", "stop", name], 20)
     try:
-        held = holders(gpus)
-        # What was asked to leave the GPU may need a moment.
-        while held and time.monotonic() < deadline - limit / 2:
+        users = holders(gpus)
+        # Processes that were told to end may need a moment.
+        while users and time.monotonic() < deadline - limit / 2:
             time.sleep(1)
-            held = holders(gpus)
-        if held:
-            return {"done": False, "message": "the GPU is held by " + ", ".join(held[:5])}
-        code, text = _bounded(["nvidia-smi", "--gpu-reset"] + (["-i", ",".join(gpus)] if gpus else []), deadline)
+            users = holders(gpus)
+        if users:
+            return {"done": False, "message": "the GPU is used by " + ", ".join(users[:5])}
+        code, text = _run_bounded(["nvidia-smi", "--gpu-reset"] + (["-i", ",".join(gpus)] if gpus else []), deadline)
         if gpus and code and not holders([]):
-            code, more = _bounded(["nvidia-smi", "--gpu-reset"], deadline)
-            text = "%s; all GPUs: %s" % (text, more)
+            code, all_text = _run_bounded(["nvidia-smi", "--gpu-reset"], deadline)
+            text = "%s; all GPUs: %s" % (text, all_text)
         if code == 0:
-            _mark_reset()
+            _record_reset()
         return {"done": code == 0, "message": text.strip()[:2000]}
     finally:
         for name in stopped:
-            _quiet(["systemctl", "start", name], 20)
+            _exit_code(["systemctl", "start", name], 20)
 
 
-def _mark_reset() -> None:
-    """Remember when the GPUs were reset, by the clock of the kernel's log: it drifts away from the others in weeks."""
-    moment = time.monotonic()
+def _record_reset() -> None:
+    """Record the time of the reset by the clock of the kernel log: it drifts away from other clocks within weeks."""
+    reset_s = time.monotonic()
     try:
         log = os.open(_LOG, os.O_RDWR | os.O_NONBLOCK)
         try:
             os.lseek(log, 0, os.SEEK_END)
             os.write(log, b"gpunodes: the GPUs were reset\n")
             # priority,sequence,microseconds,flags;text (Linux, ABI/testing/dev-kmsg)
-            moment = int(os.read(log, 8192).split(b",")[2]) / 1e6
+            reset_s = int(os.read(log, 8192).split(b",")[2]) / 1e6
         finally:
             os.close(log)
     except (OSError, ValueError, IndexError):
         pass
     with open(RESET, "w") as file:
-        file.write("%.6f\n" % moment)
+        file.write("%.6f\n" % reset_s)
 
 
 def holders(gpus: Sequence[str]) -> List[str]:
-    """The processes that have the device of one of these GPUs open, of any when none is named; ``name (pid)``."""
+    """The processes that have the device file of one of ``gpus`` open, or of any GPU if that is empty: ``name (pid)``.
+
+    A GPU with an unknown device file counts as any GPU.
+    """
     minors = [re.search(r"^Device Minor:\s*(\d+)$", _read(_INFORMATION % gpu.lower()), re.M) for gpu in gpus]
-    named = bool(minors) and all(minors)
-    wanted = "|".join(found.group(1) for found in minors if found) if named else r"\d+|ctl|-uvm"
-    found = []
+    known = bool(minors) and all(minors)
+    suffixes = "|".join(found.group(1) for found in minors if found) if known else r"\d+|ctl|-uvm"
+    users = []
     for folder in glob.glob("/proc/[0-9]*"):
         pid = folder.rpartition("/")[2]
         try:
@@ -163,22 +166,22 @@ def holders(gpus: Sequence[str]) -> List[str]:
             if error.errno in (errno.ENOENT, errno.ESRCH, errno.EACCES):
                 continue
             raise
-        if any(re.match(r"%s(%s)$" % (_DEVICE, wanted), link) for link in links):
-            found.append("%s (%s)" % (_read(folder + "/comm"), pid))
-    return found
+        if any(re.match(r"%s(%s)$" % (_DEVICE, suffixes), link) for link in links):
+            users.append("%s (%s)" % (_read(folder + "/comm"), pid))
+    return users
 
 
-def _bounded(words: Sequence[str], deadline: float) -> Tuple[Optional[int], str]:
-    """Run a program that may never end: it is left behind then. Its exit code (None), and what it said."""
+def _run_bounded(argv: Sequence[str], deadline: float) -> Tuple[Optional[int], str]:
+    """The exit code and the output of a program; the code is None where it does not end, and it may keep running."""
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.STDOUT, start_new_session=True
+            argv, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.STDOUT, start_new_session=True
         )
     except OSError as error:
         os.close(writer)
         os.close(reader)
-        return None, "%s: %s" % (words[0], error.strerror)
+        return None, "%s: %s" % (argv[0], error.strerror)
     os.close(writer)
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -191,23 +194,23 @@ def _bounded(words: Sequence[str], deadline: float) -> Tuple[Optional[int], str]
     except OSError:
         text = ""
     os.close(reader)
-    return code, text if code is not None else (text + " it did not end in time").strip()
+    return code, text if code is not None else (text + " %s did not end in time" % argv[0]).strip()
 
 
-def _quiet(words: Sequence[str], limit: float) -> Optional[int]:
-    """The exit code of a program; None when there is none, or it does not end."""
-    return _bounded(words, time.monotonic() + limit)[0]
+def _exit_code(argv: Sequence[str], limit: float) -> Optional[int]:
+    """The exit code of a program; None where it is not installed or does not end."""
+    return _run_bounded(argv, time.monotonic() + limit)[0]
 
 
-def _start(words: Sequence[str]) -> None:
+def _start(argv: Sequence[str]) -> None:
     try:
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError:
         return
 
 
 def _detach(work: Callable[[], object]) -> None:
-    """Do ``work`` in a process of its own that nobody waits for."""
+    """Do ``work`` in a detached process of its own."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -216,9 +219,9 @@ def _detach(work: Callable[[], object]) -> None:
         os.setsid()
         if os.fork():
             os._exit(0)
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(nothing, number)
+            os.dup2(null, number)
         work()
     finally:
         os._exit(0)

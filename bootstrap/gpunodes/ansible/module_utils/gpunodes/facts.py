@@ -1,4 +1,4 @@
-"""Reads all that preflight needs to know of a machine, in one go. Nothing is changed."""
+"""Reads all facts of a machine that preflight needs. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .problem import MachineProblem
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
 MODULES = ("overlay", "br_netfilter")
 _LISTENING = "0A"  # TCP_LISTEN, include/net/tcp_states.h
-_ANSWER_LIMIT_S = 20
+_RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
 
 
 def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The facts; ``sources`` are asked meanwhile."""
+    """The facts; ``sources`` are checked meanwhile."""
     system = parse_os_release(disk.read("/etc/os-release") or "")
     gpus = gpu_facts.present()
-    checks = [SourceCheck(filled(source, system)) for source in sources if concerns(source, system, gpus)]
+    checks = [SourceCheck(filled(source, system)) for source in sources if applies(source, system, gpus)]
     for check in checks:
         check.start()
     facts = _machine()
@@ -73,13 +73,13 @@ def _machine() -> dict[str, Any]:
 
 
 def kubernetes() -> dict[str, Any]:
-    """What this machine is in a cluster. Only a finished join counts: ``role`` is None while one is half done.
+    """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
-    ``unfinished``: kubeadm may have ended well, but what follows it was interrupted.
+    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
-    # The CA's file is there before kubelet.conf is: a join that stopped half way still says whose it was.
+    # The CA's file is written before kubelet.conf: it identifies the cluster of an interrupted join.
     ca = disk.read(kubeconfig.CA)
     ca_hash = None
     with contextlib.suppress(MachineProblem):
@@ -108,8 +108,8 @@ def parse_os_release(text: str) -> dict[str, str | None]:
     """os-release(5)."""
     values = {}
     for line in text.splitlines():
-        name, sign, value = line.partition("=")
-        if sign and not name.startswith("#"):
+        name, separator, value = line.partition("=")
+        if separator and not name.startswith("#"):
             with contextlib.suppress(ValueError):
                 values[name.strip()] = "".join(shlex.split(value))
     return {
@@ -135,9 +135,9 @@ def parse_listening(text: str) -> list[int]:
     """The ports in state LISTEN of /proc/net/tcp and tcp6."""
     ports = set()
     for line in text.splitlines():
-        words = line.split()
-        if len(words) > 3 and words[3] == _LISTENING:  # noqa: PLR2004 - number, local, remote, state
-            ports.add(int(words[1].rpartition(":")[2], 16))
+        fields = line.split()
+        if len(fields) > 3 and fields[3] == _LISTENING:  # noqa: PLR2004 - number, local, remote, state
+            ports.add(int(fields[1].rpartition(":")[2], 16))
     return sorted(ports)
 
 
@@ -163,7 +163,7 @@ def _line(path: str) -> str | None:
 
 
 def _default_address() -> str | None:
-    """The source address of the default route: where a packet to the outside would come from. None is sent."""
+    """The source address of the default route. No packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
@@ -173,15 +173,15 @@ def _default_address() -> str | None:
         return address
 
 
-def concerns(source: Mapping[str, Any], system: Mapping[str, str | None], gpus: bool = False) -> bool:
-    """Whether a machine of this system, with GPUs or without, takes anything from the source."""
+def applies(source: Mapping[str, Any], system: Mapping[str, str | None], gpus: bool = False) -> bool:
+    """Whether a machine with this operating system, with or without ``gpus``, uses the source."""
     version = system["version"] or ""
     names = {f"{system['id']} {version}", f"{system['id']} {version.partition('.')[0]}"}
     return (gpus or not source.get("gpus")) and (not source.get("systems") or not names.isdisjoint(source["systems"]))
 
 
 def placeholders(system: Mapping[str, str | None], architecture: str) -> dict[str, str]:
-    """What stands for the words in braces in the address, key and suite of a package source."""
+    """Values of the placeholders in the address, key and suite of a package source."""
     apt = system["id"] in {"debian", "ubuntu"}
     version = system["version"] or ""
     arm = architecture == "aarch64"
@@ -196,13 +196,13 @@ def placeholders(system: Mapping[str, str | None], architecture: str) -> dict[st
 
 
 def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[str, Any]:
-    """``source`` with what depends on the system, and the address of its index."""
+    """``source`` with its placeholders replaced, and the address of its index as ``url``."""
     apt = system["id"] in {"debian", "ubuntu"}
-    words = placeholders(system, platform.machine())
+    values = placeholders(system, platform.machine())
     result = dict(source)
     for field in ("url", "key", "suite"):
-        for word, value in words.items():
-            result[field] = (result.get(field) or "").replace(word, value)
+        for placeholder, value in values.items():
+            result[field] = (result.get(field) or "").replace(placeholder, value)
     if source.get("kind") != "registry":
         base = result["url"].rstrip("/")
         if not apt:
@@ -215,7 +215,7 @@ def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[
 
 
 class SourceCheck(threading.Thread):
-    """Asks one outside source whether it answers, and holds its key against the fingerprint."""
+    """Checks that one outside source is reachable and that its key has the expected fingerprint."""
 
     def __init__(self, source: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -224,30 +224,30 @@ class SourceCheck(threading.Thread):
 
     def run(self) -> None:
         try:
-            ask(self._source)
+            check_source(self._source)
         except MachineProblem as problem:
             self.result.update(ok=False, error=str(problem))
         except Exception as error:
             self.result.update(ok=False, error=f"{type(error).__name__}: {error}")
 
 
-def ask(source: Mapping[str, Any]) -> None:
-    """Raise MachineProblem unless the source answers and its key is right."""
+def check_source(source: Mapping[str, Any]) -> None:
+    """Raise MachineProblem unless the source is reachable and its key is right."""
     import urllib.error
     import urllib.request
 
     url = str(source["url"])
     if not url.startswith(("http://", "https://")):
-        raise MachineProblem("it is no http or https address", "", "correct the setting")
+        raise MachineProblem("it is not an http or https address", "", "correct the setting")
     try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_LIMIT_S) as answer:  # noqa: S310 - the scheme is checked above
-            answer.read(1)
+        with urllib.request.urlopen(url, timeout=_RESPONSE_LIMIT_S) as response:  # noqa: S310 - the scheme is checked above
+            response.read(1)
     except urllib.error.HTTPError as error:
-        # A registry asks for a token before anything else: it is there.
+        # A registry that requires a token is reachable.
         if not (error.code == _UNAUTHORIZED and source.get("kind") == "registry"):
-            raise MachineProblem(f"it answers {error.code} {error.reason}") from error
+            raise MachineProblem(f"it responds {error.code} {error.reason}") from error
     except OSError as error:
-        raise MachineProblem(f"it does not answer: {getattr(error, 'reason', None) or error}") from error
+        raise MachineProblem(f"it does not respond: {getattr(error, 'reason', None) or error}") from error
     if key := source.get("key"):
         repository = host.Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
         host.checked_key(host.fetch(repository.key) if "://" in repository.key else repository.key, repository)

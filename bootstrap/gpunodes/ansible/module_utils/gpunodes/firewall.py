@@ -1,4 +1,4 @@
-"""The packet filter: what kube-proxy, flannel, the CNI plugins and Docker put there, and taking it away again."""
+"""Finds and removes the firewall rules of kube-proxy, flannel, the CNI plugins and Docker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _NFT_TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cn
 
 
 def tables() -> list[str] | None:
-    """``family name`` of the kernel's nft tables; None where nft cannot list them."""
-    if not _there("nft"):
+    """``family name`` of the kernel's nft tables; None without nft."""
+    if not _is_installed("nft"):
         return None
     return parse_tables(run(["nft", "list", "tables"]).out)
 
@@ -22,35 +22,35 @@ def parse_tables(listing: str) -> list[str]:
     return [line[len("table ") :].strip() for line in listing.splitlines() if line.startswith("table ")]
 
 
-def _rules_of(prefixes: str, more: str) -> re.Pattern[str]:
-    """Lines of ``iptables-save`` that are chains with these prefixes, or name one, or match ``more``."""
-    return re.compile(rf"^:(?:{prefixes})|^-A (?:{prefixes})|\s-[jg] (?:{prefixes})|{more}", re.IGNORECASE)
+def _rules_of(prefixes: str, other: str) -> re.Pattern[str]:
+    """A pattern for lines of ``iptables-save`` that define or use chains with these prefixes, or match ``other``."""
+    return re.compile(rf"^:(?:{prefixes})|^-A (?:{prefixes})|\s-[jg] (?:{prefixes})|{other}", re.IGNORECASE)
 
 
 KUBERNETES = _rules_of("KUBE-|FLANNEL-|CNI-|cali-", r"--comment \"?(?:kubernetes|flanneld|cni)")
 DOCKER = _rules_of("DOCKER", r"\s-[io] docker0\b")
 
 
-def clean(ours: re.Pattern[str] = KUBERNETES) -> None:
-    """Remove the rules and chains of Kubernetes' parts, or of Docker; everybody else's stay."""
+def clean(pattern: re.Pattern[str] = KUBERNETES) -> None:
+    """Remove the rules and chains of Kubernetes components, or of Docker; all other rules stay."""
     for family in ("iptables", "ip6tables"):
-        if _there(f"{family}-save"):
+        if _is_installed(f"{family}-save"):
             rules = run([f"{family}-save"]).out
-            kept = without(rules, ours)
-            if kept != rules:
-                run([f"{family}-restore"], stdin=kept)
+            remaining = without(rules, pattern)
+            if remaining != rules:
+                run([f"{family}-restore"], stdin=remaining)
     for table in tables() or ():
-        if ours is KUBERNETES and table.split()[-1] in _NFT_TABLES:
+        if pattern is KUBERNETES and table.split()[-1] in _NFT_TABLES:
             run(["nft", "delete", "table", *table.split()])
 
 
-def without(rules: str, ours: re.Pattern[str]) -> str:
-    """``iptables-save`` output without the lines that are ``ours``."""
-    return "".join(line for line in rules.splitlines(keepends=True) if not ours.search(line))
+def without(rules: str, pattern: re.Pattern[str]) -> str:
+    """``iptables-save`` output without the lines that match ``pattern``."""
+    return "".join(line for line in rules.splitlines(keepends=True) if not pattern.search(line))
 
 
 def remove_empty_tables(before: list[str] | None) -> None:
-    """Remove the empty tables that iptables made for Kubernetes' rules, where it is known what was there before."""
+    """Remove the empty tables that iptables created for Kubernetes' rules, if the tables ``before`` are known."""
     if before is None:
         return
     for table in tables() or ():
@@ -62,11 +62,11 @@ def remove_empty_tables(before: list[str] | None) -> None:
 
 
 def has_no_rules(listing: str) -> bool:
-    """Whether ``nft list table`` shows chains only: their types and policies, no rule."""
-    body = [line.strip() for line in listing.splitlines()]
-    plain = re.compile(r"^(#.*|table .*\{|chain .*\{|type .* policy accept;|\}|)$")
-    return all(plain.match(line) for line in body)
+    """Whether ``nft list table`` shows only chains with their types and policies, and no rules."""
+    lines = [line.strip() for line in listing.splitlines()]
+    no_rule = re.compile(r"^(#.*|table .*\{|chain .*\{|type .* policy accept;|\}|)$")
+    return all(no_rule.match(line) for line in lines)
 
 
-def _there(program: str) -> bool:
+def _is_installed(program: str) -> bool:
     return shutil.which(program, path="/usr/sbin:/sbin:/usr/bin:/usr/local/sbin") is not None

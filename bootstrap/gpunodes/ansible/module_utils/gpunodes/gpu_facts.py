@@ -1,7 +1,7 @@
-"""Reads what the planner needs to know of a machine's GPUs, and of what is installed for them. Nothing is changed.
+"""Reads the facts that the planner needs about a machine's GPUs and the software installed for them. Changes nothing.
 
-No driver and no nvidia-smi is needed: PCI functions come from sysfs, packages from dpkg's or rpm's list, Secure Boot
-from the firmware's variables. A machine without NVIDIA functions and without the driver costs one look at the PCI bus.
+Needs neither driver nor nvidia-smi: PCI functions come from sysfs, packages from dpkg's or rpm's list, Secure Boot from
+the firmware's variables. Without NVIDIA functions and driver it only reads the PCI bus.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _SHIM = "605dab50-e046-4300-abb6-3dd810dd8b23"
 _ATTRIBUTES = 4
 """Bytes before the value of a variable in efivarfs (kernel, Documentation/filesystems/efivarfs.rst)."""
 
-# Where DKMS keeps the key that it signs modules with: its own place, and Ubuntu's.
+# Keys with which DKMS signs modules: its own path, and Ubuntu's.
 _MOK_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 _DRIVER = re.compile(
     r"(cuda-drivers|nvidia-(open|driver|dkms|headless|utils|kernel|fabric-?manager|tesla-.*(kernel-dkms|smi)|smi)"
     r"|libnvidia-compute|libcuda1|kmod-nvidia|linux-modules-nvidia)"
 )
-# Names that NVIDIA's repositories alone have, and names that distributions alone have.
-_NVIDIAS = re.compile(
+# Package names that occur only in NVIDIA's repositories, and names that occur only in distributions.
+_NVIDIA_PACKAGES = re.compile(
     r"(cuda-drivers(-\d+)?|nvidia-open(-\d+)?|nvidia-driver-(pinning-.*|cuda)|nvidia-kernel-open-dkms"
     r"|kmod-nvidia-(open|latest)-dkms)"
 )
-_DISTRIBUTIONS = re.compile(
+_DISTRIBUTION_PACKAGES = re.compile(
     r"(nvidia-headless-.*-server.*|linux-modules-nvidia-.*|nvidia-tesla-.*|nvidia-open-kernel-dkms)"
 )
 _TOOLKIT = re.compile(r"(lib)?nvidia-container[a-z0-9-]*")
 _RUNTIMES = ("containerd", "containerd.io", "docker-ce", "docker.io")
-# NVIDIA's services hold the GPUs for as long as the machine runs, and use none. 15 signs, as the kernel cuts them.
+# NVIDIA's services keep GPU devices open without using them. The kernel truncates process names to 15 characters.
 _SERVICES = ("nvidia-persiste", "nv-fabricmanage", "nvidia-device-p", "nv-hostengine", "nvidia-smi")
 
 
 @dataclass(frozen=True)
 class InstalledPackage:
-    """A package that is installed."""
+    """An installed package."""
 
     version: str
     maintainer: str
-    """Who made it: dpkg's Maintainer, rpm's Vendor."""
+    """Its maintainer: dpkg's Maintainer, rpm's Vendor."""
 
 
 def read(root: str = "/") -> dict[str, Any]:
-    """The facts below ``root``; programs are asked when that is the machine's own."""
+    """The facts below ``root``; programs are run only if ``root`` is /."""
     functions = list(_functions(root))
     kernel = platform.release() if root == "/" else _text(root, "/proc/sys/kernel/osrelease") or ""
     loaded = _exists(root, "/sys/module/nvidia")
@@ -71,26 +71,26 @@ def read(root: str = "/") -> dict[str, Any]:
         "headers": _headers(root, kernel, packages),
         "driver": _driver(root, kernel, packages, loaded=loaded),
         "cuda": _cuda(root, packages),
-        "toolkit": {name: one.version for name, one in packages.items() if _TOOLKIT.fullmatch(name)},
+        "toolkit": {name: package.version for name, package in packages.items() if _TOOLKIT.fullmatch(name)},
         "runtimes": {name: packages[name].version for name in _RUNTIMES if name in packages},
         "clients": _clients(root) if loaded else None,
     }
 
 
 def present() -> bool:
-    """Whether the machine has anything of NVIDIA's on its PCI bus: a quick look."""
+    """Whether the machine has an NVIDIA device on its PCI bus; fast."""
     return any(True for _ in _functions("/"))
 
 
 def _functions(root: str) -> Iterator[dict[str, Any]]:
     """NVIDIA's GPUs and NVSwitches on the PCI bus, in the order of their addresses."""
-    base = _at(root, "/sys/bus/pci/devices")
+    base = _below(root, "/sys/bus/pci/devices")
     for address in sorted(os.listdir(base)) if os.path.isdir(base) else ():
         folder = f"/sys/bus/pci/devices/{address}"
         vendor, class_ = _hex(root, f"{folder}/vendor"), _hex(root, f"{folder}/class")
         if vendor != NVIDIA or not class_.startswith((_DISPLAY, _NVSWITCH)):
             continue
-        driver = _at(root, f"{folder}/driver")
+        driver = _below(root, f"{folder}/driver")
         yield {
             "address": address,
             "vendor": vendor,
@@ -102,7 +102,7 @@ def _functions(root: str) -> Iterator[dict[str, Any]]:
 
 
 def _nouveau(root: str, kernel: str) -> str:
-    """``loaded``, ``blacklisted``, ``available`` (it will be loaded at the next boot) or ``absent``."""
+    """``loaded``, ``blacklisted``, ``available`` (the next boot loads it) or ``absent``."""
     if _exists(root, "/sys/module/nouveau"):
         return "loaded"
     if not re.search(r"/nouveau\.ko", _text(root, f"/lib/modules/{kernel}/modules.dep") or ""):
@@ -111,25 +111,25 @@ def _nouveau(root: str, kernel: str) -> str:
     if re.search(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=\S*\bnouveau\b", command_line):
         return "blacklisted"
     for folder in ("/etc", "/run", "/usr/lib", "/lib"):
-        for path in glob.glob(_at(root, f"{folder}/modprobe.d/*.conf")):
+        for path in glob.glob(_below(root, f"{folder}/modprobe.d/*.conf")):
             if re.search(r"^\s*(blacklist|install)\s+nouveau\b", _text("/", path) or "", re.MULTILINE):
                 return "blacklisted"
     return "available"
 
 
 def _secure_boot(root: str) -> bool | None:
-    """Whether the kernel takes signed modules only; None where the firmware does not say."""
+    """Whether the kernel accepts signed modules only; None if the firmware does not report it."""
     if not _exists(root, "/sys/firmware/efi"):
         return False
     shim = _bytes(root, f"/sys/firmware/efi/efivars/MokSBStateRT-{_SHIM}")
     if shim and shim[_ATTRIBUTES:] == b"\x01":
-        return False  # validation is switched off in the shim: the kernel goes by that
+        return False  # validation is disabled in the shim, and the kernel follows it
     found = _bytes(root, f"/sys/firmware/efi/efivars/SecureBoot-{_EFI_GLOBAL}")
     return found[_ATTRIBUTES:] == b"\x01" if found else None
 
 
 def _mok(root: str) -> dict[str, Any]:
-    """The machine owner's key that DKMS signs with, and whether the firmware's list has it."""
+    """The machine owner's key with which DKMS signs, and whether it is enrolled in the firmware."""
     for path in _MOK_KEYS:
         key = _bytes(root, path)
         if key:
@@ -143,28 +143,29 @@ def _mok(root: str) -> dict[str, Any]:
 
 
 def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -> dict[str, Any]:
-    """Whether the running kernel's headers are there, and the package that has them: None where none is known."""
+    """Whether the running kernel's headers are installed, and their package; None if no package is known."""
     build = f"/lib/modules/{kernel}/build"
-    link = _at(root, build)
+    link = _below(root, build)
     if os.path.islink(link):
         build = os.path.join(os.path.dirname(build), os.readlink(link))
-    there = _exists(root, f"{build}/Makefile")
+    present = _exists(root, f"{build}/Makefile")
     if not _exists(root, "/var/lib/dpkg/status"):
-        return {"running": there, "package": f"kernel-devel-{kernel}"}
+        return {"running": present, "package": f"kernel-devel-{kernel}"}
     name = f"linux-headers-{kernel}"
-    return {"running": there, "package": name if name in packages or (not there and _has(root, name)) else None}
+    known = name in packages or (not present and _is_available(root, name))
+    return {"running": present, "package": name if known else None}
 
 
-def _has(root: str, name: str) -> bool:
-    """Whether apt's sources have the package; they are trusted to have it where they were never read."""
+def _is_available(root: str, name: str) -> bool:
+    """Whether apt's sources contain the package; assumed if their lists were never read."""
     if root != "/" or not glob.glob("/var/lib/apt/lists/*_Packages*"):
         return True
     return run(["apt-cache", "show", "--no-all-versions", name], 30).ok
 
 
 def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *, loaded: bool) -> dict[str, Any]:
-    """The driver that is loaded, else the one that is installed: its version, modules, and who brought it."""
-    ours = {name: one for name, one in packages.items() if _is_driver(name)}
+    """The loaded driver, else the installed one: its version, modules and origin."""
+    driver_packages = {name: package for name, package in packages.items() if _is_driver(name)}
     version, flavour = _text(root, "/sys/module/nvidia/version"), None
     if loaded:
         output = _text(root, "/proc/driver/nvidia/version") or ""
@@ -174,20 +175,22 @@ def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *,
         found = re.search(r"^version:\s*(\S+)", output, re.MULTILINE)
         version = found.group(1) if found else None
         flavour = "open" if re.search(r"^license:.*GPL", output, re.MULTILINE) else "proprietary" if version else None
-    if flavour is None and ours:
-        kernels = [name for name in ours if re.search(r"dkms|kernel|kmod|linux-modules|headless|nvidia-open", name)]
-        flavour = "open" if any("open" in name for name in kernels) else "proprietary" if kernels else None
+    if flavour is None and driver_packages:
+        pattern = r"dkms|kernel|kmod|linux-modules|headless|nvidia-open"
+        kernel_packages = [name for name in driver_packages if re.search(pattern, name)]
+        is_open = any("open" in name for name in kernel_packages)
+        flavour = "open" if is_open else "proprietary" if kernel_packages else None
     return {
         "module": version,
         "loaded": loaded,
-        "origin": _origin(root, ours, there=bool(version)),
-        "packages": {name: one.version for name, one in sorted(ours.items())},
+        "origin": _origin(root, driver_packages, present=bool(version)),
+        "packages": {name: package.version for name, package in sorted(driver_packages.items())},
         "flavour": flavour,
     }
 
 
 def module_file(kernel: str) -> str | None:
-    """The driver's module of a kernel; Debian calls it nvidia-current, or after its branch."""
+    """The file of the driver's module for a kernel; Debian names it nvidia-current, or after its branch."""
     listing = _text("/", f"/lib/modules/{kernel}/modules.dep") or ""
     found = re.search(r"^(\S*/nvidia(?:-current|-tesla-\d+)?\.ko\S*):", listing, re.MULTILINE)
     return f"/lib/modules/{kernel}/{found.group(1)}" if found else None
@@ -197,44 +200,44 @@ def _is_driver(name: str) -> bool:
     return bool(_DRIVER.match(name)) and not name.startswith(("nvidia-open-kernel-support", "nvidia-kernel-common"))
 
 
-def _origin(root: str, packages: Mapping[str, InstalledPackage], *, there: bool) -> str | None:
-    """Who brought the driver: its packages' names or maintainers say so; NVIDIA's .run leaves its uninstaller."""
+def _origin(root: str, packages: Mapping[str, InstalledPackage], *, present: bool) -> str | None:
+    """The driver's origin, by its packages' names or maintainers; NVIDIA's .run installer leaves an uninstaller."""
     if _exists(root, "/usr/bin/nvidia-uninstall"):
         return "runfile"
-    if any(_NVIDIAS.fullmatch(name) for name in packages):
+    if any(_NVIDIA_PACKAGES.fullmatch(name) for name in packages):
         return "nvidia-repository"
-    if any(_DISTRIBUTIONS.fullmatch(name) for name in packages):
+    if any(_DISTRIBUTION_PACKAGES.fullmatch(name) for name in packages):
         return "distribution"
-    makers = " ".join(one.maintainer for one in packages.values()).lower()
-    if "nvidia.com" in makers or "nvidia corporation" in makers:
+    maintainers = " ".join(package.maintainer for package in packages.values()).lower()
+    if "nvidia.com" in maintainers or "nvidia corporation" in maintainers:
         return "nvidia-repository"
-    if re.search(r"debian|ubuntu|canonical|red hat|rocky|almalinux|centos", makers):
+    if re.search(r"debian|ubuntu|canonical|red hat|rocky|almalinux|centos", maintainers):
         return "distribution"
-    return "unknown" if there or packages else None
+    return "unknown" if present or packages else None
 
 
 def _cuda(root: str, packages: Mapping[str, InstalledPackage]) -> dict[str, str]:
-    """CUDA toolkits by version, and who brought each."""
+    """Origins of CUDA toolkits, by version."""
     found = {}
-    for folder in glob.glob(_at(root, "/usr/local/cuda-*.*")):
+    for folder in glob.glob(_below(root, "/usr/local/cuda-*.*")):
         found[os.path.basename(folder)[len("cuda-") :]] = "runfile"
-    for name, one in packages.items():
+    for name, package in packages.items():
         toolkit = re.fullmatch(r"cuda-(?:toolkit|nvcc)-(\d+)-(\d+)", name)
         if toolkit:
             found[".".join(toolkit.groups())] = "nvidia-repository"
         elif name == "nvidia-cuda-toolkit":
-            found[".".join(re.findall(r"\d+", one.version)[:2])] = "distribution"
+            found[".".join(re.findall(r"\d+", package.version)[:2])] = "distribution"
     return dict(sorted(found.items()))
 
 
 def _clients(root: str) -> int:
-    """Processes that have a GPU open, without the services that always have."""
+    """Number of processes that have a GPU device open, excluding NVIDIA's services."""
     count = 0
-    for folder in glob.glob(_at(root, "/proc/[0-9]*")):
+    for folder in glob.glob(_below(root, "/proc/[0-9]*")):
         try:
             links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         if any(re.fullmatch(r"/dev/nvidia(\d+|-uvm)", link) for link in links):
             name = (_text("/", f"{folder}/comm") or "")[:15]
             count += name not in _SERVICES
@@ -245,7 +248,7 @@ def _clients(root: str) -> int:
 
 
 def installed(root: str) -> dict[str, InstalledPackage]:
-    """Installed packages that may concern GPUs."""
+    """Installed packages that may be related to GPUs."""
     status = _text(root, "/var/lib/dpkg/status")
     if status is not None:
         return parse_status(status)
@@ -254,15 +257,15 @@ def installed(root: str) -> dict[str, InstalledPackage]:
     return parse_rpm(run(["rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\t%{VENDOR}\n"], 60).out)
 
 
-_CONCERN = re.compile(r"(lib)?(nvidia|cuda)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker")
+_RELATED = re.compile(r"(lib)?(nvidia|cuda)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker")
 
 
 def parse_status(text: str) -> dict[str, InstalledPackage]:
-    """dpkg's status file: paragraphs of fields."""
+    """Parse dpkg's status file: paragraphs of fields."""
     found = {}
     for paragraph in text.split("\n\n"):
         name = paragraph.partition("\n")[0].partition(": ")[2]
-        if not _CONCERN.match(name):
+        if not _RELATED.match(name):
             continue
         fields = dict(re.findall(r"^(Status|Version|Maintainer): (.*)$", paragraph, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
@@ -271,11 +274,11 @@ def parse_status(text: str) -> dict[str, InstalledPackage]:
 
 
 def parse_rpm(listing: str) -> dict[str, InstalledPackage]:
-    """Lines of name, version and vendor."""
+    """Parse lines of name, version and vendor."""
     found = {}
     for line in listing.splitlines():
         name, version, vendor = [*line.split("\t"), "", ""][:3]
-        if _CONCERN.match(name):
+        if _RELATED.match(name):
             found[name] = InstalledPackage(version, vendor)
     return found
 
@@ -283,17 +286,17 @@ def parse_rpm(listing: str) -> dict[str, InstalledPackage]:
 # --- files ---
 
 
-def _at(root: str, path: str) -> str:
+def _below(root: str, path: str) -> str:
     return path if root == "/" else root.rstrip("/") + path
 
 
 def _exists(root: str, path: str) -> bool:
-    return os.path.exists(_at(root, path))
+    return os.path.exists(_below(root, path))
 
 
 def _bytes(root: str, path: str) -> bytes | None:
     try:
-        with open(_at(root, path), "rb") as file:
+        with open(_below(root, path), "rb") as file:
             return file.read()
     except OSError:
         return None
@@ -305,5 +308,5 @@ def _text(root: str, path: str) -> str | None:
 
 
 def _hex(root: str, path: str) -> str:
-    """A number of sysfs (``0x10de``) without its prefix."""
+    """A hexadecimal number in sysfs (``0x10de``), without its prefix."""
     return (_text(root, path) or "")[2:].lower()

@@ -1,7 +1,7 @@
-"""Proves a machine's GPUs from the machine's own side: the driver answers, and a container gets them.
+"""Verifies a machine's GPUs on the machine: the driver responds, and a container gets them.
 
-Each level says what was found, what was wanted and what to do; the first that fails ends the look. Nothing that hangs
-is waited for beyond its limit: a hung driver holds its programs in a sleep that no signal ends.
+Each level reports what was found, what was wanted and a remedy; the first failure ends the verification. Every program
+has a time limit: a hung driver keeps programs in uninterruptible sleep, in which no signal ends them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .process import PATH, CommandResult, last_line, run
 SMI_LIMIT_S = 60
 _PULL_LIMIT_S = 600
 _CONTAINER_LIMIT_S = 180
-_STUCK = "waits for the driver in a sleep that no signal ends"
+_STUCK = "is stuck in the driver (uninterruptible sleep)"
 _NAMESPACE = "k8s.io"
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
 _ALL_GPUS = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/all"
@@ -36,7 +36,7 @@ _ALL_GPUS = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/all"
 
 @dataclass(frozen=True)
 class Level:
-    """How one level came out; ``state`` is ok, failed or skipped."""
+    """The result of one level; ``state`` is ok, failed or skipped."""
 
     level: str
     state: str
@@ -47,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True)
 class SmiReport:
-    """What nvidia-smi said: the driver, the CUDA that it takes, and the GPUs."""
+    """What nvidia-smi reports: the driver, the CUDA version that it supports, and the GPUs."""
 
     driver: str = ""
     cuda: str = ""
@@ -55,23 +55,23 @@ class SmiReport:
 
 
 def verify(image: str, runtime: str, services: Sequence[str]) -> dict[str, Any]:
-    """Walk both levels; ``image`` is one that can run nvidia-smi, ``runtime`` containerd or docker."""
-    seen = SmiReport()
+    """Verify both levels; nvidia-smi can run in ``image``, ``runtime`` is containerd or docker."""
+    report = SmiReport()
     levels = []
     level = "host"
     try:
-        seen = _host(len(expected()), services)
-        names = ", ".join(dict.fromkeys(gpu["name"] for gpu in seen.gpus))
-        levels.append(Level(level, "ok", f"driver {seen.driver}, {len(seen.gpus)} x {names}"))
+        report = _host(len(expected()), services)
+        names = ", ".join(dict.fromkeys(gpu["name"] for gpu in report.gpus))
+        levels.append(Level(level, "ok", f"driver {report.driver}, {len(report.gpus)} x {names}"))
         level = "container"
-        levels.append(_container(image, runtime, seen))
+        levels.append(_container(image, runtime, report))
     except MachineProblem as problem:
         levels.append(Level(level, "failed", problem.found, problem.wanted, problem.remedy))
-    return {"levels": [asdict(one) for one in levels], **asdict(seen), "gpus": list(seen.gpus)}
+    return {"levels": [asdict(level) for level in levels], **asdict(report), "gpus": list(report.gpus)}
 
 
 def expected() -> list[str]:
-    """The PCI addresses of the machine's GPUs, those that virtual machines use left out."""
+    """PCI addresses of the machine's GPUs, except those that are passed through to virtual machines."""
     return [
         function["address"]
         for function in gpu_facts.read()["functions"]
@@ -80,7 +80,7 @@ def expected() -> list[str]:
 
 
 def labels(found: dict[str, Any]) -> dict[str, str]:
-    """What was seen of the GPUs, as labels; of several products the first."""
+    """Node labels of the GPUs; if there are several products, of the first."""
     if not found["gpus"]:
         return {}
     first = found["gpus"][0]
@@ -98,47 +98,51 @@ def labels(found: dict[str, Any]) -> dict[str, str]:
 # --- the host ---
 
 
-def _host(wanted: int, services: Sequence[str]) -> SmiReport:
-    """What nvidia-smi says of all GPUs; raises MachineProblem with the first thing that is not as it should be."""
-    if not wanted:
-        raise MachineProblem("no NVIDIA GPU is on its PCI bus", "at least one", "see `lspci -d 10de:` and the firmware")
+def _host(expected_count: int, services: Sequence[str]) -> SmiReport:
+    """nvidia-smi's report on all GPUs; raises MachineProblem with the first problem."""
+    if not expected_count:
+        raise MachineProblem("no NVIDIA GPU on the PCI bus", "at least one", "see `lspci -d 10de:` and the firmware")
     if not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
         raise MachineProblem(
-            "the module nvidia is not loaded", "the driver", "run `gpunodes gpu install` for it; see `dkms status`"
+            "the module nvidia is not loaded",
+            "a loaded driver",
+            "run `gpunodes gpu install` for this machine; see `dkms status`",
         )
     nodes = gpu_host.device_nodes()
-    if len(nodes) < wanted or not os.path.exists(f"{gpu_host.DEV}/nvidiactl"):
+    if len(nodes) < expected_count or not os.path.exists(f"{gpu_host.DEV}/nvidiactl"):
         raise MachineProblem(
-            f"{len(nodes)} of {wanted} device nodes are there",
-            "/dev/nvidia0 and on, and /dev/nvidiactl",
+            f"{len(nodes)} of {expected_count} device nodes exist",
+            "/dev/nvidia0 and following, and /dev/nvidiactl",
             "run `nvidia-modprobe -c 0 -u`; see `dmesg | grep NVRM`",
         )
     for name in services:
         state = run(["systemctl", "is-active", name]).out.strip()
         if state != "active":
-            raise MachineProblem(f"{name} is {state or 'not there'}", "active", f"see `journalctl -u {name}`")
-    seen = _smi()
-    if len(seen.gpus) != wanted:
+            raise MachineProblem(f"{name} is {state or 'not installed'}", "active", f"see `journalctl -u {name}`")
+    report = _smi()
+    if len(report.gpus) != expected_count:
         raise MachineProblem(
-            f"nvidia-smi lists {len(seen.gpus)} of {wanted} GPUs", "all of them", "see `gpunodes health` for the others"
+            f"nvidia-smi lists {len(report.gpus)} of {expected_count} GPUs",
+            "all GPUs",
+            "see `gpunodes health` for the others",
         )
-    return seen
+    return report
 
 
 def _smi() -> SmiReport:
     if stuck := _stuck():
-        raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "an answer", "see `gpunodes health`")
-    done = run_or_leave(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
-    if not done.ok:
-        output = last_line(done.err) or last_line(done.out)
+        raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "a responsive driver", "see `gpunodes health`")
+    result = run_or_abandon(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
+    if not result.ok:
+        output = last_line(result.err) or last_line(result.out)
         raise MachineProblem(
             f"nvidia-smi: {output}", "a list of the GPUs", "see `gpunodes health` and `dmesg | grep NVRM`"
         )
-    return parse_smi(done.out)
+    return parse_smi(result.out)
 
 
 def parse_smi(text: str) -> SmiReport:
-    """``nvidia-smi -q -x``; what cannot be read is empty."""
+    """Parse ``nvidia-smi -q -x``; values that cannot be parsed are empty."""
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - the machine's own driver wrote it
     except ElementTree.ParseError:
@@ -159,7 +163,7 @@ def parse_smi(text: str) -> SmiReport:
 
 
 def _stuck() -> str:
-    """The process id of an nvidia-smi in uninterruptible sleep, "" when there is none. Another one would join it."""
+    """Process id of an nvidia-smi in uninterruptible sleep, "" if there is none. A second one would get stuck too."""
     for folder in os.listdir(gpu_host.PROC):
         if folder.isdigit():
             with contextlib.suppress(OSError), open(f"{gpu_host.PROC}/{folder}/stat", encoding="utf-8") as file:
@@ -172,34 +176,34 @@ def _stuck() -> str:
 # --- a container ---
 
 
-def _container(image: str, runtime: str, seen: SmiReport) -> Level:
-    """Raises MachineProblem when a container does not get the GPUs that ``seen`` has."""
+def _container(image: str, runtime: str, report: SmiReport) -> Level:
+    """Raises MachineProblem if a container does not get the GPUs in ``report``."""
     program = {"containerd": "ctr", "docker": "docker"}[runtime]
     if not shutil.which(program, path=PATH):
         return Level("container", "skipped", f"{runtime} is not installed")
     name = f"gpunodes-verify-{secrets.token_hex(3)}"
-    pulled, command, clean = (_docker if runtime == "docker" else _containerd)(image, name)
+    pulled, command, cleanup = (_docker if runtime == "docker" else _containerd)(image, name)
     if not pulled.ok:
         raise MachineProblem(
-            f"the image {image} cannot be had: {last_line(pulled.text)}",
+            f"the image {image} cannot be pulled: {last_line(pulled.text)}",
             "an image to run",
             "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
         )
-    done = run_or_leave(command, _CONTAINER_LIMIT_S)
-    if not done.ok:
-        run_or_leave(clean, 30)
+    result = run_or_abandon(command, _CONTAINER_LIMIT_S)
+    if not result.ok:
+        run_or_abandon(cleanup, 30)
         raise MachineProblem(
-            f"`{program}` with a GPU: {last_line(done.err) or last_line(done.out)}",
+            f"`{program}` with a GPU: {last_line(result.err) or last_line(result.out)}",
             "a container in which nvidia-smi runs",
             f"see {gpu_host.CDI}, `nvidia-ctk cdi list` and `journalctl -u {runtime}`",
         )
-    inside = set(re.findall(r"UUID: (\S+?)\)", done.out))
-    outside = {gpu["uuid"] for gpu in seen.gpus}
+    inside = set(re.findall(r"UUID: (\S+?)\)", result.out))
+    outside = {gpu["uuid"] for gpu in report.gpus}
     if inside != outside:
         raise MachineProblem(
             f"a container sees {len(inside)} of {len(outside)} GPUs",
-            "all of them",
-            f"run `gpunodes gpu install` for it, which configures NVIDIA's runtime; see {gpu_host.CDI}",
+            "all GPUs",
+            f"run `gpunodes gpu install` for this machine to configure NVIDIA's runtime; see {gpu_host.CDI}",
         )
     return Level("container", "ok", f"a container of {runtime} sees {len(inside)} GPUs")
 
@@ -212,9 +216,9 @@ def _containerd(image: str, name: str) -> tuple[CommandResult, list[str], list[s
     pulled = run([*ctr, "images", "ls", "-q", f"name=={image}"])
     if not pulled.out.strip():
         pulled = run([*ctr, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
-    # ctr of containerd 1.x knows no CDI devices: NVIDIA's runtime takes their names from mounts of this form.
-    given = ["--runc-binary", _RUNTIME, "--mount", f"type=bind,src=/dev/null,dst={_ALL_GPUS},options=rbind:ro"]
-    command = [*ctr, "run", "--rm", *given, image, name, *_SMI]
+    # ctr of containerd 1.x does not support CDI devices: NVIDIA's runtime takes their names from mounts of this form.
+    options = ["--runc-binary", _RUNTIME, "--mount", f"type=bind,src=/dev/null,dst={_ALL_GPUS},options=rbind:ro"]
+    command = [*ctr, "run", "--rm", *options, image, name, *_SMI]
     return pulled, command, [*ctr, "tasks", "delete", "--force", name]
 
 
@@ -226,11 +230,11 @@ def _docker(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]
     return pulled, [*command, image, "-L"], ["docker", "rm", "--force", name]
 
 
-# --- programs that may never end ---
+# --- programs that may hang ---
 
 
-def run_or_leave(argv: Sequence[str], limit_s: float) -> CommandResult:
-    """Run a program; one that does not end is killed, and left behind where that does not end it."""
+def run_or_abandon(argv: Sequence[str], limit_s: float) -> CommandResult:
+    """Run a program; kill it at its time limit, and abandon it if it survives that."""
     environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -249,7 +253,7 @@ def run_or_leave(argv: Sequence[str], limit_s: float) -> CommandResult:
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
-            # An interpreter that ends must not wait for it either.
+            # With a return code set, Python does not wait for the process when it exits.
             left = "" if process.poll() is not None else f"; it {_STUCK} (process {process.pid})"
             process.returncode = process.returncode or -signal.SIGKILL
             return CommandResult(argv, 124, "", f"{argv[0]} did not end within {limit_s:.0f} s{left}")

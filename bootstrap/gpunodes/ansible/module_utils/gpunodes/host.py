@@ -1,4 +1,4 @@
-"""Brings one concern of a machine into its wanted state, noting in the ledger what it changes before it does."""
+"""Brings a machine into a desired state; each change is recorded in the ledger before it is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .process import PATH, last_line, must, run
 MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
 SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
 FSTAB_MARK = "# off for Kubernetes (gpunodes): "
-OUR_KEYS = "/etc/apt/keyrings"
+APT_KEYRINGS = "/etc/apt/keyrings"
 _KEY_LIMIT_S = 30
 
 
@@ -30,7 +30,7 @@ _KEY_LIMIT_S = 30
 class Repository:
     """A package source. ``suite`` is "/" for a flat one.
 
-    ``key`` is an armoured key, the URL of one, or the path of a keyring that the machine has.
+    ``key`` is an armoured key, its URL, or the path of a keyring on the machine.
     """
 
     name: str
@@ -43,7 +43,10 @@ class Repository:
 
 @dataclass(frozen=True)
 class File:
-    """A whole file that is ours. ``contents`` chooses by the version of ``package``: {"1.*": ..., "2.*": ...}."""
+    """A file that gpunodes writes completely.
+
+    ``contents`` selects the content by the version of ``package``: {"1.*": ..., "2.*": ...}.
+    """
 
     path: str
     content: str = ""
@@ -52,15 +55,15 @@ class File:
     package: str = ""
     contents: Mapping[str, str] = field(default_factory=dict)
     validate: Sequence[str] = ()
-    """A command that accepts the file; ``%s`` stands for its path."""
+    """A command that must accept the file; ``%s`` is replaced by its path."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A file that a program of the machine writes: that program knows best what belongs into it.
+    """A file that a program on the machine generates.
 
-    ``command`` writes to the path ``%o``, where a copy of what is there lies first; ``%i`` is a copy of ``input``.
-    Where ``when_exists`` is not there, nothing is generated.
+    ``command`` writes to the path ``%o``, initially a copy of the existing file; ``%i`` is a copy of ``input``. If
+    ``when_exists`` does not exist, nothing is generated.
     """
 
     path: str
@@ -72,15 +75,15 @@ class Generated:
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """A command that must end well after packages were installed, and what it must say."""
+    """A command that must succeed after packages were installed, and the text that its output must contain."""
 
     command: Sequence[str]
-    says: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A GPU driver's kernel modules, and the module of the kernel's own that must make way for them."""
+    """A GPU driver's kernel modules, and the kernel module that conflicts with them."""
 
     modules: Sequence[str]
     conflicting_module: str = ""
@@ -88,9 +91,9 @@ class Driver:
 
 @dataclass(frozen=True)
 class Service:
-    """A systemd service: enabled always; started, and restarted after changes, unless ``started`` is false.
+    """A systemd service: always enabled; started, and restarted after changes, unless ``started`` is false.
 
-    With ``when_exists`` it is started only where that file exists.
+    With ``when_exists`` it is started only if that file exists.
     """
 
     name: str
@@ -100,7 +103,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Spec:
-    """What one concern wants."""
+    """The desired state that one role passes to the module host."""
 
     repositories: Sequence[Repository] = ()
     packages: Sequence[packages.RequestedPackage] = ()
@@ -111,44 +114,44 @@ class Spec:
     swap_off: bool = False
     services: Sequence[Service] = ()
     groups: Sequence[str] = ()
-    """Groups of users that come with the packages, and would stay when they go."""
+    """Groups that the packages create and do not delete."""
     users: Sequence[str] = ()
-    """Users of the system that come with the packages, and would stay when they go, each with its own group."""
+    """System users, each with its own group, that the packages create and do not delete."""
     holds: Sequence[str] = ()
-    """Shell patterns of installed packages that upgrades must not touch."""
+    """Shell patterns of installed packages to hold, so that they are not upgraded."""
     generated: Sequence[Generated] = ()
-    proofs: Sequence[OutputCheck] = ()
+    checks: Sequence[OutputCheck] = ()
     absent: Sequence[str] = ()
-    """Files of ours that an earlier wish has left."""
+    """Files to remove if an earlier run of gpunodes created them."""
     module_stream: str = ""
-    """dnf's stream of a module that the packages come from, such as ``nvidia-driver:580-open``; "" for none."""
+    """Module stream of dnf that contains the packages, such as ``nvidia-driver:580-open``; "" for none."""
     driver: Driver | None = None
     devices: bool = False
-    """Whether containers are to find the GPUs: a CDI specification, and links by which systemd knows the devices."""
+    """Whether to keep a CDI specification for containers, and links that make the devices known to systemd."""
     images: Sequence[str] = ()
-    """What containerd fetches in the background when anything had to be changed: nobody waits for it.
+    """Images that containerd pulls in the background after a change; the run does not wait for them.
 
-    ``{NAME}`` stands for the version of one of the packages.
+    ``{NAME}`` is replaced by the version of the package NAME.
     """
-    part: str = ""
-    """The book in which the changes are noted: one of ``ledger.PARTS``, or "" for the ledger itself."""
+    section: str = ""
+    """The section of the ledger that records the changes: one of ``ledger.SECTIONS``, or "" for the ledger itself."""
 
 
 @dataclass
 class ConvergeResult:
-    """What was changed, or in check mode would be."""
+    """The changes made, or in check mode the changes that would be made."""
 
     actions: list[str] = field(default_factory=list)
     diffs: list[dict[str, str]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     present: dict[str, str] = field(default_factory=dict)
-    """The versions that were there before."""
+    """Versions of the packages that were installed before."""
     reboot: str = ""
-    """Why the machine must be rebooted before all is in use, "" when it need not be."""
+    """Why the machine must be rebooted to complete the changes, "" if no reboot is required."""
 
 
 def spec_from(parameters: Mapping[str, Any]) -> Spec:
-    """The specification in a module's parameters."""
+    """The desired state from a module's parameters."""
 
     def each(kind: Callable[..., Any], key: str) -> tuple[Any, ...]:
         return tuple(
@@ -170,48 +173,48 @@ def spec_from(parameters: Mapping[str, Any]) -> Spec:
         users=tuple(parameters.get("users") or ()),
         holds=tuple(parameters.get("holds") or ()),
         generated=each(Generated, "generated"),
-        proofs=each(OutputCheck, "proofs"),
+        checks=each(OutputCheck, "checks"),
         absent=tuple(parameters.get("absent") or ()),
         module_stream=parameters.get("module_stream") or "",
         driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
         devices=bool(parameters.get("devices")),
         images=tuple(parameters.get("images") or ()),
-        part=parameters.get("part") or "",
+        section=parameters.get("section") or "",
     )
 
 
 def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
-    """The concerns that are not as wanted, and the versions of the packages that are there."""
+    """The roles with pending changes, and the versions of the installed packages."""
     pending = []
     versions: dict[str, str] = {}
-    for concern, parameters in wanted.items():
+    for role, parameters in wanted.items():
         spec = spec_from(parameters)
         try:
             outcome = Converger(spec, check=True).run()
         except MachineProblem:
-            # The concern's own turn says it.
-            pending.append(concern)
+            # The role itself reports the problem when it runs.
+            pending.append(role)
             continue
         if outcome.actions:
-            pending.append(concern)
+            pending.append(role)
         versions.update(outcome.present)
     return pending, versions
 
 
 class Converger:
-    """One run over a specification. ``check`` changes nothing."""
+    """One run that brings the machine into the desired state. ``check`` changes nothing."""
 
     def __init__(self, spec: Spec, check: bool = False) -> None:
         self.spec = spec
         self.check = check
         self.outcome = ConvergeResult()
-        self.ledger = ledger.load(ledger.path_of(spec.part))
+        self.ledger = ledger.load(ledger.path_of(spec.section))
         self._manager: packages.Manager | None = None
         self._refreshed = False
         self._renewed = False
 
     def run(self) -> ConvergeResult:
-        """Converge; raises MachineProblem at the first thing that cannot be done."""
+        """Make all changes; raises MachineProblem at the first one that fails."""
         missing = [path for path in self.spec.directories if not os.path.lexists(path)]
         if missing and not self.check:
             self.ledger.note_directories(missing)
@@ -227,20 +230,20 @@ class Converger:
         try:
             self._packages_and_files()
         except MachineProblem:
-            # The package manager tells of a module that does not build by its last line: the compiler knows better.
-            wanted = self.spec.driver
-            problem = gpu_host.build_problem(wanted.modules[0], platform.release(), began) if wanted else None
+            # If a module does not build, the package manager reports only the last line; the build log has the cause.
+            driver = self.spec.driver
+            problem = gpu_host.build_problem(driver.modules[0], platform.release(), began) if driver else None
             if problem is None:
                 raise
             raise problem from None
         if self.spec.driver:
-            gpu_host.drive(self, self.spec.driver)
+            gpu_host.load_driver(self, self.spec.driver)
         for generated in self.spec.generated:
             self._generate(generated)
         for path in self.spec.absent:
             self._remove(path)
         if self.spec.devices and not self.outcome.reboot:
-            gpu_host.show_devices(self)
+            gpu_host.publish_devices(self)
         if self.spec.services:
             self._services()
         self._images()
@@ -249,7 +252,7 @@ class Converger:
     def _images(self) -> None:
         versions = {f"{{{name}}}": packages.upstream(version) for name, version in self.outcome.versions.items()}
         images = [_filled(name, versions) for name in self.spec.images]
-        if broken := [name for name in images if fetch_was_cut(name)]:
+        if broken := [name for name in images if fetch_was_interrupted(name)]:
             self.step(f"fetch {', '.join(broken)} again")
         if not self.check:
             self.save()
@@ -257,11 +260,11 @@ class Converger:
                 fetch_images(images)
 
     def save(self) -> None:
-        """Put the ledger on the disk."""
-        self.ledger.save(ledger.path_of(self.spec.part))
+        """Write the ledger to disk."""
+        self.ledger.save(ledger.path_of(self.spec.section))
 
     def step(self, action: str) -> bool:
-        """Note an action; whether to do it. The ledger is on the disk before it is done."""
+        """Record an action, and return whether to perform it. The ledger is on disk before the action."""
         self.outcome.actions.append(action)
         if not self.check:
             self.save()
@@ -302,16 +305,16 @@ class Converger:
     def _swap(self) -> None:
         active = active_swaps(disk.read("/proc/swaps") or "")
         fstab = disk.read("/etc/fstab") or ""
-        quiet = without_swap(fstab)
+        commented = without_swap(fstab)
         if active:
             self.ledger.note_swaps(active)
             if self.step(f"turn swap off ({', '.join(active)})"):
                 for device in active:
                     must(["swapoff", device])
-        if quiet != fstab:
-            self._diff("/etc/fstab", fstab, quiet)
+        if commented != fstab:
+            self._diff("/etc/fstab", fstab, commented)
             if self.step("comment swap out in /etc/fstab"):
-                disk.write("/etc/fstab", quiet, stat.S_IMODE(os.stat("/etc/fstab").st_mode))
+                disk.write("/etc/fstab", commented, stat.S_IMODE(os.stat("/etc/fstab").st_mode))
                 must(["systemctl", "daemon-reload"])
 
     # Packages and files
@@ -326,7 +329,7 @@ class Converger:
         self._file(File(source_path, render_repository(repository, key_path, apt)))
 
     def _module_stream(self, wanted: str) -> None:
-        """Enable a stream; one that somebody has chosen before us is an error."""
+        """Enable a module stream; a different stream that is already enabled is an error."""
         module, _, stream = wanted.partition(":")
         path = packages.stream_file(module)
         text = disk.read(path)
@@ -336,29 +339,29 @@ class Converger:
         if enabled:
             raise MachineProblem(
                 f"dnf's module stream {module}:{enabled} is enabled",
-                f"{wanted}: nothing is switched here",
-                f"`dnf module reset {module}` where its packages are not installed, or wish for its branch",
+                f"{wanted}; gpunodes does not switch streams",
+                f"run `dnf module reset {module}` if its packages are not installed, or request that driver branch",
             )
         self.ledger.note_file(path, ledger.OldFile(text, 0o644))
         if self.step(f"enable the module stream {wanted}"):
             must(["dnf", "--quiet", "--assumeyes", "module", "enable", wanted], packages.INSTALL_LIMIT_S)
 
     def _key(self, repository: Repository, path: str) -> str:
-        """The repository's key, checked against its fingerprint; what is on the machine is good if it fits.
+        """The repository's key, checked against its fingerprint; a matching key on the machine is reused.
 
-        Until a source turns out to be signed otherwise: see ``_renew_keys``.
+        If the source turns out to be signed with another key, ``_renew_keys`` fetches the key again.
         """
         if "://" not in repository.key:
             return checked_key(repository.key.strip() + "\n", repository)
-        if repository.fingerprint and (fits := openpgp.only(disk.read(path) or "", repository.fingerprint)):
-            return fits
+        if repository.fingerprint and (matching := openpgp.only(disk.read(path) or "", repository.fingerprint)):
+            return matching
         return checked_key(fetch(repository.key), repository)
 
     def _renew_keys(self) -> bool:
-        """Fetch the keys of the sources anew, once a run; whether one is another now.
+        """Fetch the keys of the sources again, once per run; whether one changed.
 
-        What lies on the machine has the right fingerprint, but may lack what somebody on the way once took out of it,
-        or have expired before its owner extended it.
+        The key on the machine has the right fingerprint, but may have been truncated on the way, or may have expired
+        before its owner extended it.
         """
         if self._renewed:
             return False
@@ -371,12 +374,12 @@ class Converger:
             try:
                 key = checked_key(fetch(repository.key), repository)
             except MachineProblem:
-                continue  # why we are here is the better reason to give
+                continue  # the error that made the caller renew keys is more useful
             changed = self._file(File(repository_paths(repository.name, apt)[0], key)) or changed
         return changed
 
     def _refresh(self, files: Sequence[str] = ()) -> None:
-        """Read the sources anew, and where that fails their keys too."""
+        """Read the sources again; if that fails, fetch their keys again and retry."""
         try:
             self._packages().refresh(files)
         except MachineProblem:
@@ -386,16 +389,16 @@ class Converger:
 
     def _packages_and_files(self) -> None:
         wanted = {package.name: package for package in self.spec.packages}
-        there = self._packages().installed(list(wanted)) if wanted else {}
-        for name, installed in there.items():
+        present = self._packages().installed(list(wanted)) if wanted else {}
+        for name, installed in present.items():
             if not packages.fits(wanted[name], installed.version):
                 raise MachineProblem(
                     f"{name} {installed.version} is installed",
-                    f"{wanted[name].version}: nothing is upgraded or downgraded here",
-                    "remove the package, or choose the version that is there",
+                    f"{wanted[name].version}; gpunodes does not upgrade or downgrade packages",
+                    "remove the package, or request the installed version",
                 )
-        missing = [package for name, package in wanted.items() if name not in there]
-        versions = {name: installed.version for name, installed in there.items()}
+        missing = [package for name, package in wanted.items() if name not in present]
+        versions = {name: installed.version for name, installed in present.items()}
         self.outcome.present = dict(versions)
         first = [package for package in missing if package.first]
         if first:
@@ -405,19 +408,19 @@ class Converger:
         rest = [package for package in missing if not package.first]
         chosen = self._choose(rest, versions) if rest else {}
         versions.update(chosen)
-        # Files first: a package that starts its service at installation then starts it as configured.
+        # Files first: a package that starts its service during installation then uses this configuration.
         changed = False
         for file in self.spec.files:
             changed = self._file(variant(file, versions)) or changed
         if chosen:
             self._install(chosen)
-            self._prove()
+            self._run_checks()
         self.outcome.versions = versions
-        held = {name for name, installed in there.items() if installed.held}
+        held = {name for name, installed in present.items() if installed.held}
         unheld = [package.name for package in self.spec.packages if package.hold and package.name not in held]
         if self.spec.holds:
-            loose = {name for name, one in self._packages().matching(self.spec.holds).items() if not one.held}
-            unheld = sorted(loose | set(unheld))
+            matching = self._packages().matching(self.spec.holds)
+            unheld = sorted({name for name, state in matching.items() if not state.held} | set(unheld))
         if unheld:
             self.ledger.note_holds(unheld)
             if self.step(f"hold {', '.join(unheld)}"):
@@ -425,14 +428,14 @@ class Converger:
         if (changed or chosen) and not self.check:
             self.save()
 
-    def _choose(self, missing: Sequence[packages.RequestedPackage], there: Mapping[str, str]) -> dict[str, str]:
-        """The exact version of each missing package; ``there`` are those of the others."""
+    def _choose(self, missing: Sequence[packages.RequestedPackage], present: Mapping[str, str]) -> dict[str, str]:
+        """The exact version of each missing package; ``present`` are the versions of the other packages."""
         if self.check:
-            # Without the source in place nobody knows which versions it has.
+            # The versions in the source are unknown until the source is configured.
             return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
         manager = self._packages()
-        if manager.mend():
-            self.outcome.actions.append("finish what an interrupted package installation left")
+        if manager.finish_interrupted():
+            self.outcome.actions.append("finish an interrupted package installation")
         names = [package.name for package in missing]
         new = [] if self._refreshed else self._new_sources()
         if new:
@@ -442,19 +445,19 @@ class Converger:
         if not _has_all(available, missing):
             self._refresh()
             available = manager.available(names)
-        # apt only warns of a key that does not fit any more, and keeps the old lists.
+        # If a key no longer matches, apt only warns and keeps the old lists.
         if not _has_all(available, missing) and self._renew_keys():
             manager.refresh()
             available = manager.available(names)
         chosen: dict[str, str] = {}
         for package in missing:
-            like = {**there, **chosen}.get(package.same_as, "")
-            exact = packages.RequestedPackage(package.name, f"{packages.upstream(like)}*") if like else package
+            same = {**present, **chosen}.get(package.same_as, "")
+            exact = packages.RequestedPackage(package.name, f"{packages.upstream(same)}*") if same else package
             chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
         return chosen
 
     def _new_sources(self) -> list[str]:
-        """The files of the sources that this run has written."""
+        """The source files that this run wrote."""
         apt = isinstance(self._packages(), packages.Apt)
         pairs = [repository_paths(repository.name, apt) for repository in self.spec.repositories]
         return [source for key, source in pairs if {f"write {key}", f"write {source}"} & {*self.outcome.actions}]
@@ -468,13 +471,13 @@ class Converger:
         try:
             effects = manager.effects(chosen)
         except MachineProblem:
-            # What the packages need from other sources is unknown where those were never read.
+            # Dependencies from other sources are unknown until those sources are read.
             self._refresh()
             effects = manager.effects(chosen)
         if effects.removes:
             raise MachineProblem(
                 f"installing {', '.join(chosen)} would remove {', '.join(effects.removes)}",
-                "nothing of what is there is removed",
+                "an installation that removes nothing",
                 "remove it yourself if it is not needed, or choose another source of the package",
             )
         self.ledger.note_packages(effects.installs)
@@ -487,29 +490,29 @@ class Converger:
         try:
             manager.install(chosen)
         except MachineProblem as problem:
-            # Lists older than their archive name files that are gone. dnf asks for a key only here.
+            # Outdated lists name files that no longer exist. dnf checks keys only during the installation.
             if "404" not in str(problem) and "Unable to fetch" not in str(problem) and not self._renew_keys():
                 raise
             self._refresh()
             manager.install(chosen)
         for name, state in before.items():
             if not state["active"]:
-                # Its package has just started it, with our files in place.
+                # Its package has just started it with the new files.
                 self.ledger.restarted(name)
 
-    def _prove(self) -> None:
-        """See that what was installed works; raises MachineProblem when not."""
-        for proof in () if self.check else self.spec.proofs:
-            done = run(proof.command)
-            if not done.ok or proof.says not in done.text:
+    def _run_checks(self) -> None:
+        """Check that the installed software works; raises MachineProblem if not."""
+        for check in () if self.check else self.spec.checks:
+            result = run(check.command)
+            if not result.ok or check.output not in result.text:
                 raise MachineProblem(
-                    f"`{' '.join(proof.command)}` says: {last_line(done.text) or 'nothing'}",
-                    proof.says or "that it ends well",
-                    "see what its packages have installed",
+                    f"`{' '.join(check.command)}`: {last_line(result.text) or 'no output'}",
+                    f"output with {check.output}" if check.output else "exit code 0",
+                    "check the files that its packages installed",
                 )
 
     def _generate(self, generated: Generated) -> None:
-        """Let a program write a file, on a copy; what it wrote is then a file of ours like any other."""
+        """Run a program that generates a file on a copy, and write the result like any other file."""
         if generated.when_exists and not os.path.exists(generated.when_exists):
             return
         if self.check and not shutil.which(generated.command[0], path=PATH):
@@ -520,15 +523,17 @@ class Converger:
             for source, copy in ((generated.path, names["%o"]), (generated.input, names["%i"])):
                 if source and os.path.exists(source):
                     shutil.copyfile(source, copy)
-            command = [generated.command[0], *(_filled(word, names) for word in generated.command[1:])]
+            command = [generated.command[0], *(_filled(argument, names) for argument in generated.command[1:])]
             must(command)
             content = disk.read(names["%o"])
         if content is None:
-            raise MachineProblem(f"`{command[0]}` wrote no {generated.path}", "a file", f"run `{' '.join(command)}`")
+            raise MachineProblem(
+                f"`{command[0]}` did not write {generated.path}", "a file", f"run `{' '.join(command)}`"
+            )
         self._file(File(generated.path, content, generated.mode))
 
     def _remove(self, path: str) -> None:
-        """Take a file away that we made; one that was there before us stays."""
+        """Remove a file that gpunodes created; a file that existed before is kept."""
         old = self.ledger.files.get(path)
         if old is None or old.content is not None or not os.path.lexists(path):
             return
@@ -539,7 +544,7 @@ class Converger:
             disk.remove(path)
 
     def _file(self, file: File) -> bool:
-        """Bring a file into its state; whether that was a change."""
+        """Bring a file into its desired state; whether that was a change."""
         mode = int(file.mode, 8)
         owner = pwd.getpwnam(file.owner)
         try:
@@ -547,7 +552,7 @@ class Converger:
         except (FileNotFoundError, NotADirectoryError):
             found = None
         if found and not stat.S_ISREG(found.st_mode):
-            raise MachineProblem(f"{file.path} is no regular file", "a file, or nothing", "move it away")
+            raise MachineProblem(f"{file.path} is not a regular file", "a file, or nothing", "move it away")
         before = disk.read(file.path)
         same = found is not None and (stat.S_IMODE(found.st_mode), found.st_uid) == (mode, owner.pw_uid)
         if before == file.content and same:
@@ -575,11 +580,11 @@ class Converger:
         trial = f"{file.path}.gpunodes-trial"
         disk.write(trial, file.content, 0o600)
         try:
-            done = run([word.replace("%s", trial) for word in file.validate])
+            result = run([argument.replace("%s", trial) for argument in file.validate])
         finally:
             os.unlink(trial)
-        if not done.ok:
-            raise MachineProblem(f"`{file.validate[0]}` refuses the new {file.path}: {done.text.strip()}")
+        if not result.ok:
+            raise MachineProblem(f"`{file.validate[0]}` rejects the new {file.path}: {result.text.strip()}")
 
     def _diff(self, path: str, before: str, after: str) -> None:
         self.outcome.diffs.append({"before": before, "after": after, "before_header": path, "after_header": path})
@@ -613,15 +618,15 @@ class Converger:
 
 
 def _has_all(available: Mapping[str, Sequence[str]], wanted: Sequence[packages.RequestedPackage]) -> bool:
-    """Whether the sources have a version that fits of each package."""
+    """Whether the sources have a matching version of each package."""
     return all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in wanted)
 
 
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
-"""A file for each image that is being fetched, with the boot in which that began."""
-# A power cut leaves layers that are empty files, and content that is listed and not there; containerd takes both for
-# whole for ever (its issues 8895 and 10457). What another boot did not finish is therefore dropped before anything is
-# fetched, by all its names: nothing runs from it yet.
+"""A file for each image whose pull is in progress; it contains the id of the boot in which the pull began."""
+# A power cut can leave layers with empty files, and content that is listed but missing; containerd never detects either
+# (its issues 8895 and 10457). An image whose pull began in an earlier boot and did not finish is therefore deleted,
+# under all its names, before anything is pulled: no container runs from it yet.
 _FETCH = f"""
 boot=$(cat /proc/sys/kernel/random/boot_id)
 mkdir -p {_FETCHES}
@@ -646,14 +651,14 @@ for name; do
 done"""
 
 
-def fetch_was_cut(name: str) -> bool:
-    """Whether another boot began to fetch an image and did not end it: what there is of it may be empty files."""
+def fetch_was_interrupted(name: str) -> bool:
+    """Whether an earlier boot began to pull an image and did not finish: the image may contain empty files."""
     mark = disk.read(f"{_FETCHES}/{name.replace('/', '_')}")
     return mark is not None and mark.strip() != (disk.read("/proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def fetch_images(names: Sequence[str]) -> None:
-    """Have containerd fetch images while other things are done; the kubelet fetches what is not there by then."""
+    """Start pulling images in the background; the kubelet pulls those that are still missing when it needs them."""
     if names:
         unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
         run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", *names])
@@ -670,16 +675,18 @@ def has_user(name: str) -> bool:
 
 
 def start(name: str, verb: str) -> None:
-    """Start or restart a service; raises MachineProblem with the last line of its journal when it fails."""
+    """Start or restart a service; raises MachineProblem with the last line of its journal if it fails."""
     run(["systemctl", "reset-failed", name])
-    done = run(["systemctl", verb, name], 300)
-    if not done.ok:
+    result = run(["systemctl", verb, name], 300)
+    if not result.ok:
         output = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
-        raise MachineProblem(f"{name} does not start: {output or done.text.strip()}", "", f"see `journalctl -u {name}`")
+        raise MachineProblem(
+            f"{name} does not start: {output or result.text.strip()}", "", f"see `journalctl -u {name}`"
+        )
 
 
 def service_states(names: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Whether each of the services is enabled and active; one that does not exist is neither."""
+    """Whether each service is enabled and active; a service that does not exist is neither."""
     properties = "Id,UnitFileState,ActiveState"
     return parse_services(
         run(["systemctl", "show", f"--property={properties}", "--", *(f"{n}.service" for n in names)]).out
@@ -687,13 +694,13 @@ def service_states(names: Sequence[str]) -> dict[str, dict[str, bool]]:
 
 
 def parse_services(listing: str) -> dict[str, dict[str, bool]]:
-    """``systemctl show``: blocks of NAME=VALUE with an empty line between."""
+    """Parse ``systemctl show``: blocks of NAME=VALUE, separated by empty lines."""
     found = {}
     for block in listing.strip().split("\n\n"):
         values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if "Id" in values:
             found[values["Id"].rpartition(".service")[0]] = {
-                # A static unit needs no enabling: something else starts it.
+                # A static unit cannot be enabled: another unit starts it.
                 "enabled": values.get("UnitFileState", "").startswith(("enabled", "static")),
                 "active": values.get("ActiveState") in {"active", "activating", "reloading"},
             }
@@ -706,24 +713,24 @@ def active_swaps(listing: str) -> list[str]:
 
 
 def without_swap(fstab: str) -> str:
-    """``fstab`` with its swap lines commented out, so that they can be found again."""
+    """``fstab`` with its swap lines commented out in a form that ``with_swap`` recognises."""
     lines = []
     for line in fstab.splitlines(keepends=True):
-        words = line.split()
-        swap = words[2:3] == ["swap"] and not words[0].startswith("#")
+        fields = line.split()
+        swap = fields[2:3] == ["swap"] and not fields[0].startswith("#")
         lines.append(f"{FSTAB_MARK}{line}" if swap else line)
     return "".join(lines)
 
 
 def with_swap(fstab: str) -> str:
-    """``without_swap`` taken back."""
+    """Undo ``without_swap``."""
     return "".join(
         line[len(FSTAB_MARK) :] if line.startswith(FSTAB_MARK) else line for line in fstab.splitlines(keepends=True)
     )
 
 
 def variant(file: File, versions: Mapping[str, str]) -> File:
-    """``file`` with the content that fits the version of its package; raises MachineProblem when none fits."""
+    """``file`` with the content for the version of its package; raises MachineProblem if no content matches."""
     if not file.package:
         return file
     version = versions.get(file.package, "")
@@ -735,14 +742,14 @@ def variant(file: File, versions: Mapping[str, str]) -> File:
     )
 
 
-def _filled(word: str, names: Mapping[str, str]) -> str:
-    for sign, name in names.items():
-        word = word.replace(sign, name)
-    return word
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        template = template.replace(placeholder, value)
+    return template
 
 
 def missing_parents(path: str) -> list[str]:
-    """The folders above ``path`` that do not exist, outermost first."""
+    """The missing folders above ``path``, outermost first."""
     missing: list[str] = []
     folder = os.path.dirname(path)
     while not os.path.lexists(folder):
@@ -752,9 +759,9 @@ def missing_parents(path: str) -> list[str]:
 
 
 def repository_paths(name: str, apt: bool) -> tuple[str, str]:
-    """Where a repository's key and its source file lie."""
+    """The paths of a repository's key and source file."""
     if apt:
-        return f"{OUR_KEYS}/gpunodes-{name}.asc", f"/etc/apt/sources.list.d/gpunodes-{name}.sources"
+        return f"{APT_KEYRINGS}/gpunodes-{name}.asc", f"/etc/apt/sources.list.d/gpunodes-{name}.sources"
     return f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunodes-{name}", f"/etc/yum.repos.d/gpunodes-{name}.repo"
 
 
@@ -763,7 +770,7 @@ def render_repository(repository: Repository, key_path: str, apt: bool) -> str:
     if apt:
         components = f"Components: {repository.components}\n" if repository.components else ""
         return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}Signed-By: {key_path}\n"
-    # Upgrades come by our own hand only: pkgs.k8s.io's own instructions exclude these packages too.
+    # Only gpunodes installs these packages: pkgs.k8s.io's own instructions exclude them from upgrades too.
     return (
         f"[gpunodes-{repository.name}]\nname={repository.name}\nbaseurl={repository.url}\nenabled=1\ngpgcheck=1\n"
         f"gpgkey=file://{key_path}\nexclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
@@ -771,23 +778,23 @@ def render_repository(repository: Repository, key_path: str, apt: bool) -> str:
 
 
 def checked_key(text: str, repository: Repository) -> str:
-    """The key that is wanted, out of the key file ``text``; raises MachineProblem where it is not in there.
+    """The key for the repository from the key file ``text``; raises MachineProblem if the file does not contain it.
 
-    Where a fingerprint names the key, that one alone: who stands between us and the source could add his own.
+    If a fingerprint is set, only the key with this fingerprint is returned: an attacker could add another key.
     """
     found = openpgp.fingerprints(text)
     if not found:
         raise MachineProblem(
-            f"what is given as key of the package source {repository.name} is no OpenPGP key",
+            f"the key of the package source {repository.name} is not an OpenPGP key",
             "an armoured public key",
             f"check gpunodes_{repository.name}_packages_key",
         )
     wanted = openpgp.only(text, repository.fingerprint) if repository.fingerprint else text
     if not wanted and openpgp.plain(repository.fingerprint) in found:
         raise MachineProblem(
-            f"the key of the package source {repository.name} comes without what makes it one",
-            "its user id, with a signature",
-            f"see who changes it on the way from {repository.url} to this machine",
+            f"the key of the package source {repository.name} has no signed user id",
+            "a key with its user id and a signature",
+            f"check for a proxy that changes the key between {repository.url} and this machine",
         )
     if not wanted:
         raise MachineProblem(
@@ -798,20 +805,20 @@ def checked_key(text: str, repository: Repository) -> str:
     if not repository.fingerprint and repository.key.startswith("http://"):
         raise MachineProblem(
             f"the key of the package source {repository.name} comes over plain HTTP",
-            "a fingerprint to check it by, or the key itself",
+            "a fingerprint to verify it, or the armoured key in the setting",
             f"set gpunodes_{repository.name}_packages_fingerprint",
         )
     return wanted
 
 
 def fetch(url: str) -> str:
-    """The text at ``url`` (http or https); raises MachineProblem when it cannot be had."""
+    """The text at ``url`` (http or https); raises MachineProblem if it cannot be fetched."""
     if not url.startswith(("http://", "https://")):
-        raise MachineProblem(f"{url} is no http or https address", "the address of a key", "correct the setting")
+        raise MachineProblem(f"{url} is not an http or https address", "the address of a key", "correct the setting")
     try:
-        with urllib.request.urlopen(url, timeout=_KEY_LIMIT_S) as answer:  # noqa: S310 - the scheme is checked above
-            data: bytes = answer.read(1 << 20)
+        with urllib.request.urlopen(url, timeout=_KEY_LIMIT_S) as response:  # noqa: S310 - the scheme is checked above
+            data: bytes = response.read(1 << 20)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise MachineProblem(f"{url} cannot be had: {reason}", "", "check the network and the setting") from error
+        raise MachineProblem(f"{url} cannot be fetched: {reason}", "", "check the network and the setting") from error
     return data.decode("ascii", errors="replace")

@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API over the administrator's kubeconfig, for the control-plane machine itself."""
+"""A small client of the Kubernetes API with the administrator's kubeconfig; it runs on the control-plane machine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _CALL_LIMIT_S = 30
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
-# A busy or starting API server: 403 before it has read its own roles (the administrator is never forbidden anything),
+# Statuses of a busy or starting API server: 403 before it has loaded its roles (the administrator may do everything),
 # 429 too many requests, 500 etcd timed out, 503 and 504.
-_PASSING = frozenset({0, 403, 429, 500, 503, 504})
-_ERRORS_FROM = 400
-# No empty segment, none of dots only, nothing that another server may decode.
+_TEMPORARY = frozenset({0, 403, 429, 500, 503, 504})
+_FIRST_ERROR = 400
+# No empty segment, no segment of dots only, and no percent-encoding that a server may decode.
 _PATH = re.compile(r"(?:/(?!\.+(?:/|\?|$))[A-Za-z0-9._:~-]+)+(?:\?[^\s#]*)?")
 MANAGER = "gpunodes"
-"""Our name as a field manager in server-side apply."""
+"""The field manager of gpunodes in server-side apply."""
 
 
 class ApiError(MachineProblem):
-    """The API answered with an error, or not at all (``status`` 0)."""
+    """The API returned an error, or did not respond (``status`` 0)."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(
-            f"the Kubernetes API says: {reason}" if status else f"the Kubernetes API does not answer: {reason}"
+            f"the Kubernetes API reports: {reason}" if status else f"the Kubernetes API does not respond: {reason}"
         )
         self.status = status
 
@@ -41,7 +41,7 @@ class ApiError(MachineProblem):
 class Client:
     """One connection, opened at the first call and kept.
 
-    A call that fails as calls to a busy API server do is repeated for ``patience_s``.
+    A call that fails with a temporary error is repeated for ``patience_s``.
     """
 
     def __init__(self, config: kubeconfig.Kubeconfig, patience_s: float = _PATIENCE_S) -> None:
@@ -59,7 +59,7 @@ class Client:
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any | None:
-        """Like get; None for what is not there."""
+        """Like get; None for a missing object."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -68,7 +68,7 @@ class Client:
             raise
 
     def delete(self, path: str, **query: str) -> bool:
-        """Delete; False for what was not there."""
+        """Delete; False for a missing object."""
         try:
             self.call("DELETE", path, query=query)
         except ApiError as error:
@@ -85,10 +85,10 @@ class Client:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """One request, repeated while it may yet succeed; the answer's JSON. Raises ApiError."""
+        """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError."""
         if not _PATH.fullmatch(path):
-            # A name out of a machine's mouth must not become another path.
-            raise ApiError(0, f"{path!r} is no path of the API")
+            # A name that a machine reports must not lead to another path.
+            raise ApiError(0, f"{path!r} is not a path of the API")
         deadline = time.monotonic() + self._patience_s
         repeated = False
         while True:
@@ -96,8 +96,8 @@ class Client:
                 return self._call(method, path, body, query, content_type)
             except ApiError as error:
                 if error.status == _CONFLICT and method == "POST" and repeated:
-                    return {}  # the first try had come through
-                if error.status not in _PASSING or time.monotonic() > deadline:
+                    return {}  # the first attempt had succeeded
+                if error.status not in _TEMPORARY or time.monotonic() > deadline:
                     raise
             repeated = True
             time.sleep(1)
@@ -106,25 +106,25 @@ class Client:
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": content_type}
-        for last in (False, True):
-            fresh = self._connection is None
+        for is_last_attempt in (False, True):
+            is_new = self._connection is None
             connection = self._connect()
             try:
                 connection.request(method, target, data, headers)
-                answer = connection.getresponse()
-                text = answer.read()
+                response = connection.getresponse()
+                text = response.read()
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                # A kept connection may have been closed by the other side meanwhile.
-                if last or fresh:
+                # The server may have closed a connection that was kept open.
+                if is_last_attempt or is_new:
                     raise ApiError(0, f"{self._host}:{self._port}: {error}") from error
         try:
             document = json.loads(text) if text else {}
         except (ValueError, RecursionError):
             document = {"message": text.decode("utf-8", "replace").strip()}
-        if answer.status >= _ERRORS_FROM:
-            raise ApiError(answer.status, str(document.get("message") or answer.reason))
+        if response.status >= _FIRST_ERROR:
+            raise ApiError(response.status, str(document.get("message") or response.reason))
         return document
 
     def close(self) -> None:
@@ -141,17 +141,19 @@ class Client:
 
 
 def admin(patience_s: float = _PATIENCE_S) -> Client:
-    """The administrator's client on a control-plane machine; raises MachineProblem where there is none."""
+    """The administrator's client on a control-plane machine; raises MachineProblem on another machine."""
     config = kubeconfig.load(kubeconfig.ADMIN)
     if config is None:
         raise MachineProblem(
-            f"there is no {kubeconfig.ADMIN} on this machine", "a control plane", "make one first: gpunodes init-master"
+            f"{kubeconfig.ADMIN} does not exist on this machine",
+            "a control plane",
+            "create one first: gpunodes init-master",
         )
     return Client(config, patience_s)
 
 
 def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """ssl takes certificates from files only: this one is in memory and never on a disk."""
+    """Load a client certificate. ssl reads certificates from files only: this file is in memory, never on a disk."""
     descriptor = os.memfd_create("gpunodes-client")
     try:
         os.write(descriptor, (certificate + "\n" + key).encode("ascii"))

@@ -1,4 +1,4 @@
-"""kubeadm init, join and reset, so that each may be interrupted at any point and run again."""
+"""kubeadm init, join and reset; each can be interrupted at any point and run again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger, tree
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
-from .process import CommandResult, run, run_while_heard
+from .process import CommandResult, run, run_while_connected
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
@@ -26,16 +26,16 @@ _ETCD = "/var/lib/etcd/member"
 _MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 RANDOM_KEY = "{random key}"
-_OF_INIT = "kubeadm init"
-"""The description of the token that an init is given."""
+_INIT_DESCRIPTION = "kubeadm init"
+"""Description of the bootstrap token for kubeadm init."""
 _POLL_S = 1.0
 _RUNTIME_PAUSE_S = 5.0
 _BOOT_S = 300
-"""How long a control plane may take to answer after its machine has booted."""
+"""Seconds that a control plane may take to respond after its machine has booted."""
 _SYSTEM = "/api/v1/namespaces/kube-system"
 _APPS = "/apis/apps/v1/namespaces/kube-system"
 _KUBELET_SYSCTLS = (
-    # What the kubelet and kube-proxy set for themselves (pkg/kubelet/cm, pkg/proxy: 1.36).
+    # Settings that the kubelet and kube-proxy change (pkg/kubelet/cm, pkg/proxy: 1.36).
     "vm.overcommit_memory",
     "vm.panic_on_oom",
     "kernel.panic",
@@ -59,34 +59,34 @@ def init(
     limit_s: float,
     check: bool,
 ) -> list[str]:
-    """Make this machine a control plane, or see that it is one; the actions taken.
+    """Make this machine a control plane, unless it is one already; returns the actions.
 
-    ``files`` are what the documents name: JSON by path, for root alone, written when the control plane is made.
-    ``RANDOM_KEY`` in them stands for a key that is made here and leaves the machine never.
+    ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
+    plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
 
-    A cluster that ever became usable is never touched: one whose API does not answer is waited for, then reported.
-    An init that we started and that never finished is reset and started over.
+    A cluster that was usable at any time is never touched: if its API does not respond, this waits, then reports it. An
+    init that gpunodes started and that did not finish is reset and started again.
     """
-    book = ledger.load()
+    machine_ledger = ledger.load()
     actions: list[str] = []
     if any(map(os.path.exists, (_MANIFEST, kubeconfig.ADMIN, _ETCD))):
-        if _stands(book, limit_s):
-            if book.kubeadm != "init started":
+        if _control_plane_works(machine_ledger, limit_s):
+            if machine_ledger.kubeadm != "init started":
                 return []
             if not check:
-                _end_init(book)
+                _end_init(machine_ledger)
             return ["finish an interrupted kubeadm init"]
-        actions.append("reset what an interrupted kubeadm init left")
+        actions.append("reset an interrupted kubeadm init")
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             "this machine is a worker of a cluster",
-            "a machine that is in none",
-            "gpunodes reset makes it free",
+            "a machine outside any cluster",
+            "run gpunodes reset on it",
         )
     actions.append("kubeadm init")
     if check:
         return actions
-    _begin(book, "init started")
+    _begin(machine_ledger, "init started")
     if len(actions) > 1 or _leftovers():
         reset()
     for path, content in files.items():
@@ -94,58 +94,58 @@ def init(
         disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
     complete = [_complete(document, new_token()) for document in documents]
     _kubeadm("init", complete, limit_s, ("--skip-token-print",), patches)
-    _end_init(book)
+    _end_init(machine_ledger)
     return actions
 
 
-def _end_init(book: ledger.Ledger) -> None:
-    """What is left to do once kubeadm has ended well. A kill may come before it: the next run does it then."""
+def _end_init(machine_ledger: ledger.Ledger) -> None:
+    """Finish after kubeadm succeeded. If this is interrupted, the next run does it."""
     client = kube_api.admin()
-    # kubeadm needs a token to set up bootstrapping; joins make their own.
+    # kubeadm needs a token to set up bootstrapping; joins create their own.
     for token in client.get(f"{_SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]:
-        if (token.get("data") or {}).get("description") == base64.b64encode(_OF_INIT.encode()).decode():
+        if (token.get("data") or {}).get("description") == base64.b64encode(_INIT_DESCRIPTION.encode()).decode():
             client.delete(f"{_SYSTEM}/secrets/{token['metadata']['name']}")
-    _end(book, "init done")
+    _end(machine_ledger, "init done")
 
 
-def _stands(book: ledger.Ledger, limit_s: float) -> bool:
-    """Whether the control plane that left files here works; False when it never came to work and may be reset.
+def _control_plane_works(machine_ledger: ledger.Ledger, limit_s: float) -> bool:
+    """Whether the control plane on this machine works; False if it never worked and may be reset.
 
-    Raises MachineProblem when it may have worked, or is not ours to judge.
+    Raises MachineProblem if it may have worked at any time, or if gpunodes did not start its init.
     """
-    ours_unfinished = book.kubeadm == "init started"
+    unfinished = machine_ledger.kubeadm == "init started"
     client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
-    whole = client is not None and os.path.exists(_MANIFEST)
-    # What is running now may only just have been started: the machine may have booted a moment ago.
-    if whole and client and _answers(client, min(limit_s, _BOOT_S if not ours_unfinished or _finalised() else 60)):
-        # Now that it answers, a hiccup must not look like a part that lacks.
+    complete = client is not None and os.path.exists(_MANIFEST)
+    # The control plane may be starting, because the machine booted a moment ago.
+    if complete and client and _responds(client, min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)):
+        # With the default patience, so that a brief failure does not look like a missing part.
         client = kube_api.admin()
         missing = missing_parts(client)
         if not missing:
             return True
-        if ours_unfinished and not _in_use(client):
+        if unfinished and not _in_use(client):
             return False
         raise MachineProblem(
             f"the cluster on this machine lacks {missing[0]}",
-            "what kubeadm init makes",
-            "finish its init by hand (`kubeadm init phase ...`), or gpunodes reset, which destroys the cluster",
+            "all parts that kubeadm init creates",
+            "finish its init by hand (`kubeadm init phase ...`), or run gpunodes reset, which destroys the cluster",
         )
-    if ours_unfinished and not _finalised():
+    if unfinished and not _finalised():
         return False
-    cause = kubelet_error() or "its API server does not answer"
+    cause = kubelet_error() or "its API server does not respond"
     raise MachineProblem(
-        f"there is a control plane on this machine that does not work: {cause}",
-        "one that answers, or none",
-        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys it and makes the machine free",
+        f"the control plane on this machine does not work: {cause}",
+        "a working control plane, or none",
+        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine",
     )
 
 
 def _finalised() -> bool:
-    """kubeadm init's second last phase makes the kubelet use a certificate from the API, which thus had worked."""
+    """Whether the API worked: kubeadm init's second last phase gives the kubelet a certificate from the API."""
     return "kubelet-client-current.pem" in (disk.read(kubeconfig.KUBELET) or "")
 
 
-def _answers(client: Client, limit_s: float) -> bool:
+def _responds(client: Client, limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
     if not host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
         run(["systemctl", "start", "kubelet"])
@@ -159,10 +159,10 @@ def _answers(client: Client, limit_s: float) -> bool:
 
 
 def missing_parts(client: Client) -> list[str]:
-    """What a finished kubeadm init has made and is not there."""
+    """The parts that a finished kubeadm init creates and that are missing."""
     parts = {
         f"{_SYSTEM}/configmaps/kubeadm-config": "its own configuration (ConfigMap kubeadm-config)",
-        "/api/v1/namespaces/kube-public/configmaps/cluster-info": "what joins need (ConfigMap cluster-info)",
+        "/api/v1/namespaces/kube-public/configmaps/cluster-info": "discovery data for joins (ConfigMap cluster-info)",
         f"{_APPS}/deployments/coredns": "its DNS (Deployment coredns)",
         f"{_APPS}/daemonsets/kube-proxy": "kube-proxy (DaemonSet kube-proxy)",
     }
@@ -170,7 +170,7 @@ def missing_parts(client: Client) -> list[str]:
 
 
 def _in_use(client: Client) -> bool:
-    """Whether anybody has come to use the cluster: a second node, or pods outside kube-system."""
+    """Whether the cluster is in use: it has a second node, or pods outside kube-system."""
     nodes = client.get("/api/v1/nodes")["items"]
     pods = client.get("/api/v1/pods")["items"]
     return len(nodes) > 1 or any(pod["metadata"]["namespace"] != "kube-system" for pod in pods)
@@ -179,7 +179,7 @@ def _in_use(client: Client) -> bool:
 def _complete(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
     if document["kind"] != "InitConfiguration":
         return document
-    tokens = [{"token": token, "ttl": "1h0m0s", "description": _OF_INIT}]
+    tokens = [{"token": token, "ttl": "1h0m0s", "description": _INIT_DESCRIPTION}]
     return {**document, "bootstrapTokens": tokens, "patches": {"directory": f"{PRIVATE}/patches"}}
 
 
@@ -187,42 +187,44 @@ def _complete(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
 
 
 def joined(ca_hash: str) -> bool:
-    """Whether this machine is a worker of the cluster with this CA, as far as the machine itself can know."""
+    """Whether this machine is a worker of the cluster with this CA, according to the machine's files."""
     state = facts.kubernetes()
     if state["ca_hash"] and state["ca_hash"] != ca_hash and os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             f"this machine belongs to another cluster ({state['server']})",
-            "a machine that is in none, or in this one",
-            "if that cluster is gone: gpunodes reset",
+            "a machine of this cluster, or outside any cluster",
+            "if that cluster no longer exists, run gpunodes reset",
         )
     if state["role"] == "control_plane":
-        raise MachineProblem("this machine is a control plane", "one that can be a worker", "choose another machine")
+        raise MachineProblem(
+            "this machine is a control plane", "a machine that can become a worker", "choose another one"
+        )
     return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash)
 
 
 def join(
     endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
 ) -> list[str]:
-    """Make this machine a worker; the actions taken, none when it is one and the cluster has it ``registered``."""
-    book = ledger.load()
+    """Make this machine a worker; returns the actions, none if it is one and its node is ``registered``."""
+    machine_ledger = ledger.load()
     if joined(ca_hash) and registered:
-        if book.kubeadm != "join started":
+        if machine_ledger.kubeadm != "join started":
             return []
         if not check:
-            _end(book, "join done")
+            _end(machine_ledger, "join done")
         return ["finish an interrupted kubeadm join"]
     actions = ["kubeadm join"]
-    dirty = _leftovers()
-    if dirty:
-        actions.insert(0, "reset what an earlier join left")
+    leftovers = _leftovers()
+    if leftovers:
+        actions.insert(0, "reset an earlier join")
     if check:
         return actions
     if not token:
         raise MachineProblem(
-            "there is no token to join with", "a fresh one", "run the whole playbook, not a part of it"
+            "no token to join with", "a fresh token", "run the complete playbook, without --tags or --start-at-task"
         )
-    _begin(book, "join started")
-    if dirty:
+    _begin(machine_ledger, "join started")
+    if leftovers:
         reset()
     document = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
@@ -233,29 +235,29 @@ def join(
         **settings,
     }
     _kubeadm("join", [document], limit_s)
-    _end(book, "join done")
+    _end(machine_ledger, "join done")
     return actions
 
 
 def _leftovers() -> list[str]:
-    """Files that kubeadm's own preflight would stumble over."""
+    """Existing files that would fail kubeadm's own preflight."""
     paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, _MANIFEST, _ETCD)
     return [path for path in paths if os.path.exists(path)]
 
 
-# what both share
+# init and join
 
 
-def _begin(book: ledger.Ledger, stage: str) -> None:
-    """Note in the ledger what kubeadm and the kubelet are about to change."""
+def _begin(machine_ledger: ledger.Ledger, stage: str) -> None:
+    """Record in the ledger the state that kubeadm and the kubelet will change."""
     for name in _KUBELET_SYSCTLS:
         value = disk.read(f"/proc/sys/{name.replace('.', '/')}")
         if value is not None:
-            book.note_sysctl(name, value.strip())
-    if book.firewall_tables is None:
-        book.firewall_tables = firewall.tables()
-    book.kubeadm = stage
-    book.save()
+            machine_ledger.note_sysctl(name, value.strip())
+    if machine_ledger.firewall_tables is None:
+        machine_ledger.firewall_tables = firewall.tables()
+    machine_ledger.kubeadm = stage
+    machine_ledger.save()
 
 
 def _kubeadm(
@@ -265,37 +267,37 @@ def _kubeadm(
     flags: Sequence[str] = (),
     patches: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Run kubeadm with a configuration file that only root can read, removed afterwards."""
+    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards."""
     tree.remove(PRIVATE)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
     command = ["kubeadm", verb, f"--config={path}", *flags]
     began = time.time()
     try:
-        # JSON is YAML, and needs no library to write.
+        # JSON is valid YAML, and Python writes it without a library.
         disk.write(path, "\n---\n".join(json.dumps(document, indent=1) for document in documents) + "\n", 0o600)
         os.mkdir(f"{PRIVATE}/patches", 0o700)
         for name, patch in (patches or {}).items():
             disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
-        done = run_while_heard(command, limit_s)
-        while _runtime_was_slow(done) and time.monotonic() < deadline:
+        result = run_while_connected(command, limit_s)
+        while _runtime_was_slow(result) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            done = run_while_heard(command, deadline - time.monotonic())
+            result = run_while_connected(command, deadline - time.monotonic())
     finally:
         tree.remove(PRIVATE)
-    if not done.ok:
-        raise MachineProblem(f"kubeadm {verb}: {failure(done, kubelet_error(began))}")
+    if not result.ok:
+        raise MachineProblem(f"kubeadm {verb}: {failure(result, kubelet_error(began))}")
 
 
-def _end(book: ledger.Ledger, stage: str) -> None:
-    """Leave the kubelet's configuration to root, and note in the ledger that all is done.
+def _end(machine_ledger: ledger.Ledger, stage: str) -> None:
+    """Make the kubelet's configuration readable by root only, and record the finished stage in the ledger.
 
-    kubeadm 1.36 writes the file for all to read (CIS benchmark 1.10, 4.1.9).
+    kubeadm 1.36 makes the file readable by everyone (CIS benchmark 1.10, 4.1.9).
     """
     os.chmod(_KUBELET_CONFIG, 0o600)
-    book.kubeadm = stage
-    book.save()
+    machine_ledger.kubeadm = stage
+    machine_ledger.save()
 
 
 def _random_key() -> str:
@@ -303,24 +305,28 @@ def _random_key() -> str:
     return base64.b64encode(secrets.token_bytes(32)).decode("ascii")
 
 
-def _runtime_was_slow(done: CommandResult) -> bool:
-    """kubeadm's checks give the container runtime two seconds to answer, and have changed nothing when they fail.
+def _runtime_was_slow(result: CommandResult) -> bool:
+    """Whether only the container runtime's check timed out: kubeadm waits two seconds and has changed nothing then.
 
     Source: kubeadm 1.36 app/util/runtime.
     """
-    checks = re.findall(r"\[ERROR [^]]+\]: .*", done.text)
+    checks = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
     return bool(checks) and all("[ERROR CRI]" in check and "DeadlineExceeded" in check for check in checks)
 
 
-def failure(done: CommandResult, kubelet: str) -> str:
-    """Why kubeadm failed; the kubelet's own word is added where kubeadm only says that it waited in vain."""
-    message = kubeadm_error(done.text)
-    waited = done.code == 124 or re.search(r"kubelet|timed out|deadline|wait|connect", message)  # noqa: PLR2004 - our code
-    return f"{message}; the kubelet says: {kubelet}" if kubelet and waited else message
+def failure(result: CommandResult, kubelet: str) -> str:
+    """Why kubeadm failed; with the kubelet's error if kubeadm only timed out."""
+    message = kubeadm_error(result.text)
+    timed_out = result.code == _TIMED_OUT or re.search(r"kubelet|timed out|deadline|wait|connect", message)
+    return f"{message}; kubelet: {kubelet}" if kubelet and timed_out else message
+
+
+_TIMED_OUT = 124
+"""Exit code of a program that ``process.run`` stopped at its time limit."""
 
 
 def kubeadm_error(text: str) -> str:
-    """kubeadm's own error: its failed checks, or else the line that names the phase."""
+    """kubeadm's error: its failed checks, or else the line that names the phase."""
     checks = [line.strip() for line in text.splitlines() if re.match(r"\s*\[ERROR [^]]+\]: ", line)]
     if checks:
         return "; ".join(map(_first_of_many, checks))
@@ -328,24 +334,24 @@ def kubeadm_error(text: str) -> str:
     for line in lines:
         if re.match(r"(error: )?error execution phase ", line) or line.startswith("error: "):
             return line[len("error: ") :] if line.startswith("error: ") else line
-    known = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
-    return next((line for line in reversed(lines) if not line.startswith(known)), "it failed without a word")
+    noise = ("To see the stack trace", "k8s.io/", "main.", "runtime.", "\t")
+    return next((line for line in reversed(lines) if not line.startswith(noise)), "it failed without output")
 
 
 def _first_of_many(check: str) -> str:
-    """A check that lists the same trouble for image after image says it once."""
+    """Shorten a check that lists the same error for several images to the first one."""
     first, more, _ = check.partition(", failed to pull image ")
     return f"{first}; and others" if more else check
 
 
 def kubelet_error(since: float | None = None) -> str:
-    """The kubelet's last error, "" when it has none: why it ended if it ended, else its last error line."""
-    words = ["journalctl", "--unit=kubelet", "--boot", "--lines=300", "--output=cat", "--no-pager"]
-    return parse_kubelet(run([*words, f"--since=@{since:.0f}"] if since else words).out)
+    """The kubelet's last error, "" if it has none: why it exited if it did, else its last error line."""
+    argv = ["journalctl", "--unit=kubelet", "--boot", "--lines=300", "--output=cat", "--no-pager"]
+    return parse_kubelet(run([*argv, f"--since=@{since:.0f}"] if since else argv).out)
 
 
 def parse_kubelet(journal: str) -> str:
-    """klog's lines: ``E1121 12:00:01.234567  890 file.go:12] "message" err="..."``; E is an error, F a fatal one."""
+    """Parse klog lines: ``E1121 12:00:01.234567  890 file.go:12] "message" err="..."``; E is an error, F is fatal."""
     errors = []
     for line in journal.splitlines():
         found = re.match(r"[EF]\d{4} [\d:.]+\s+\d+ \S+\] (.*)", line)
@@ -358,10 +364,10 @@ def parse_kubelet(journal: str) -> str:
 
 
 def new_token() -> str:
-    """A bootstrap token, as bootstrap.kubernetes.io has them: [a-z0-9]{6}.[a-z0-9]{16}."""
-    signs = string.ascii_lowercase + string.digits
-    word = "".join(secrets.choice(signs) for _ in range(22))
-    return f"{word[:6]}.{word[6:]}"
+    """A new bootstrap token in the form of bootstrap.kubernetes.io: [a-z0-9]{6}.[a-z0-9]{16}."""
+    characters = string.ascii_lowercase + string.digits
+    token = "".join(secrets.choice(characters) for _ in range(22))
+    return f"{token[:6]}.{token[6:]}"
 
 
 # reset
@@ -370,7 +376,7 @@ KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
 _STATE = (_CNI_STATE, "/run/flannel", KUBELET, "/etc/kubernetes", "/var/lib/etcd")
 _CNI_NETWORK = "cbr0"
-"""The network of Flannel's configuration (kube-flannel.yml)."""
+"""Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
 _CNI_FILES = ("10-flannel.conflist",)
 _TRIES = 2
@@ -378,23 +384,23 @@ _LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "ku
 
 
 def reset() -> None:
-    """Take kubeadm's work back, and what the network add-on left.
+    """Undo kubeadm's changes, including leftovers of the network add-on.
 
-    Raises MachineProblem when something stays mounted in what is to go; nothing was removed then. It does not call
-    ``kubeadm reset``, which empties folders across whatever is mounted in them (kubeadm 1.36, app/cmd/phases/reset:
-    os.RemoveAll in CleanDir), and etcd's before it looks for mounts. Else that stops the kubelet, removes the pods, and
-    empties the same folders.
+    Raises MachineProblem, before anything is removed, if something stays mounted in the folders to remove. Does not
+    call ``kubeadm reset``, which deletes across mounts in these folders (kubeadm 1.36, app/cmd/phases/reset:
+    os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
+    kubelet, removes the pods, and empties the same folders.
     """
     run(["systemctl", "stop", "kubelet"])
     if host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
-        raise MachineProblem("the kubelet does not stop", "one that mounts nothing more", "see `journalctl -u kubelet`")
+        raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
     _remove_pods()
     _stop_containers()
     _unmount()
-    _see_bare()
-    ours = ledger.load().directories
+    _check_unmounted()
+    created = ledger.load().directories
     for path in _state():
-        tree.remove(path, made=path in ours)
+        tree.remove(path, created=path in created)
     for path in _cni_files():
         disk.remove(path)
     for name in _LINKS:
@@ -403,63 +409,66 @@ def reset() -> None:
     firewall.clean()
 
 
-def _see_bare(stopped: bool = True) -> None:
-    """See that nothing is mounted in what a reset removes; the kubelet's own mounts only count once it has stopped."""
-    made = ledger.load().directories
-    tree.see_bare(
-        [path for path in _STATE if stopped or path != KUBELET], made=[path for path in _STATE if path in made]
+def _check_unmounted(stopped: bool = True) -> None:
+    """Check that nothing is mounted in the folders that a reset removes.
+
+    The kubelet's own mounts count only after it has ``stopped``.
+    """
+    created = ledger.load().directories
+    tree.check_unmounted(
+        [path for path in _STATE if stopped or path != KUBELET], created=[path for path in _STATE if path in created]
     )
 
 
 def _state() -> list[str]:
-    """The folders that a reset removes; where another container engine keeps its networks beside ours, ours alone."""
+    """The folders that a reset removes; networks of another container engine are kept."""
     shared = os.path.isdir(f"{_CNI_STATE}/networks") and set(os.listdir(f"{_CNI_STATE}/networks")) - {_CNI_NETWORK}
     own = (f"{_CNI_STATE}/networks/{_CNI_NETWORK}", f"{_CNI_STATE}/flannel")
     return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
 
 
 def _socket() -> str:
-    """Where the container runtime listens; kubeadm needs to be told where there are two."""
+    """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
     return f"unix://{_DOCKER_SOCKET}" if os.path.exists(_DOCKER_SOCKET) else SOCKET
 
 
 def _cni_files() -> list[str]:
-    """The network add-on's configuration; another container engine may keep its own beside it."""
+    """The network add-on's configuration files; other container engines may have files in the same folder."""
     return [path for path in (f"{_CNI}/{name}" for name in _CNI_FILES) if os.path.exists(path)]
 
 
 def remains() -> list[str]:
-    """What a reset would have to take away.
+    """Everything that a reset would remove.
 
-    Raises MachineProblem for a cluster membership that is not our work, and for what somebody has mounted there.
+    Raises MachineProblem if gpunodes did not join the machine to its cluster, or if the folders contain other mounts.
     """
     if not ledger.load().kubeadm:
         foreign = _leftovers()
         if foreign:
             raise MachineProblem(
-                f"{foreign[0]} is here and gpunodes did not make it",
-                "only its own work is taken back",
-                "run `kubeadm reset` there if that cluster is not needed",
+                f"{foreign[0]} exists, but gpunodes did not create it",
+                "a machine that gpunodes joined, because it undoes only its own changes",
+                "run `kubeadm reset` on the machine if that cluster is not needed",
             )
         return []
-    _see_bare(stopped=False)
-    found = [path for path in _state() if tree.holds_anything(path)] + _cni_files()
+    _check_unmounted(stopped=False)
+    found = [path for path in _state() if tree.has_content(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
-    # The packages of Kubernetes bring this folder along, empty.
+    # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
     return [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]] + links + mounts()
 
 
 def _remove_pods() -> None:
-    """Remove all pods with their networks, as their container runtime does it."""
+    """Remove all pods with their networks through the container runtime."""
     socket = _socket()
     if os.path.exists(socket[len("unix://") :]):
         command = ["crictl", f"--runtime-endpoint={socket}", "--timeout=30s", "rmp", "--force", "--all"]
-        # A pod may need a second try, as in kubeadm (app/constants: RemoveContainerRetry).
+        # A pod may need a second attempt, as in kubeadm (app/constants: RemoveContainerRetry).
         any(run(command, 300).ok for _ in range(_TRIES))
 
 
 def _stop_containers() -> None:
-    """Pods' containers that crictl could not remove: their shims outlive containerd."""
+    """Stop pods' containers that crictl could not remove: their shims keep running without containerd."""
     if not shutil.which("ctr", path="/usr/bin:/usr/local/bin"):
         return
     tasks = run(["ctr", "--namespace=k8s.io", "tasks", "list", "--quiet"], 30).out.split()
@@ -483,6 +492,6 @@ def _unmount() -> None:
     tree.unmount([KUBELET])
     for point in _networks():
         if run(["umount", point], 30).ok:
-            # It may have been mounted twice.
+            # The file is busy if it was mounted twice.
             with contextlib.suppress(OSError):
                 disk.remove(point)

@@ -1,6 +1,6 @@
-"""Reading a kubeconfig as kubeadm and the kubelet write it, and the hash by which kubeadm pins a CA.
+"""Reads a kubeconfig as kubeadm and the kubelet write it, and computes the hash with which kubeadm pins a CA.
 
-The machines' Python has no YAML; these files are flat enough to be read line by line.
+The machines' Python has no YAML parser; these files are simple enough to be read line by line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VERSION_TAG = 0xA0
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """One cluster and one user. Certificates and keys are PEM; None where the file names none or a path."""
+    """One cluster and one user. Certificates and keys are PEM; None where they are missing or in another file."""
 
     server: str
     ca: str
@@ -36,16 +36,18 @@ class Kubeconfig:
 
 
 def parse(text: str) -> Kubeconfig:
-    """Read a kubeconfig; raises MachineProblem when it is none."""
+    """Parse a kubeconfig; raises MachineProblem when it is invalid."""
     server = _value(text, "server")
     ca = _decoded(text, "certificate-authority-data")
     if not server or not ca:
-        raise MachineProblem("a kubeconfig names no server or no CA", "one that kubeadm wrote", "see /etc/kubernetes")
+        raise MachineProblem(
+            "a kubeconfig has no server or no CA", "a kubeconfig that kubeadm wrote", "see /etc/kubernetes"
+        )
     return Kubeconfig(server, ca, _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data"))
 
 
 def load(path: str) -> Kubeconfig | None:
-    """The kubeconfig at ``path``, None where there is none or only half of one (a power cut while it was written)."""
+    """The kubeconfig at ``path``; None where it is missing or incomplete (after a power cut while it was written)."""
     text = disk.read(path)
     if not text:
         return None
@@ -56,10 +58,10 @@ def load(path: str) -> Kubeconfig | None:
 
 
 def ca_hash(pem: str) -> str:
-    """``sha256:...`` of a CA certificate's public key, as ``kubeadm join`` takes it.
+    """``sha256:...`` of a CA certificate's public key, as ``kubeadm join`` expects it.
 
     Source: kubernetes.io, kubeadm join: the SHA-256 of the Subject Public Key Info (RFC 7469), in hexadecimal.
-    Raises MachineProblem for what is no certificate.
+    Raises MachineProblem for an invalid certificate.
     """
     found = re.search(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", pem, re.DOTALL)
     try:
@@ -67,7 +69,7 @@ def ca_hash(pem: str) -> str:
             return "sha256:" + hashlib.sha256(public_key_info(base64.b64decode(found.group(1)))).hexdigest()
     except (ValueError, IndexError, binascii.Error):
         pass
-    raise MachineProblem("the cluster's CA is no certificate", "PEM", "see /etc/kubernetes/pki/ca.crt")
+    raise MachineProblem("the cluster's CA is not a valid certificate", "PEM", "see /etc/kubernetes/pki/ca.crt")
 
 
 def public_key_info(der: bytes) -> bytes:
@@ -82,7 +84,7 @@ def public_key_info(der: bytes) -> bytes:
     # version [0] is optional; then serial, algorithm, issuer, validity, subject, key
     index = 6 if fields[0][0] == _VERSION_TAG else 5
     if fields[index][0] != _SEQUENCE:
-        raise ValueError("no key where a certificate has one")
+        raise ValueError("the certificate has no public key")
     return fields[index]
 
 

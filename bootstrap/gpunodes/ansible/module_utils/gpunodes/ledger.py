@@ -1,8 +1,8 @@
-"""What we changed on a machine, and what was there before: enough to take all of it back.
+"""The ledger: all changes of gpunodes on a machine, with the previous state, so that all of them can be undone.
 
-The ledger is one JSON file, 0600. Every entry is written before the step that it describes, so that a power cut in the
-middle of the step leaves an entry too many, never one too few; undoing an entry whose step never ran does nothing. What
-was there before is noted once: a later change of the same thing leaves the first note standing.
+The ledger is one JSON file, 0600. Each entry is written before the change that it describes: after a power cut during
+the change there may be an entry too many, never one too few. Undoing an entry without its change does nothing. The
+previous state is recorded only once: later changes of the same file or setting keep the first entry.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .problem import MachineProblem
 
 FOLDER = "/var/lib/gpunodes"
 PATH = f"{FOLDER}/ledger.json"
-PARTS = ("gpu",)
-"""What can be taken back by itself has a book of its own beside the ledger, of the same form."""
+SECTIONS = ("gpu",)
+"""A section can be undone separately: it has a file of its own in the ledger's folder, with the same format."""
 
 
 @dataclass(frozen=True)
 class OldFile:
-    """A file as it was; ``content`` is None where there was none."""
+    """The previous state of a file; ``content`` is None where the file did not exist."""
 
     content: str | None
     mode: int = 0
@@ -34,37 +34,37 @@ class OldFile:
 
 @dataclass
 class Ledger:
-    """Entries by kind. Names and paths are keys, so that noting the same thing twice changes nothing."""
+    """Entries by kind. Names and paths are keys, so that recording the same change twice has no effect."""
 
     packages: list[str] = field(default_factory=list)
-    """Packages that were not there before."""
+    """Packages that were not installed before."""
     holds: list[str] = field(default_factory=list)
-    """Packages that we held and nobody had held before."""
+    """Packages that gpunodes held and that were not held before."""
     files: dict[str, OldFile] = field(default_factory=dict)
     directories: list[str] = field(default_factory=list)
-    """Directories that were not there before and hold only what came with us."""
+    """Folders that did not exist before and that contain only files of gpunodes and its software."""
     modules: list[str] = field(default_factory=list)
     """Kernel modules that were not loaded before."""
     sysctls: dict[str, str] = field(default_factory=dict)
-    """Values of kernel settings as they were."""
+    """Previous values of kernel settings."""
     swaps: list[str] = field(default_factory=list)
-    """Swap devices and files that were on."""
+    """Swap devices and files that were in use."""
     services: dict[str, dict[str, bool]] = field(default_factory=dict)
-    """Services as they were: {"enabled": ..., "active": ..., "masked": ...}."""
+    """Previous states of services: {"enabled": ..., "active": ..., "masked": ...}."""
     firewall_tables: list[str] | None = None
-    """The kernel's netfilter tables before us, or None where they could not be listed."""
+    """The kernel's netfilter tables before gpunodes, or None where they could not be listed."""
     restarts: list[str] = field(default_factory=list)
-    """Services whose files or packages changed and that have not been restarted since."""
+    """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)
-    """Groups of users that were not there before."""
+    """User groups that did not exist before."""
     users: list[str] = field(default_factory=list)
-    """Users of the system that were not there before."""
+    """System users that did not exist before."""
     unloaded: list[str] = field(default_factory=list)
-    """Kernel modules that were loaded before and that we unloaded, or kept from loading."""
+    """Kernel modules that were loaded before, and that gpunodes unloaded or blocked."""
     initramfs: str = ""
-    """"rebuilt" where it was for us, "seen" where that was not needed, "" where nobody looked."""
+    """"rebuilt" if gpunodes rebuilt it, "seen" if that was not necessary, "" if it was not checked."""
     kubeadm: str = ""
-    """How far kubeadm came: "", "init started", "init done", "join started" or "join done"."""
+    """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
 
     def note_packages(self, names: Iterable[str]) -> None:
         _add(self.packages, names)
@@ -109,7 +109,7 @@ class Ledger:
         return json.dumps({"version": 1, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def save(self, path: str = "") -> None:
-        """Write it, 0600, in a folder of 0700."""
+        """Write the ledger with mode 0600, in a folder with mode 0700."""
         path = path or PATH
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         text = self.to_json()
@@ -118,7 +118,7 @@ class Ledger:
 
 
 def from_json(text: str) -> Ledger:
-    """Read a ledger; raises MachineProblem when it is damaged or of a later version of this program."""
+    """Parse a ledger; raises MachineProblem when it is damaged or was written by a newer version of gpunodes."""
     try:
         document = json.loads(text)
         version = document.pop("version")
@@ -128,30 +128,30 @@ def from_json(text: str) -> Ledger:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MachineProblem(
             f"{PATH} is damaged ({error})",
-            "the record of what was changed here",
+            "the ledger of gpunodes on this machine",
             "restore it, or reinstall the machine",
         ) from error
     raise MachineProblem(
-        f"{PATH} is of version {version}", "version 1", "use the gpunodes that wrote it, or a newer one"
+        f"{PATH} has version {version}", "version 1", "use the version of gpunodes that wrote it, or a newer one"
     )
 
 
 def load(path: str = "") -> Ledger:
-    """The machine's ledger; an empty one where there is none."""
+    """The machine's ledger; empty if the file does not exist."""
     text = disk.read(path or PATH)
     return Ledger() if text is None else from_json(text)
 
 
-def path_of(part: str) -> str:
-    """Where the book of a part lies; "" is the ledger itself."""
-    return f"{os.path.dirname(PATH)}/{part}.json" if part else PATH
+def path_of(section: str) -> str:
+    """The path of a section; "" is the ledger itself."""
+    return f"{os.path.dirname(PATH)}/{section}.json" if section else PATH
 
 
-def forget(part: str = "") -> None:
-    """Remove the ledger, or the book of a part, when all of it is taken back."""
-    if part:
-        disk.remove(path_of(part))
-        with contextlib.suppress(OSError):  # the ledger is still there
+def remove(section: str = "") -> None:
+    """Remove the ledger, or one of its sections, after all its changes are undone."""
+    if section:
+        disk.remove(path_of(section))
+        with contextlib.suppress(OSError):  # the folder still contains the ledger
             os.rmdir(os.path.dirname(PATH))
     else:
         tree.remove(os.path.dirname(PATH))

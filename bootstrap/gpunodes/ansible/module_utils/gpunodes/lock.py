@@ -1,8 +1,8 @@
-"""One changing run on a machine at a time.
+"""The machine's lock: only one run changes a machine at a time.
 
-A command that is killed leaves its module running here. The next run waits for it to end, and for the programs that it
-started: they keep the lock's descriptor, so an orphaned apt-get still holds it. kubeadm is not waited for: it is ended
-when nobody waits for it any more.
+When a command is killed, its module keeps running on the machine. The next run waits until that module has ended, and
+the programs that it started: they inherit the lock's descriptor, so an orphaned apt-get still holds the lock. kubeadm
+is the exception: it is killed when its command disconnects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAIT_S = 900
 
 @contextlib.contextmanager
 def held(wait_s: float = WAIT_S, path: str = PATH) -> Iterator[None]:
-    """Hold the lock; raises MachineProblem when another run keeps it longer than ``wait_s``."""
+    """Hold the lock; raises MachineProblem when another run holds it longer than ``wait_s``."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _take(descriptor, time.monotonic() + wait_s)
@@ -42,11 +42,13 @@ def _take(descriptor: int, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
-            if process.unheard():
-                raise MachineProblem("the command that wanted this was ended") from error
+            if process.is_disconnected():
+                raise MachineProblem("the command on the controller has ended") from error
             if time.monotonic() > deadline:
                 holder = os.pread(descriptor, 200, 0).decode("ascii", "replace")
                 raise MachineProblem(
-                    f"another run of gpunodes works on this machine ({holder})", "one at a time", "wait until it ends"
+                    f"another run of gpunodes is changing this machine ({holder})",
+                    "one run at a time",
+                    "wait until it ends",
                 ) from error
             time.sleep(1)

@@ -1,4 +1,4 @@
-"""The machine's package manager: what is installed, what can be had, and how it gets there."""
+"""The machine's package manager: lists installed and available packages, installs and removes them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .problem import MachineProblem
 from .process import CommandResult, run
 
 INSTALL_LIMIT_S = 3600
-"""A package may build a kernel module, on an emulated machine for half an hour."""
+"""A package may build a kernel module, which takes half an hour on an emulated machine."""
 LOCK_LIMIT_S = 300
 
 
 @dataclass(frozen=True)
 class RequestedPackage:
-    """A package: ``version`` is a pattern (``1.36.*``), "" for any; ``hold`` keeps upgrades from touching it."""
+    """A package: ``version`` is a pattern (``1.36.*``), "" for any; ``hold`` prevents upgrades."""
 
     name: str
     version: str = ""
     hold: bool = False
     same_as: str = ""
-    """A package whose upstream version it must have exactly."""
+    """Another package; both must have the same upstream version."""
     first: bool = False
-    """Install it before the others are chosen: it decides which versions they have."""
+    """Install it before versions of the others are chosen, because it determines them."""
 
 
 @dataclass(frozen=True)
 class PackageState:
-    """A package that is there and whole."""
+    """A completely installed package."""
 
     version: str
     held: bool
@@ -40,7 +40,7 @@ class PackageState:
 
 @dataclass(frozen=True)
 class Effects:
-    """What an installation would do beside what was asked for."""
+    """The packages that an installation would install, remove and upgrade."""
 
     installs: Sequence[str]
     removes: Sequence[str]
@@ -51,66 +51,66 @@ class Manager(Protocol):
     """A package manager."""
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """Those of ``names`` that are installed."""
+        """The installed packages among ``names``."""
 
     def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
         """The installed packages whose names match one of the shell patterns."""
 
-    def mend(self) -> bool:
-        """Finish what an interrupted run left half done; True when there was something."""
+    def finish_interrupted(self) -> bool:
+        """Finish an interrupted installation; True if there was one."""
 
     def refresh(self, files: Sequence[str] = ()) -> None:
-        """Read the sources anew; where it can be done, those of ``files`` alone."""
+        """Read the sources again; if possible, only those in ``files``."""
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        """The versions that the sources have, best first."""
+        """The versions in the sources, best first."""
 
     def effects(self, packages: Mapping[str, str]) -> Effects:
-        """What installing ``packages`` (name to version) would do."""
+        """The effects of installing ``packages`` (name to version)."""
 
     def install(self, packages: Mapping[str, str]) -> None:
         """Install exactly these versions."""
 
     def hold(self, names: Sequence[str], held: bool) -> None:
-        """Hold the packages, or let them go."""
+        """Hold or unhold the packages."""
 
     def purge(self, names: Sequence[str]) -> None:
         """Remove the packages with their configuration."""
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove the packages, and leave what only their purging would take away."""
+        """Remove the packages, but keep the files that only purging deletes."""
 
 
 def detect() -> Manager:
-    """This machine's package manager; raises MachineProblem when it has none that we know."""
+    """This machine's package manager; raises MachineProblem if it has no supported one."""
     if os.path.exists("/usr/bin/apt-get"):
         return Apt()
     if os.path.exists("/usr/bin/dnf"):
         return Dnf()
-    raise MachineProblem("neither apt-get nor dnf is on this machine", "one of them", "use a supported system")
+    raise MachineProblem("neither apt-get nor dnf is installed", "one of them", "use a supported system")
 
 
-def choose(wanted: RequestedPackage, versions: Sequence[str]) -> str:
-    """The best of ``versions`` that fits; raises MachineProblem when none does."""
+def choose(requested: RequestedPackage, versions: Sequence[str]) -> str:
+    """The best matching version of ``versions``; raises MachineProblem if none matches."""
     for version in versions:
-        if fits(wanted, version):
+        if fits(requested, version):
             return version
-    has = f"they have {', '.join(versions[:5])}" if versions else "they have none"
+    available = f"available: {', '.join(versions[:5])}" if versions else "no version is available"
     raise MachineProblem(
-        f"the package sources have no {wanted.name} {wanted.version}".rstrip() + f": {has}",
-        f"{wanted.name} {wanted.version}".rstrip(),
-        "choose another version, or see that the source holds it",
+        f"the package sources have no {requested.name} {requested.version}".rstrip() + f"; {available}",
+        f"{requested.name} {requested.version}".rstrip(),
+        "choose another version, or check the package source",
     )
 
 
 def upstream(version: str) -> str:
-    """A version without epoch and revision: ``580.65.06`` of ``1:580.65.06-1``."""
+    """A version without epoch and revision: ``580.65.06`` for ``1:580.65.06-1``."""
     return version.rpartition(":")[2].partition("-")[0]
 
 
-def fits(wanted: RequestedPackage, version: str) -> bool:
-    """Whether ``version`` is what ``wanted`` asks for. An rpm's epoch (``0:``) is no part of it."""
-    return not wanted.version or fnmatch.fnmatchcase(version.rpartition(":")[2], wanted.version)
+def fits(requested: RequestedPackage, version: str) -> bool:
+    """Whether ``version`` matches ``requested``. The epoch of an rpm (``0:``) is ignored."""
+    return not requested.version or fnmatch.fnmatchcase(version.rpartition(":")[2], requested.version)
 
 
 class Apt:
@@ -138,14 +138,14 @@ class Apt:
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         if not names:
             return {}
-        # dpkg-query fails when one name is unknown, and still lists the others.
+        # dpkg-query fails if a name is unknown, but still lists the others.
         listing = run(["dpkg-query", "-W", "-f=${Package}\t${db:Status-Abbrev}\t${Version}\n", *names])
         return parse_dpkg(listing.out)
 
     def matching(self, patterns: Sequence[str]) -> Mapping[str, PackageState]:
-        return self.installed(patterns)  # dpkg-query takes patterns
+        return self.installed(patterns)  # dpkg-query accepts patterns
 
-    def mend(self) -> bool:
+    def finish_interrupted(self) -> bool:
         half = run(["dpkg", "--audit"]).out.strip()
         if not half:
             return False
@@ -161,24 +161,24 @@ class Apt:
         return True
 
     def refresh(self, files: Sequence[str] = ()) -> None:
-        alone: list[tuple[str, ...]] = [
+        per_file: list[tuple[str, ...]] = [
             (f"-oDir::Etc::SourceList={file}", "-oDir::Etc::SourceParts=-", "-oAPT::Get::List-Cleanup=false")
             for file in files
         ]
-        for options in alone or [()]:
+        for options in per_file or [()]:
             self._checked(self._apt("update", *options), "apt-get update")
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return parse_madison(run(["apt-cache", "madison", *names]).out)
 
     def effects(self, packages: Mapping[str, str]) -> Effects:
-        done = self._apt("install", "--simulate", *(f"{name}={version}" for name, version in packages.items()))
-        self._checked(done, "apt-get install")
-        return parse_simulation(done.out)
+        result = self._apt("install", "--simulate", *(f"{name}={version}" for name, version in packages.items()))
+        self._checked(result, "apt-get install")
+        return parse_simulation(result.out)
 
     def install(self, packages: Mapping[str, str]) -> None:
-        words = [f"{name}={version}" for name, version in packages.items()]
-        self._checked(self._apt("install", *words), f"installing {', '.join(packages)}")
+        versions = [f"{name}={version}" for name, version in packages.items()]
+        self._checked(self._apt("install", *versions), f"installing {', '.join(packages)}")
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         if names:
@@ -187,24 +187,24 @@ class Apt:
     def purge(self, names: Sequence[str]) -> None:
         self.remove(names, "purge")
 
-    def remove(self, names: Sequence[str], how: str = "remove") -> None:
+    def remove(self, names: Sequence[str], verb: str = "remove") -> None:
         if names:
-            self._checked(self._apt(how, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
+            self._checked(self._apt(verb, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
             for name in names:
                 for archive in glob.glob(f"/var/cache/apt/archives/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
 
-    def _apt(self, *words: str) -> CommandResult:
-        return run([*self._COMMAND, *words], INSTALL_LIMIT_S, environment=self._ENVIRONMENT)
+    def _apt(self, *arguments: str) -> CommandResult:
+        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S, environment=self._ENVIRONMENT)
 
     @staticmethod
-    def _checked(done: CommandResult, what: str) -> None:
-        if not done.ok:
-            raise MachineProblem(f"{what} failed: {apt_error(done.text)}")
+    def _checked(result: CommandResult, title: str) -> None:
+        if not result.ok:
+            raise MachineProblem(f"{title} failed: {apt_error(result.text)}")
 
 
 def parse_dpkg(listing: str) -> dict[str, PackageState]:
-    """``dpkg-query``'s lines of name, status and version; only packages that are installed and whole."""
+    """Parse ``dpkg-query``'s lines of name, status and version; only completely installed packages."""
     found = {}
     for line in listing.splitlines():
         name, status, version = line.split("\t")
@@ -214,7 +214,7 @@ def parse_dpkg(listing: str) -> dict[str, PackageState]:
 
 
 def parse_madison(listing: str) -> dict[str, list[str]]:
-    """``apt-cache madison``: lines of ``name | version | source``, best version first."""
+    """Parse ``apt-cache madison``: lines of ``name | version | source``, best version first."""
     found: dict[str, list[str]] = {}
     for line in listing.splitlines():
         name, version, source = (*(part.strip() for part in line.split("|")), "", "", "")[:3]
@@ -224,21 +224,21 @@ def parse_madison(listing: str) -> dict[str, list[str]]:
 
 
 def parse_simulation(listing: str) -> Effects:
-    """``apt-get --simulate``: ``Inst name [old] (new ...)`` and ``Remv name [old]``."""
+    """Parse ``apt-get --simulate``: ``Inst name [old] (new ...)`` and ``Remv name [old]``."""
     installs: list[str] = []
     removes: list[str] = []
     upgrades: list[str] = []
     for line in listing.splitlines():
-        words = line.split()
-        if words[:1] == ["Inst"]:
-            (upgrades if words[2].startswith("[") else installs).append(words[1])
-        elif words[:1] in (["Remv"], ["Purg"]):
-            removes.append(words[1])
+        fields = line.split()
+        if fields[:1] == ["Inst"]:
+            (upgrades if fields[2].startswith("[") else installs).append(fields[1])
+        elif fields[:1] in (["Remv"], ["Purg"]):
+            removes.append(fields[1])
     return Effects(installs, removes, upgrades)
 
 
 def apt_error(text: str) -> str:
-    """apt's first error: its first line that begins with ``E:``, and what it names as missing."""
+    """apt's first error: the first line that begins with ``E:``, and the first unmet dependency."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     unmet = [line for line in lines if " : Depends: " in line or " : Conflicts: " in line or " : Breaks: " in line]
     errors = [line for line in lines if line.startswith(("E:", "dpkg: error"))]
@@ -246,7 +246,7 @@ def apt_error(text: str) -> str:
 
 
 class Dnf:
-    """RHEL and its family. Plain, and unlike apt's path not proven on machines."""
+    """RHEL and its family. Unlike Apt, it is not tested on machines."""
 
     _COMMAND = ("dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--disableexcludes=all")
 
@@ -264,28 +264,28 @@ class Dnf:
         listing = run(["rpm", "-qa", "--qf", "%{NAME}\n", *patterns]) if patterns else None
         return self.installed(sorted(set(listing.out.split()))) if listing else {}
 
-    def mend(self) -> bool:
-        return False  # rpm's own transactions are whole or not there
+    def finish_interrupted(self) -> bool:
+        return False  # rpm's transactions are atomic
 
-    def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - dnf fetches only what is new
+    def refresh(self, files: Sequence[str] = ()) -> None:  # noqa: ARG002 - dnf fetches only changed sources
         self._checked(self._dnf("makecache"), "dnf makecache")
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        done = self._dnf("repoquery", "--latest-limit=100", "--qf", "%{name}\t%{version}-%{release}\n", *names)
+        result = self._dnf("repoquery", "--latest-limit=100", "--qf", "%{name}\t%{version}-%{release}\n", *names)
         found: dict[str, list[str]] = {}
-        for line in done.out.splitlines():
+        for line in result.out.splitlines():
             name, tab, version = line.partition("\t")
             if tab:
                 found.setdefault(name, []).insert(0, version)
         return found
 
     def effects(self, packages: Mapping[str, str]) -> Effects:
-        done = self._dnf("install", "--assumeno", *(f"{name}-{version}" for name, version in packages.items()))
-        return parse_dnf_transaction(done.out)
+        result = self._dnf("install", "--assumeno", *(f"{name}-{version}" for name, version in packages.items()))
+        return parse_dnf_transaction(result.out)
 
     def install(self, packages: Mapping[str, str]) -> None:
-        words = [f"{name}-{version}" for name, version in packages.items()]
-        self._checked(self._dnf("install", *words), f"installing {', '.join(packages)}")
+        versions = [f"{name}-{version}" for name, version in packages.items()]
+        self._checked(self._dnf("install", *versions), f"installing {', '.join(packages)}")
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         if names:
@@ -295,43 +295,43 @@ class Dnf:
         if names:
             self._checked(self._dnf("remove", "--noautoremove", *names), f"removing {', '.join(names)}")
 
-    # rpm has no configuration that only a purge takes away.
+    # rpm does not distinguish removing from purging.
     remove = purge
 
     def _held(self) -> set[str]:
         lines = self._dnf("versionlock", "list").out.splitlines()
         return {line.rpartition(":")[0].rpartition("-")[0] if ":" in line else line for line in lines}
 
-    def _dnf(self, *words: str) -> CommandResult:
-        return run([*self._COMMAND, *words], INSTALL_LIMIT_S)
+    def _dnf(self, *arguments: str) -> CommandResult:
+        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S)
 
     @staticmethod
-    def _checked(done: CommandResult, what: str) -> None:
-        if not done.ok:
-            errors = [line for line in done.text.splitlines() if line.startswith("Error")]
-            raise MachineProblem(f"{what} failed: {(errors or done.text.splitlines()[-1:] or [''])[0]}")
+    def _checked(result: CommandResult, title: str) -> None:
+        if not result.ok:
+            errors = [line for line in result.text.splitlines() if line.startswith("Error")]
+            raise MachineProblem(f"{title} failed: {(errors or result.text.splitlines()[-1:] or [''])[0]}")
 
 
 def stream_file(module: str) -> str:
-    """Where dnf keeps which stream of a module is enabled."""
+    """The file in which dnf stores the enabled stream of a module."""
     return f"/etc/dnf/modules.d/{module}.module"
 
 
 def enabled_stream(text: str) -> str:
-    """The enabled stream in such a file, an ini section with ``stream=`` and ``state=``; "" for none."""
+    """Parse such a file, an ini section with ``stream=`` and ``state=``; the enabled stream, "" for none."""
     values = dict(line.split("=", 1) for line in text.replace(" ", "").splitlines() if "=" in line)
     return values.get("stream", "") if values.get("state") == "enabled" else ""
 
 
 def parse_dnf_transaction(listing: str) -> Effects:
-    """dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
+    """Parse dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
     found: dict[str, list[str]] = {"install": [], "remove": [], "upgrade": []}
     current: list[str] = []
     for line in listing.splitlines():
         if line.endswith(":") and not line.startswith(" "):
-            word = line.split()[0].rstrip(":").lower()
+            heading = line.split()[0].rstrip(":").lower()
             kinds = {"installing": "install", "removing": "remove", "upgrading": "upgrade", "downgrading": "upgrade"}
-            current = found.get(kinds.get(word, ""), [])
+            current = found.get(kinds.get(heading, ""), [])
         elif line.startswith(" ") and len(line.split()) >= 4:  # noqa: PLR2004 - name, architecture, version, repository
             current.append(line.split()[0])
     return Effects(found["install"], found["remove"], found["upgrade"])

@@ -1,4 +1,4 @@
-"""The labels and taints of nodes that are ours; no other is ever touched."""
+"""The labels and taints of nodes that gpunodes manages; others are never touched."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from .kube_api import ApiError
 from .problem import MachineProblem
 
 MANAGED = "gpunodes.dev/managed"
-"""Node annotation: the names of the labels and taints that are ours."""
+"""Node annotation: the names of the managed labels and taints."""
 _MERGE = "application/merge-patch+json"
 _LONGEST = 1 << 16
-"""Longest annotation, in characters, that is read; a node may write much more."""
-# Taints by which Kubernetes, and we, keep pods from a node that is not well. A node can write our annotation, and no
-# taint (the admission plugin NodeRestriction): it must not get rid of these by us.
-_OTHERS = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
+"""Maximum length of the annotation in characters; a node could write a much longer one."""
+# Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
+# plugin NodeRestriction): it must not be able to make gpunodes remove these taints.
+_PROTECTED = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
 _CONFLICT = 409
 REGISTERS_S = 180.0
-"""Seconds that a kubelet gets to register its node: `kubeadm join` ends when it may, which can be before it has."""
+"""Seconds to wait until a kubelet registers its node: `kubeadm join` can end before that."""
 _PAUSE_S = 1.0
 
 
 def managed(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a node's labels and taints is ours: {"labels": {...}, "taints": [...]}, as they are now."""
+    """A node's managed labels and taints with their current values: {"labels": {...}, "taints": [...]}."""
     metadata = node["metadata"]
-    ours = _ours((metadata.get("annotations") or {}).get(MANAGED))
+    names = _managed_names((metadata.get("annotations") or {}).get(MANAGED))
     labels = metadata.get("labels") or {}
-    keys = set(ours["taints"])
+    keys = set(names["taints"])
     return {
-        "labels": {name: labels[name] for name in ours["labels"] if name in labels},
+        "labels": {name: labels[name] for name in names["labels"] if name in labels},
         "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
     }
 
 
-def settle(
+def apply(
     name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Give a node these labels and taints in place of those that it had from us; what changed, and how.
+    """Replace a node's managed labels and taints; returns the names of changed nodes, and the diffs.
 
-    Raises MachineProblem when there is no such node, and none comes.
+    Raises MachineProblem if the node does not exist and is not registered in time.
     """
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
-        return [], []  # the cluster is yet to be made
+        return [], []  # the cluster does not exist yet
     client = kube_api.admin()
     deadline = time.monotonic() + REGISTERS_S
     while True:
@@ -57,7 +57,7 @@ def settle(
             if time.monotonic() > deadline:
                 raise MachineProblem(
                     f"the cluster has no node {name}",
-                    f"its kubelet to register it within {REGISTERS_S:.0f} s",
+                    f"a node that its kubelet registers within {REGISTERS_S:.0f} s",
                     f"see `journalctl -u kubelet` on {name}",
                 )
             time.sleep(_PAUSE_S)
@@ -74,31 +74,31 @@ def settle(
             except ApiError as error:
                 if error.status != _CONFLICT:
                     raise
-                continue  # somebody else has changed the node meanwhile: look again
+                continue  # the node was changed meanwhile: read it again
         return [name], [diff]
 
 
 def patch_of(
     node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
 ) -> dict[str, Any] | None:
-    """The merge patch that gives a node these labels and taints, None when it has them."""
+    """The merge patch that sets these labels and taints on a node, None if it has them."""
     metadata, spec = node["metadata"], node.get("spec", {})
     now = metadata.get("labels") or {}
     annotation = (metadata.get("annotations") or {}).get(MANAGED)
-    ours = _ours(annotation)
+    names = _managed_names(annotation)
     wanted = json.dumps({"labels": sorted(labels), "taints": sorted(_key(taint) for taint in taints)})
     changed: dict[str, str | None] = {key: value for key, value in labels.items() if now.get(key) != value}
-    changed |= {key: None for key in ours["labels"] if key not in labels and key in now}
-    mine = {*ours["taints"], *(_key(taint) for taint in taints)}
+    changed |= {key: None for key in names["labels"] if key not in labels and key in now}
+    managed_keys = {*names["taints"], *(_key(taint) for taint in taints)}
     present = list(spec.get("taints") or ())
-    kept = [taint for taint in present if _key(taint) not in mine]
-    there = [taint for taint in present if _key(taint) in mine]
-    same = sorted(map(_text, map(_plain, there))) == sorted(map(_text, map(_plain, taints)))
+    kept = [taint for taint in present if _key(taint) not in managed_keys]
+    replaced = [taint for taint in present if _key(taint) in managed_keys]
+    same = sorted(map(_text, map(_plain, replaced))) == sorted(map(_text, map(_plain, taints)))
     if not changed and same and (annotation == wanted or (annotation is None and not labels and not taints)):
         return None
     empty = not labels and not taints
     patch: dict[str, Any] = {
-        # Taints are one list for all who set them: nobody may have changed it meanwhile.
+        # The patch replaces the whole list of taints: it must fail if the node was changed meanwhile.
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
             "labels": changed,
@@ -110,18 +110,18 @@ def patch_of(
     return patch
 
 
-def _ours(annotation: str | None) -> dict[str, list[str]]:
-    """The names in our annotation; a node can write what it likes there, and what is no list of names is none."""
+def _managed_names(annotation: str | None) -> dict[str, list[str]]:
+    """The names in the annotation; a node can write anything into it, and everything but lists of names is ignored."""
     try:
         found = json.loads(annotation or "{}") if len(annotation or "") <= _LONGEST else {}
     except (ValueError, RecursionError):
         found = {}
-    listed = {part: found.get(part) if isinstance(found, dict) else None for part in ("labels", "taints")}
-    named = {
-        part: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-        for part, names in listed.items()
+    listed = {kind: found.get(kind) if isinstance(found, dict) else None for kind in ("labels", "taints")}
+    valid = {
+        kind: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        for kind, names in listed.items()
     }
-    return {**named, "taints": [name for name in named["taints"] if not _OTHERS.match(name)]}
+    return {**valid, "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)]}
 
 
 def _key(taint: Mapping[str, str]) -> str:
@@ -132,5 +132,5 @@ def _plain(taint: Mapping[str, str]) -> dict[str, str]:
     return {key: taint[key] for key in ("key", "value", "effect") if taint.get(key)}
 
 
-def _text(thing: Any) -> str:
-    return json.dumps(thing, indent=1, sort_keys=True) + "\n"
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

@@ -1,11 +1,11 @@
-"""What a GPU machine knows of its own health, read in one go: raw facts, judged elsewhere.
+"""Collects raw health facts of a GPU machine in one run. The controller evaluates them.
 
-One file, standard library only, Python 3.6 and newer: it is a module's import and, sent over SSH as it stands, a
+One file, standard library only, Python 3.6 and newer: modules import it, and the controller sends it over SSH as a
 program. It changes nothing on the machine and loads no kernel module.
 
-A machine whose driver hangs makes harmless reads block for ever. So every part of the probe is a child process that
-tells what it finds while it finds it; the parent itself touches nothing that could block, keeps the time, and leaves
-behind a child that cannot be killed, saying so. Facts are described in docs/json.md.
+On a machine whose driver hangs, harmless reads block for ever. So every collector is a child process that reports each
+fact as soon as it has it. The parent does nothing that could block: it enforces the deadline, and reports and leaves
+behind a child that cannot be killed. docs/json.md describes the facts.
 """
 
 import collections
@@ -26,45 +26,45 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set,
 
 SCHEMA = "gpunodes.probe/1"
 MARK = b"gpunodes.probe/1 "
-"""What the framed answer begins with; ``MARK ready``, then ``MARK <bytes>`` before the compressed document."""
+"""Prefix of the framed output: ``MARK ready``, then ``MARK <bytes>`` before the compressed document."""
 
 TEXT_BYTES = 2 << 20
-"""Most that the kernel log, or nvidia-smi's answer, may hold."""
+"""Maximum size of the kernel log, and of nvidia-smi's output."""
 MESSAGE_BYTES = 4096
-PART_BYTES = 8 << 20
-"""Most that one part may tell."""
+COLLECTOR_BYTES = 8 << 20
+"""Maximum output of one collector."""
 TASKS = 200
-"""Most threads that are told of."""
+"""Maximum number of reported threads."""
 FLOOD = 50
-"""A line form seen more often is a storm: its first lines and its last stay, the others are counted."""
+"""A line pattern that occurs more often is a log flood: its first and last lines stay, the others are counted."""
 FLOOD_FIRST, FLOOD_LAST = 20, 5
 BLOCKS = 64
-"""Most reports of hung tasks that stay whole."""
+"""Maximum number of hung-task reports that stay complete."""
 BLOCK_LINES = 80
 RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
-"""Held, through an inherited descriptor, for as long as a nvidia-smi of ours lives, killed or not."""
+"""Held, through an inherited descriptor, as long as a nvidia-smi process of gpunodes exists, even after a kill."""
 GPUS_RESET = "run/gpunodes-gpu-reset"
-"""When a repair last reset the GPUs in this boot, in seconds since it began (``escalate.py`` writes it)."""
+"""Time of the last GPU reset by a repair in this boot, in seconds since the boot (``escalate.py`` writes it)."""
 STUCK_S = 20.0
-"""Seconds in uninterruptible sleep from which a task is stuck; the driver starts all GPUs of a machine in less."""
+"""A task in uninterruptible sleep for so many seconds is stuck; the driver starts all GPUs of a machine in less."""
 HOPELESS_S = 5.0
-"""What nvidia-smi gets beside such a thread: it would wait for the same lock."""
+"""Time limit of nvidia-smi while such a thread exists: nvidia-smi would wait for the same lock."""
 SPINNING_S = 30.0
-"""Processor time after which a nvidia-smi that did little else is stuck in a loop."""
+"""A nvidia-smi process is stuck in a loop when it has used so much processor time and spent little time otherwise."""
 PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 NVIDIA = "0x10de"
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 Emit = Callable[[str, Any], None]
 
-# A line of a stack that is inside a module of the driver.
+# A stack line inside a module of the driver.
 _DRIVER_FRAME = re.compile(r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[nvidia(_\w+)?[ \]]")
 # The driver's own threads and tools, by comm (15 characters at most).
 _TOOL = re.compile(r"nvidia-|nv-hostengine|nv-fabricmanag|dcgm|nv_queue|nvc:\[driver|irq/\d+-nvidia|UVM |nvlsm")
 
 
 class ProbeOptions:
-    """How to probe: ``root`` is the tree that is read, ``deadline_s`` and ``smi_s`` are seconds."""
+    """How to probe: ``root`` is the file system root to read, ``deadline_s`` and ``smi_s`` are time limits."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class ProbeOptions:
 
 
 def read(options: ProbeOptions) -> Dict[str, Any]:
-    """All facts; ends within the deadline, whatever hangs."""
-    begun = time.monotonic()
+    """Collect all facts; returns within the deadline, whatever hangs."""
+    started = time.monotonic()
     facts: Dict[str, Any] = _empty(options)
     uptime = _text(options.path("proc/uptime")).split()
     facts["uptime_s"] = float(uptime[0]) if uptime else 0.0
@@ -98,15 +98,15 @@ def read(options: ProbeOptions) -> Dict[str, Any]:
     for key, name in (("detect_count", "detect_count"), ("timeout_s", "timeout_secs"), ("warnings", "warnings")):
         facts["hung_task"][key] = _number(_text(options.path("proc/sys/kernel/hung_task_" + name)))
     if os.geteuid() != 0:
-        _say(facts, "privilege", "not root: stacks, and perhaps the kernel log, cannot be read")
-    _gather(facts, options, begun)
+        _add_error(facts, "privilege", "not running as root: stacks, and possibly the kernel log, cannot be read")
+    _collect(facts, options, started)
     _complete(facts, options)
-    facts["took_s"] = round(time.monotonic() - begun, 3)
+    facts["took_s"] = round(time.monotonic() - started, 3)
     return facts
 
 
 def _empty(options: ProbeOptions) -> Dict[str, Any]:
-    """The document of a machine that tells nothing."""
+    """The document before any collector has reported."""
     return {
         "schema": SCHEMA,
         "time": time.time(),
@@ -140,7 +140,7 @@ def _empty(options: ProbeOptions) -> Dict[str, Any]:
 
 
 def _complete(facts: Dict[str, Any], options: ProbeOptions) -> None:
-    """What follows from several parts: stacks beside their threads, GPUs that the boot log counted."""
+    """Combine facts of several collectors: add stacks to their threads, and the GPU count of the boot log."""
     stacks = facts.pop("stacks", {})
     for task in facts["tasks"]:
         task["stack"] = stacks.get(str(task["pid"]), [])
@@ -149,111 +149,115 @@ def _complete(facts: Dict[str, Any], options: ProbeOptions) -> None:
         facts["expected"] = {"gpus": enumerated, "from": "boot log"}
 
 
-# --- parts: children that may be abandoned ---------------------------------------------------------------------------
+# --- collectors: child processes that may be abandoned ---------------------------------------------------------------
 
 
-class _Part:
-    """A child process that tells facts, one JSON line each, on a pipe."""
+class _Collector:
+    """A child process that reports facts through a pipe, one JSON line each."""
 
     def __init__(
-        self, name: str, work: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, seconds: float
+        self, name: str, collect: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, limit_s: float
     ) -> None:
         self.name = name
-        self.until = time.monotonic() + seconds
-        self.seconds = seconds
+        self.deadline = time.monotonic() + limit_s
+        self.limit_s = limit_s
         self.received = 0
-        self._rest = b""
-        self.descriptor, writing = os.pipe()
+        self._incomplete_line = b""
+        self.descriptor, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _child(work, options, writing)
-        os.close(writing)
+            _run_child(collect, options, writer)
+        os.close(writer)
 
     def receive(self, facts: Dict[str, Any]) -> bool:
-        """Take in what the child says; False when that was all."""
+        """Store the facts that the child has written; False at the end of its output."""
         chunk = os.read(self.descriptor, 1 << 16)
         self.received += len(chunk)
-        if self.received > PART_BYTES:
-            _say(facts, self.name, "more than {} bytes; the rest is left out".format(PART_BYTES))
+        if self.received > COLLECTOR_BYTES:
+            _add_error(facts, self.name, "more than {} bytes; the rest is ignored".format(COLLECTOR_BYTES))
             return False
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        *lines, self._incomplete_line = (self._incomplete_line + chunk).split(b"\n")
         for line in lines:
             key, value = json.loads(line.decode("ascii"))
-            _take(facts, key, value)
+            _store(facts, key, value)
         return bool(chunk)
 
     def end(self, facts: Dict[str, Any], late: bool) -> None:
-        """Kill what still runs of the child; say so when that does not help."""
+        """Kill the child's processes; report a child that cannot be killed."""
         os.close(self.descriptor)
         if late:
-            _say(facts, self.name, "did not answer within {:.0f} s".format(self.seconds))
+            _add_error(facts, self.name, "did not finish within {:.0f} s".format(self.limit_s))
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                     time.sleep(0.01)
                     continue
             return
-        _say(facts, self.name, "process {} cannot be killed and is left behind".format(self.pid))
+        _add_error(facts, self.name, "process {} cannot be killed and is left behind".format(self.pid))
 
 
-def _child(work: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, writing: int) -> None:
-    """The child's whole life; never returns. It holds nothing of ours: a caller waits for its own pipes to close."""
+def _run_child(collect: Callable[[ProbeOptions, Emit], None], options: ProbeOptions, writer: int) -> None:
+    """Run a collector in the child process; never returns.
+
+    It closes all inherited descriptors: the caller of the probe waits until its pipes are closed.
+    """
     code = 1
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
-        os.closerange(3, writing)
-        os.closerange(writing + 1, 256)
+        os.closerange(3, writer)
+        os.closerange(writer + 1, 256)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
         def emit(key: str, value: Any) -> None:
             data = json.dumps([key, value]).encode("ascii") + b"\n"
             while data:
-                data = data[os.write(writing, data) :]
+                data = data[os.write(writer, data) :]
 
         try:
-            work(options, emit)
+            collect(options, emit)
         except Exception as error:
-            emit("errors", {"what": work.__name__.strip("_"), "error": "{}: {}".format(type(error).__name__, error)})
+            name = collect.__name__.strip("_")
+            emit("errors", {"what": name, "error": "{}: {}".format(type(error).__name__, error)})
         code = 0
     finally:
         os._exit(code)
 
 
-def _gather(facts: Dict[str, Any], options: ProbeOptions, begun: float) -> None:
-    """Run all parts side by side until they end or their time is up."""
-    left = max(1.0, options.deadline_s - (time.monotonic() - begun) - 1.5)
-    parts: Dict[int, _Part] = {}
-    for name, work in PARTS:
-        part = _Part(name, work, options, left)
-        parts[part.descriptor] = part
-    while parts:
+def _collect(facts: Dict[str, Any], options: ProbeOptions, started: float) -> None:
+    """Run all collectors in parallel until they end or reach the deadline."""
+    limit_s = max(1.0, options.deadline_s - (time.monotonic() - started) - 1.5)
+    running: Dict[int, _Collector] = {}
+    for name, collect in COLLECTORS:
+        collector = _Collector(name, collect, options, limit_s)
+        running[collector.descriptor] = collector
+    while running:
         now = time.monotonic()
-        for part in [part for part in parts.values() if part.until <= now]:
-            del parts[part.descriptor]
-            part.end(facts, late=True)
-        if not parts:
+        for collector in [collector for collector in running.values() if collector.deadline <= now]:
+            del running[collector.descriptor]
+            collector.end(facts, late=True)
+        if not running:
             break
-        wait = max(0.0, min(part.until for part in parts.values()) - now)
-        for descriptor in select.select(list(parts), [], [], wait)[0]:
-            part = parts[descriptor]
+        wait = max(0.0, min(collector.deadline for collector in running.values()) - now)
+        for descriptor in select.select(list(running), [], [], wait)[0]:
+            collector = running[descriptor]
             try:
-                goes_on = part.receive(facts)
+                more = collector.receive(facts)
             except (ValueError, TypeError, KeyError) as error:
-                _say(facts, part.name, "{}: {}".format(type(error).__name__, error))
-                goes_on = False
-            if not goes_on:
-                del parts[descriptor]
-                part.end(facts, late=False)
+                _add_error(facts, collector.name, "{}: {}".format(type(error).__name__, error))
+                more = False
+            if not more:
+                del running[descriptor]
+                collector.end(facts, late=False)
 
 
-def _take(facts: Dict[str, Any], key: str, value: Any) -> None:
-    """Put one fact in its place: lists grow, mappings are filled, the rest is set."""
+def _store(facts: Dict[str, Any], key: str, value: Any) -> None:
+    """Store one fact: append it to a list, merge it into a mapping, set any other value."""
     present = facts.get(key)
     if isinstance(present, list):
         present.append(value)
@@ -263,7 +267,7 @@ def _take(facts: Dict[str, Any], key: str, value: Any) -> None:
         facts[key] = value
 
 
-def _say(facts: Dict[str, Any], what: str, error: str) -> None:
+def _add_error(facts: Dict[str, Any], what: str, error: str) -> None:
     facts["errors"].append({"what": what, "error": error})
 
 
@@ -271,7 +275,7 @@ def _say(facts: Dict[str, Any], what: str, error: str) -> None:
 
 
 def _text(path: str, limit: int = 65536) -> str:
-    """A small file's text, "" for one that is not there or does not let itself be read."""
+    """The text of a small file, "" for one that is missing or unreadable."""
     try:
         with open(path, "rb") as file:
             return file.read(limit).decode("utf-8", "replace")
@@ -294,7 +298,7 @@ def _names(path: str) -> List[str]:
 
 
 def _program(options: ProbeOptions, name: str) -> Optional[str]:
-    """Where a program of the machine lies."""
+    """The path of a program of the machine."""
     for folder in PROGRAMS.split(":"):
         path = options.path(folder.lstrip("/") + "/" + name)
         if os.access(path, os.X_OK):
@@ -303,42 +307,42 @@ def _program(options: ProbeOptions, name: str) -> Optional[str]:
 
 
 def _environment() -> Dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LC_")}
-    kept.update(PATH=PROGRAMS, LC_ALL="C", LANG="C", LANGUAGE="C")
-    return kept
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("LC_")}
+    variables.update(PATH=PROGRAMS, LC_ALL="C", LANG="C", LANGUAGE="C")
+    return variables
 
 
 # --- the kernel log --------------------------------------------------------------------------------------------------
 
 Line = Tuple[float, str]
-"""Seconds since the boot, text."""
+"""Seconds since the boot, and the text."""
 
 
 def _log(options: ProbeOptions, emit: Emit) -> None:
-    """The kernel's lines of this boot.
+    """The kernel's log lines of this boot.
 
-    /dev/kmsg is the ring buffer itself: always newest, and complete unless it has overflowed. Only then is the journal
-    asked for what is gone, which costs seconds where it is long.
+    /dev/kmsg is the ring buffer itself: always current, and complete unless it has overflowed. Only then the journal
+    is read for the lost lines, because that takes seconds where the journal is long.
     """
     deduplicator = _Deduplicator()
     source: Optional[str] = None
     cut = False
-    ring, complete, trouble = _kmsg(options.path("dev/kmsg"))
-    if trouble:
-        emit("errors", {"what": "kmsg", "error": trouble})
+    ring, complete, ring_error = _kmsg(options.path("dev/kmsg"))
+    if ring_error:
+        emit("errors", {"what": "kmsg", "error": ring_error})
     if ring and complete:
         source = "kmsg"
     else:
         before = ring[0][0] if ring else float("inf")
-        told = 0
+        from_journal = 0
         try:
             for line in _journal(options, before):
                 deduplicator.add(*line)
-                told += 1
+                from_journal += 1
         except (OSError, _SlowError) as error:
             cut = True
             emit("errors", {"what": "journal", "error": str(error)})
-        if told:
+        if from_journal:
             source = "journal"
         elif ring:
             source, cut = "kmsg", True
@@ -348,21 +352,21 @@ def _log(options: ProbeOptions, emit: Emit) -> None:
                 source = "dmesg"
     for line in ring:
         deduplicator.add(*line)
-    text, left_out = deduplicator.text()
-    emit("log", {"source": source, "cut": cut or left_out, "text": text, "repeats": deduplicator.repeats()})
+    text, incomplete = deduplicator.text()
+    emit("log", {"source": source, "cut": cut or incomplete, "text": text, "repeats": deduplicator.repeats()})
     if deduplicator.enumerated:
         emit("enumerated", len(deduplicator.enumerated))
 
 
 class _SlowError(Exception):
-    """A program takes too long."""
+    """A program did not end within its time limit."""
 
 
 def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
-    """The ring buffer's kernel lines, whether they reach back to the boot, and what went wrong.
+    """The ring buffer's kernel lines, whether they reach back to the boot, and an error message.
 
     A record is ``priority,sequence,microseconds,flags;text`` and lines of properties that begin with a blank
-    (Documentation/ABI/testing/dev-kmsg). The kernel never lets user space write with its own facility, 0.
+    (Documentation/ABI/testing/dev-kmsg). User space cannot write records with the kernel's facility, 0.
     """
     lines: List[Line] = []
     first: Optional[int] = None
@@ -371,7 +375,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         return [], False, error.strerror or str(error)
-    until = time.monotonic() + 5
+    deadline = time.monotonic() + 5
     try:
         for record in _records(device):
             if record is None:
@@ -389,7 +393,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
                 message = body.split("\n", 1)[0]
                 for text in message.replace("\\x0a", "\n").split("\n") if "\\x0a" in message else [message]:
                     lines.append((seconds, text))
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 lost = True
                 break
     finally:
@@ -398,7 +402,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
 
 
 def _records(device: int) -> Iterator[Optional[str]]:
-    """One record a read, None where some were overwritten; a plain file, as in tests, is split at its records."""
+    """One record per read, None where records were overwritten; a plain file (in tests) is split into records."""
     while True:
         try:
             data = os.read(device, 65536)
@@ -416,17 +420,17 @@ def _records(device: int) -> Iterator[Optional[str]]:
 def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     """This boot's kernel lines in the journal up to ``before`` (seconds since the boot).
 
-    The facility keeps out what user space wrote to /dev/kmsg, which the journal stores with the kernel's transport.
+    The facility excludes lines that user space wrote to /dev/kmsg: the journal stores them with the kernel's transport.
     """
     program = _program(options, "journalctl")
     if program is None:
         return
     argv = [program, "-b", "-q", "--no-pager", "-o", "short-monotonic", "_TRANSPORT=kernel", "SYSLOG_FACILITY=0"]
-    # `[   12.345678] host kernel: text`; a line without a prefix goes on with the one before.
-    form = re.compile(r"\[ *(\d+\.\d+)\] \S+ [^:]*: ?(.*)")
+    # `[   12.345678] host kernel: text`; a line without this prefix continues the previous one.
+    pattern = re.compile(r"\[ *(\d+\.\d+)\] \S+ [^:]*: ?(.*)")
     seconds = 0.0
     for line in _output(argv, options.deadline_s / 2):
-        found = form.match(line)
+        found = pattern.match(line)
         if found:
             seconds = float(found.group(1))
         if seconds >= before:
@@ -435,16 +439,16 @@ def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
 
 
 def _dmesg(options: ProbeOptions) -> Iterator[Line]:
-    """The ring buffer as dmesg tells it, where /dev/kmsg cannot be read: ``<priority>[seconds] text``."""
+    """The ring buffer as dmesg prints it, where /dev/kmsg cannot be read: ``<priority>[seconds] text``."""
     program = _program(options, "dmesg")
     if program is None or options.root != "/":
         return
-    form = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\] ?(.*)")
+    pattern = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\] ?(.*)")
     kernel = False
     seconds = 0.0
     with contextlib.suppress(OSError, _SlowError):
         for line in _output([program, "-r"], 5):
-            found = form.match(line)
+            found = pattern.match(line)
             if found:
                 kernel = int(found.group(1)) >> 3 == 0
                 seconds = float(found.group(2))
@@ -452,23 +456,23 @@ def _dmesg(options: ProbeOptions) -> Iterator[Line]:
                 yield seconds, found.group(3) if found else line
 
 
-def _output(argv: List[str], seconds: float) -> Iterator[str]:
-    """The lines that a program prints; raises _SlowError when it takes longer. It is killed when nobody reads on."""
-    until = time.monotonic() + seconds
+def _output(argv: List[str], limit_s: float) -> Iterator[str]:
+    """The lines that a program prints; raises _SlowError after ``limit_s``. Closing the iterator kills the program."""
+    deadline = time.monotonic() + limit_s
     with open(os.devnull, "r+b") as null:
         process = subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, env=_environment())
     stream = process.stdout
-    assert stream is not None  # noqa: S101 - asked for above
-    rest = b""
+    assert stream is not None  # noqa: S101 - Popen is called with a pipe
+    incomplete_line = b""
     try:
         while True:
-            left = until - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0 or not select.select([stream], [], [], left)[0]:
-                raise _SlowError("{} did not end within {:.0f} s".format(argv[0], seconds))
+                raise _SlowError("{} did not end within {:.0f} s".format(argv[0], limit_s))
             chunk = os.read(stream.fileno(), 1 << 16)
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > 1 << 20:
-                rest = b""
+            *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
+            if len(incomplete_line) > 1 << 20:
+                incomplete_line = b""
             for line in lines:
                 yield line.decode("utf-8", "replace")
             if not chunk:
@@ -478,27 +482,27 @@ def _output(argv: List[str], seconds: float) -> Iterator[str]:
         stream.close()
 
 
-class _Form:
-    """Lines that are alike but for their numbers. ``tail`` holds the last of a storm."""
+class _Pattern:
+    """Lines that differ only in their numbers. ``tail`` holds the last lines of a flood."""
 
-    def __init__(self, line: str, seconds: float, telling: bool) -> None:
+    def __init__(self, line: str, seconds: float, important: bool) -> None:
         self.line = line
         self.first = self.last = seconds
-        self.telling = telling
+        self.important = important
         self.count = 0
         self.tail: collections.deque[Tuple[int, str]] = collections.deque(maxlen=FLOOD_LAST)
 
 
 class _Deduplicator:
-    """Bounds a log: storms are counted, reports of hung tasks stay whole, lines of drivers go before others."""
+    """Bounds a log: floods are counted, hung-task reports stay complete, driver lines have priority over others."""
 
     _DIGITS = str.maketrans(dict.fromkeys("0123456789abcdefABCDEF", "#"))
     _RUN = re.compile(r"#+")
-    # What tells lines apart that are alike but for their numbers: which event, on which device.
+    # Numbers that make a line a different one: event and device.
     _IDENTITY = re.compile(r"S?Xid \([^)]*\): \d+|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}")
-    # NVLink's codes carry their meaning in further numbers, 154 its recovery action.
+    # The further numbers of NVLink's codes have a meaning; those of 154 are its recovery action.
     _NUMBERS_MATTER = re.compile(r"Xid \([^)]*\): 1[45]\d\b")
-    _TELLING = re.compile(
+    _IMPORTANT = re.compile(
         r"NVRM|nvidia|NVIDIA|nvswitch|Xid|AER|PCIe|pcieport|lockup|blocked for more|hung_task|GSP|Hardware Error|panic"
     )
     _BLOCK = re.compile(r"INFO: task .*blocked (?:for more than|in I/O wait)")
@@ -508,23 +512,23 @@ class _Deduplicator:
     )
     # GPUs as the kernel lists them at boot: `pci 0000:3b:00.0: [10de:2330] type 00 class 0x030200`.
     _ENUMERATED = re.compile(r"pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0): \[10de:[0-9a-f]{4}\] .*class 0x030[02]")
-    _TELLING_BYTES, _OTHER_BYTES = 4 << 20, 8 << 20
-    """Held while reading; what is handed out is bounded by TEXT_BYTES."""
-    _FORMS = 20000
+    _IMPORTANT_BYTES, _OTHER_BYTES = 4 << 20, 8 << 20
+    """Limits while reading; TEXT_BYTES limits the result."""
+    _MAX_PATTERNS = 20000
 
     def __init__(self) -> None:
         self.enumerated: Set[str] = set()
         self._number = 0
         self._cut = False
-        self._forms: Dict[str, _Form] = {}
-        self._telling: List[_Kept] = []
-        self._others: collections.deque[_Kept] = collections.deque()
-        self._telling_bytes = self._others_bytes = 0
+        self._patterns: Dict[str, _Pattern] = {}
+        self._important_lines: List[_StoredLine] = []
+        self._other_lines: collections.deque[_StoredLine] = collections.deque()
+        self._important_bytes = self._other_bytes = 0
         self._blocks = 0
         self._block_left = 0
 
     def add(self, seconds: float, text: str) -> None:
-        """One line of the log, oldest first."""
+        """Add one line of the log, oldest first."""
         self._number += 1
         text = text[:2000].rstrip("\n")
         if "[10de:" in text:
@@ -536,98 +540,102 @@ class _Deduplicator:
             self._blocks += 1
             self._block_left = BLOCK_LINES
             if self._blocks <= BLOCKS:
-                self._keep(_Kept(self._number, line, None, 0), telling=True)
+                self._store(_StoredLine(self._number, line, None, 0), important=True)
                 return
         elif self._block_left and self._IN_BLOCK.match(text):
             self._block_left -= 1
             if self._blocks <= BLOCKS:
-                self._keep(_Kept(self._number, line, None, 0), telling=True)
+                self._store(_StoredLine(self._number, line, None, 0), important=True)
             else:
                 self._cut = True
             return
         else:
             self._block_left = 0
-        form = self._form(text, seconds)
-        if form is None:
-            self._keep(_Kept(self._number, line, None, 0), telling=False)
+        pattern = self._pattern(text, seconds)
+        if pattern is None:
+            self._store(_StoredLine(self._number, line, None, 0), important=False)
             return
-        form.count += 1
-        form.last = seconds
-        if form.count <= FLOOD:
-            self._keep(_Kept(self._number, line, form, form.count), form.telling)
+        pattern.count += 1
+        pattern.last = seconds
+        if pattern.count <= FLOOD:
+            self._store(_StoredLine(self._number, line, pattern, pattern.count), pattern.important)
         else:
-            form.tail.append((self._number, line))
+            pattern.tail.append((self._number, line))
 
     def text(self) -> Tuple[str, bool]:
-        """What stays of the log, in its order; and whether anything is left out that is not counted."""
-        telling = [(kept.number, kept.line) for kept in self._telling if kept.stays()]
-        others = [(kept.number, kept.line) for kept in self._others if kept.stays()]
-        for form in self._forms.values():
-            (telling if form.telling else others).extend(form.tail)
-        telling.sort()
+        """The bounded log, in its order; and whether it lacks lines that ``repeats`` does not count."""
+        important = [(stored.number, stored.line) for stored in self._important_lines if stored.is_kept()]
+        others = [(stored.number, stored.line) for stored in self._other_lines if stored.is_kept()]
+        for pattern in self._patterns.values():
+            (important if pattern.important else others).extend(pattern.tail)
+        important.sort()
         others.sort()
-        chosen, left = _fitting(telling, TEXT_BYTES * 2 // 3)
-        # Of the other lines the newest, which tell what was going on.
-        newest, rest = _fitting(others[::-1], TEXT_BYTES - sum(len(line.encode()) + 1 for _, line in chosen))
+        chosen, important_cut = _first_lines(important, TEXT_BYTES * 2 // 3)
+        # The newest of the other lines: they show what happened last.
+        newest, others_cut = _first_lines(others[::-1], TEXT_BYTES - sum(len(line.encode()) + 1 for _, line in chosen))
         lines = sorted(chosen + newest)
-        return "".join(line + "\n" for _, line in lines), self._cut or left or rest
+        return "".join(line + "\n" for _, line in lines), self._cut or important_cut or others_cut
 
     def repeats(self) -> List[Dict[str, Any]]:
-        """The storms, the longest first."""
-        floods = [form for form in self._forms.values() if form.count > FLOOD]
-        floods.sort(key=lambda form: -form.count)
+        """The floods, the longest first."""
+        floods = [pattern for pattern in self._patterns.values() if pattern.count > FLOOD]
+        floods.sort(key=lambda pattern: -pattern.count)
         return [
-            {"line": form.line, "count": form.count, "first": form.first, "last": form.last} for form in floods[:500]
+            {"line": pattern.line, "count": pattern.count, "first": pattern.first, "last": pattern.last}
+            for pattern in floods[:500]
         ]
 
-    def _form(self, text: str, seconds: float) -> Optional[_Form]:
+    def _pattern(self, text: str, seconds: float) -> Optional[_Pattern]:
         key = self._RUN.sub("#", text.translate(self._DIGITS))
         if "NVRM" in text or "nv" in text or "PCI" in text or "pci" in text:
             key += text if self._NUMBERS_MATTER.search(text) else "".join(self._IDENTITY.findall(text))
-        form = self._forms.get(key)
-        if form is None and len(self._forms) < self._FORMS:
-            form = self._forms[key] = _Form(text, seconds, bool(self._TELLING.search(text)))
-        return form
+        pattern = self._patterns.get(key)
+        if pattern is None and len(self._patterns) < self._MAX_PATTERNS:
+            pattern = self._patterns[key] = _Pattern(text, seconds, bool(self._IMPORTANT.search(text)))
+        return pattern
 
-    def _keep(self, kept: "_Kept", telling: bool) -> None:
-        if telling:
-            if self._telling_bytes > self._TELLING_BYTES:
+    def _store(self, stored: "_StoredLine", important: bool) -> None:
+        if important:
+            if self._important_bytes > self._IMPORTANT_BYTES:
                 self._cut = True
                 return
-            self._telling.append(kept)
-            self._telling_bytes += len(kept.line)
+            self._important_lines.append(stored)
+            self._important_bytes += len(stored.line)
             return
-        self._others.append(kept)
-        self._others_bytes += len(kept.line)
-        while self._others_bytes > self._OTHER_BYTES:
-            self._others_bytes -= len(self._others.popleft().line)
+        self._other_lines.append(stored)
+        self._other_bytes += len(stored.line)
+        while self._other_bytes > self._OTHER_BYTES:
+            self._other_bytes -= len(self._other_lines.popleft().line)
             self._cut = True
 
 
-class _Kept:
-    """A line that may stay: the ``ordinal``-th of its form."""
+class _StoredLine:
+    """A candidate for the result: the ``ordinal``-th line of its pattern."""
 
-    __slots__ = ("form", "line", "number", "ordinal")
+    __slots__ = ("line", "number", "ordinal", "pattern")
 
-    def __init__(self, number: int, line: str, form: Optional[_Form], ordinal: int) -> None:
+    def __init__(self, number: int, line: str, pattern: Optional[_Pattern], ordinal: int) -> None:
         self.number = number
         self.line = line
-        self.form = form
+        self.pattern = pattern
         self.ordinal = ordinal
 
-    def stays(self) -> bool:
-        """Whether it is not one of a storm's middle."""
-        form = self.form
+    def is_kept(self) -> bool:
+        """False for the lines in the middle of a flood."""
+        pattern = self.pattern
         return (
-            form is None or form.count <= FLOOD or self.ordinal <= FLOOD_FIRST or self.ordinal > form.count - FLOOD_LAST
+            pattern is None
+            or pattern.count <= FLOOD
+            or self.ordinal <= FLOOD_FIRST
+            or self.ordinal > pattern.count - FLOOD_LAST
         )
 
 
-def _fitting(lines: List[Tuple[int, str]], room: int) -> Tuple[List[Tuple[int, str]], bool]:
-    """The first lines that fit into so many bytes, and whether any does not."""
+def _first_lines(lines: List[Tuple[int, str]], limit: int) -> Tuple[List[Tuple[int, str]], bool]:
+    """The first lines that fit into ``limit`` bytes, and whether lines are missing."""
     for position, (_, line) in enumerate(lines):
-        room -= len(line.encode()) + 1
-        if room < 0:
+        limit -= len(line.encode()) + 1
+        if limit < 0:
             return lines[:position], True
     return lines, False
 
@@ -636,7 +644,7 @@ def _fitting(lines: List[Tuple[int, str]], room: int) -> Tuple[List[Tuple[int, s
 
 
 class _Thread:
-    """A thread as /proc/PID/task/TID/stat tells it (proc(5)). Its command line is never read: that can block."""
+    """A thread according to /proc/PID/task/TID/stat (proc(5)). Its command line is never read: that can block."""
 
     def __init__(self, options: ProbeOptions, pid: int, tid: int) -> None:
         """Raises OSError or ValueError for a thread that is gone."""
@@ -651,24 +659,23 @@ class _Thread:
         self.cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         self.started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
-    def again(self, options: ProbeOptions) -> "Optional[_Thread]":
-        """The same thread as it is now, None when it is gone."""
+    def reread(self, options: ProbeOptions) -> "Optional[_Thread]":
+        """The current state of the same thread, None when it is gone."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return _Thread(options, self.pid, self.tid)
         return None
 
     def switches(self) -> str:
-        """How often it gave the processor away: the same number twice means that it has slept all the time."""
+        """Its voluntary context switches: the same number twice means that it slept all the time."""
         found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _text(self.folder + "/status"), re.MULTILINE)
         return found.group(1) if found else ""
 
-    def ran_at(self) -> Optional[float]:
-        """When it last ran, in milliseconds of the scheduler's clock, where the kernel tells."""
+    def last_run_ms(self) -> Optional[float]:
+        """When it last ran, in milliseconds of the scheduler's clock; None where the kernel does not report it."""
         found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", _text(self.folder + "/sched", 4096), re.MULTILINE)
         return float(found.group(1)) if found else None
 
-    def told(self, age_s: float) -> Dict[str, Any]:
-        """The fact about it."""
+    def to_fact(self, age_s: float) -> Dict[str, Any]:
         return {
             "pid": self.tid,
             "comm": self.comm,
@@ -681,7 +688,7 @@ class _Thread:
 
 
 def _threads(options: ProbeOptions) -> Iterator[_Thread]:
-    """Every thread of the machine."""
+    """All threads of the machine."""
     for pid in _names(options.path("proc")):
         if pid.isdigit():
             for tid in _names(options.path("proc/{}/task".format(pid))):
@@ -690,46 +697,46 @@ def _threads(options: ProbeOptions) -> Iterator[_Thread]:
 
 
 def _tasks(options: ProbeOptions, emit: Emit) -> None:
-    """Threads in uninterruptible sleep that stay in it, and the driver's tools; then their stacks, which may block."""
-    told: List[_Thread] = []
+    """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks: reading them may block."""
+    tools: List[_Thread] = []
     asleep: List[_Thread] = []
     for thread in _threads(options):
         if thread.state == "D":
             asleep.append(thread)
         elif _TOOL.match(thread.comm) and (not thread.kthread or thread.state == "R"):
-            told.append(thread)
-    stuck = _staying(options, asleep, 0.5)
+            tools.append(thread)
+    stuck = _still_asleep(options, asleep, 0.5)
     now = _now_ms(options)
     for thread in stuck[:TASKS]:
-        ran = thread.ran_at()
-        emit("tasks", thread.told(max(0.5, (now - ran) / 1000) if now and ran else 0.5))
+        last_run = thread.last_run_ms()
+        emit("tasks", thread.to_fact(max(0.5, (now - last_run) / 1000) if now and last_run else 0.5))
     if len(stuck) > TASKS:
-        emit("errors", {"what": "tasks", "error": "{} threads sleep uninterruptibly".format(len(stuck))})
-    told = stuck[:TASKS] + told[:TASKS]
-    for thread in told:
+        emit("errors", {"what": "tasks", "error": "{} threads are in uninterruptible sleep".format(len(stuck))})
+    reported = stuck[:TASKS] + tools[:TASKS]
+    for thread in reported:
         if thread.state != "D":
-            emit("tasks", thread.told(0.0))
-    for thread in told:
+            emit("tasks", thread.to_fact(0.0))
+    for thread in reported:
         if thread.state in "DR":
             lines = _text(thread.folder + "/stack", 8192).splitlines()
-            # `[<0>] schedule+0x5d/0xd0`: the address is hidden, or of no use.
+            # `[<0>] schedule+0x5d/0xd0`: the address is hidden or useless.
             emit("stacks", {str(thread.tid): [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]})
 
 
-def _staying(options: ProbeOptions, asleep: List[_Thread], seconds: float) -> List[_Thread]:
-    """Those of ``asleep`` that do not wake within ``seconds``: who waits for a disk is in state D too, briefly."""
+def _still_asleep(options: ProbeOptions, asleep: List[_Thread], seconds: float) -> List[_Thread]:
+    """The threads of ``asleep`` that do not wake within ``seconds``: waiting for a disk means a short state D, too."""
     if not asleep:
         return []
     before = [(thread, thread.switches()) for thread in asleep]
     time.sleep(seconds)
-    again = [(thread.again(options), switches) for thread, switches in before]
-    return [thread for thread, switches in again if thread and thread.state == "D" and thread.switches() == switches]
+    after = [(thread.reread(options), switches) for thread, switches in before]
+    return [thread for thread, switches in after if thread and thread.state == "D" and thread.switches() == switches]
 
 
 def _now_ms(options: ProbeOptions) -> Optional[float]:
-    """The scheduler's clock: our own thread has just run."""
+    """The scheduler's clock: the time at which the thread of this process last ran."""
     try:
-        return _Thread(options, os.getpid(), os.getpid()).ran_at()
+        return _Thread(options, os.getpid(), os.getpid()).last_run_ms()
     except (OSError, ValueError, IndexError):
         return None
 
@@ -738,31 +745,32 @@ def _now_ms(options: ProbeOptions) -> Optional[float]:
 
 
 def _smi(options: ProbeOptions, emit: Emit) -> None:
-    """`nvidia-smi -q -x`, unless the module is not loaded (it would load it) or an earlier one is stuck."""
+    """`nvidia-smi -q -x`, unless the module is not loaded (it would load it) or an earlier nvidia-smi is stuck."""
     program = _program(options, "nvidia-smi")
     if not os.path.isdir(options.path("sys/module/nvidia")):
-        emit("smi", {"status": "absent", "message": "the module nvidia is not loaded"})
+        emit("smi", {"status": "absent", "message": "the kernel module nvidia is not loaded"})
         return
     if program is None:
         emit("smi", {"status": "absent", "message": "nvidia-smi is not installed"})
         return
-    until = time.monotonic() + options.smi_s
+    deadline = time.monotonic() + options.smi_s
     stuck = _stuck_smi(options)
     if stuck is not None:
-        emit("smi", {"status": "stuck", "pid": stuck.tid, "task_state": stuck.state, "message": "an earlier one hangs"})
+        message = "an earlier nvidia-smi hangs"
+        emit("smi", {"status": "stuck", "pid": stuck.tid, "task_state": stuck.state, "message": message})
         return
-    lock, holder = _lock(options, until)
+    lock, holder = _lock(options, deadline)
     if holder is not None:
-        state = _state_of(options, holder)
-        emit("smi", {"status": "stuck", "pid": holder, "task_state": state, "message": "an earlier one of ours hangs"})
+        message = "an earlier nvidia-smi of gpunodes hangs"
+        emit("smi", {"status": "stuck", "pid": holder, "task_state": _state_of(options, holder), "message": message})
         return
-    _run_smi([program, "-q", "-x"], lock, until, options, emit)
+    _run_smi([program, "-q", "-x"], lock, deadline, options, emit)
 
 
 def _stuck_smi(options: ProbeOptions) -> Optional[_Thread]:
-    """A nvidia-smi that sleeps uninterruptibly, or spins, and has done so for longer than a healthy one."""
+    """A nvidia-smi process that is in uninterruptible sleep or spins, for longer than a healthy one does."""
     found = [thread for thread in _threads(options) if thread.comm == "nvidia-smi"]
-    stuck = _staying(options, [thread for thread in found if thread.state == "D"], 1.0)
+    stuck = _still_asleep(options, [thread for thread in found if thread.state == "D"], 1.0)
     uptime = float((_text(options.path("proc/uptime")).split() or ["0"])[0])
     spinning = [
         thread
@@ -772,10 +780,10 @@ def _stuck_smi(options: ProbeOptions) -> Optional[_Thread]:
     return next(iter(stuck + spinning), None)
 
 
-def _lock(options: ProbeOptions, until: float) -> Tuple[Optional[int], Optional[int]]:
-    """The lock that every nvidia-smi of ours holds while it lives; or the process that will not let go of it.
+def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Optional[int]]:
+    """The lock that every nvidia-smi process of gpunodes holds; or the process that still holds it at the deadline.
 
-    Only root can keep it: others' files there could not be trusted.
+    Only root takes it: a lock file of another user is not trusted.
     """
     if os.geteuid() != 0:
         return None, None
@@ -788,16 +796,16 @@ def _lock(options: ProbeOptions, until: float) -> Tuple[Optional[int], Optional[
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock, None
         except OSError:
-            # Another probe's, perhaps about to end.
-            if time.monotonic() > until:
+            # Another probe holds it and may end soon.
+            if time.monotonic() > deadline:
                 holder = _number(os.read(lock, 32).decode("ascii", "replace"))
                 os.close(lock)
                 return None, holder or 0
             time.sleep(0.2)
 
 
-def _run_smi(argv: List[str], lock: Optional[int], until: float, options: ProbeOptions, emit: Emit) -> None:
-    begun = time.monotonic()
+def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: ProbeOptions, emit: Emit) -> None:
+    started = time.monotonic()
     with open(os.devnull, "r+b") as null:
         process = subprocess.Popen(
             argv,
@@ -812,28 +820,28 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: ProbeO
         os.ftruncate(lock, 0)
         os.write(lock, str(process.pid).encode("ascii"))
         os.close(lock)
-    # Should we ourselves be ended before it is.
-    emit("smi", {"status": "timeout", "pid": process.pid, "message": "it did not end before the probe did"})
-    assert process.stdout is not None  # noqa: S101 - asked for above
+    # Reported now in case this process is killed before nvidia-smi ends.
+    emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
+    assert process.stdout is not None  # noqa: S101 - Popen is called with a pipe
     output = b""
     ended = False
-    doubted = begun + HOPELESS_S
-    while not ended and time.monotonic() < until and len(output) <= TEXT_BYTES:
-        if select.select([process.stdout], [], [], max(0.0, min(until, doubted) - time.monotonic()))[0]:
+    driver_check = started + HOPELESS_S
+    while not ended and time.monotonic() < deadline and len(output) <= TEXT_BYTES:
+        if select.select([process.stdout], [], [], max(0.0, min(deadline, driver_check) - time.monotonic()))[0]:
             chunk = os.read(process.stdout.fileno(), 1 << 16)
             output += chunk
             ended = not chunk
-        if time.monotonic() >= doubted:
-            doubted = until
+        if time.monotonic() >= driver_check:
+            driver_check = deadline
             if _driver_hangs(options):
                 break
-    while ended and process.poll() is None and time.monotonic() < until:
+    while ended and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    # Control signs have no place there, and take six bytes each in JSON.
+    # Control characters are not valid there, and take six bytes each in JSON.
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", output[:TEXT_BYTES].decode("utf-8", "replace"))
-    fact = {"took_s": round(time.monotonic() - begun, 3), "rc": process.poll(), "pid": None, "message": ""}
+    fact = {"took_s": round(time.monotonic() - started, 3), "rc": process.poll(), "pid": None, "message": ""}
     if fact["rc"] is None:
-        state = _killed(process, options)
+        state = _kill(process, options)
         fact["status"] = "timeout"
         fact["message"] = text[-MESSAGE_BYTES:]
         if state is not None:
@@ -849,21 +857,21 @@ def _run_smi(argv: List[str], lock: Optional[int], until: float, options: ProbeO
 
 
 def _driver_hangs(options: ProbeOptions) -> bool:
-    """Whether a thread has slept inside the driver for ``STUCK_S``, as far as the kernel tells."""
+    """Whether a thread has slept inside the driver for ``STUCK_S``, as far as the kernel reports it."""
     now = _now_ms(options) or 0.0
     for thread in _threads(options):
-        asleep = thread.state == "D" and now - (thread.ran_at() or now) >= STUCK_S * 1000
+        asleep = thread.state == "D" and now - (thread.last_run_ms() or now) >= STUCK_S * 1000
         if asleep and _DRIVER_FRAME.search(_text(thread.folder + "/stack", 8192)):
             return True
     return False
 
 
-def _killed(process: "subprocess.Popen[bytes]", options: ProbeOptions) -> Optional[str]:
-    """Kill it; the state that it is in when that does not help."""
+def _kill(process: "subprocess.Popen[bytes]", options: ProbeOptions) -> Optional[str]:
+    """Kill the process; returns its state if it survives."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
         if process.poll() is not None:
             return None
         time.sleep(0.02)
@@ -881,7 +889,7 @@ def _state_of(options: ProbeOptions, pid: int) -> Optional[str]:
 
 
 def _pci(options: ProbeOptions, emit: Emit) -> None:
-    """Every NVIDIA function on the bus: whether it answers, its link, its error counters (Linux, sysfs-bus-pci)."""
+    """Every NVIDIA function on the bus: whether it responds, its link, its error counters (Linux, sysfs-bus-pci)."""
     base = options.path("sys/bus/pci/devices")
     for address in _names(base):
         device = base + "/" + address + "/"
@@ -898,15 +906,15 @@ def _pci(options: ProbeOptions, emit: Emit) -> None:
                 "device": _text(device + "device").strip()[2:],
                 "class": _text(device + "class").strip()[2:],
                 "driver": driver,
-                "answers": _answers(device),
+                "answers": _responds(device),
                 "link": _link(device),
                 "aer": _aer(device),
             },
         )
 
 
-def _answers(device: str) -> bool:
-    """Whether its configuration space can be read; a device that is gone reads as all ones. A sleeping one is left."""
+def _responds(device: str) -> bool:
+    """Whether its configuration space is readable: a lost device reads as all ones. Suspended devices are not woken."""
     if _text(device + "power/runtime_status").strip() == "suspended":
         return True
     try:
@@ -918,11 +926,11 @@ def _answers(device: str) -> bool:
 
 
 def _link(device: str) -> Optional[Dict[str, Any]]:
-    width, widest = (_number(_text(device + name)) for name in ("current_link_width", "max_link_width"))
-    speed, fastest = (_text(device + name).strip() for name in ("current_link_speed", "max_link_speed"))
-    if width is None or widest is None or not speed:
+    width, max_width = (_number(_text(device + name)) for name in ("current_link_width", "max_link_width"))
+    speed, max_speed = (_text(device + name).strip() for name in ("current_link_speed", "max_link_speed"))
+    if width is None or max_width is None or not speed:
         return None
-    return {"speed": speed, "width": width, "max_speed": fastest, "max_width": widest}
+    return {"speed": speed, "width": width, "max_speed": max_speed, "max_width": max_width}
 
 
 def _aer(device: str) -> Optional[Dict[str, int]]:
@@ -936,15 +944,15 @@ def _aer(device: str) -> Optional[Dict[str, int]]:
 
 
 def _driver(options: ProbeOptions, emit: Emit) -> None:
-    """Versions of module and library; the driver's own list of GPUs last, which takes its locks."""
+    """Versions of module and library; the driver's own list of GPUs last, because reading it takes driver locks."""
     emit("driver", {"loaded": os.path.isdir(options.path("sys/module/nvidia")), "library": _library(options)})
     module = _text(options.path("sys/module/nvidia/version")).strip()
     banner = _text(options.path("proc/driver/nvidia/version"))
-    named = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", banner)
+    in_banner = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", banner)
     emit(
         "driver",
         {
-            "module": module or (named.group(1) if named else None),
+            "module": module or (in_banner.group(1) if in_banner else None),
             "open": "Open Kernel Module" in banner if banner else None,
         },
     )
@@ -952,14 +960,14 @@ def _driver(options: ProbeOptions, emit: Emit) -> None:
     gpus: List[Dict[str, Any]] = []
     for address in _names(base):
         lines = _text("{}/{}/information".format(base, address)).splitlines()
-        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        minor = _number(told.get("Device Minor", ""))
-        gpus.append({"address": address, "minor": -1 if minor is None else minor, "model": told.get("Model", "")})
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        minor = _number(fields.get("Device Minor", ""))
+        gpus.append({"address": address, "minor": -1 if minor is None else minor, "model": fields.get("Model", "")})
         emit("driver", {"gpus": gpus})
 
 
 def _library(options: ProbeOptions) -> Optional[str]:
-    """The version of the NVML library that programs get: the end of its file's name."""
+    """The version of the NVML library that programs load: the end of its file's name."""
     folders = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "lib/*-linux-gnu")
     for folder in folders:
         for path in sorted(glob.glob(options.path(folder + "/libnvidia-ml.so.1"))):
@@ -973,22 +981,22 @@ SERVICES = ("nvidia-persistenced", "nvidia-fabricmanager")
 
 
 def _services(options: ProbeOptions, emit: Emit) -> None:
-    """What systemd says of the driver's services, in one question."""
+    """The states of the driver's services, in one call of systemctl."""
     program = _program(options, "systemctl")
     if program is None or not os.path.isdir(options.path("run/systemd/system")):
         return
     units = [name + ".service" for name in SERVICES]
     argv = [program, "show", "--property=Id,LoadState,ActiveState", *units]
     states: Dict[str, Dict[str, str]] = {}
-    told: Dict[str, str] = {}
+    unit: Dict[str, str] = {}
     try:
         for line in [*_output(argv, options.deadline_s / 2), ""]:
             key, _, value = line.partition("=")
             if value:
-                told[key] = value
-            elif told:
-                states[told.get("Id", "").rpartition(".")[0]] = told
-                told = {}
+                unit[key] = value
+            elif unit:
+                states[unit.get("Id", "").rpartition(".")[0]] = unit
+                unit = {}
     except (OSError, _SlowError) as error:
         emit("errors", {"what": "services", "error": str(error)})
     for name, state in states.items():
@@ -998,7 +1006,7 @@ def _services(options: ProbeOptions, emit: Emit) -> None:
 
 
 def _identity(options: ProbeOptions, emit: Emit) -> None:
-    """Which machine this is, for its node and its BMC to be told by."""
+    """What identifies this machine, to find its node and its BMC."""
     for key, name in (
         ("hostname", "proc/sys/kernel/hostname"),
         ("machine_id", "etc/machine-id"),
@@ -1011,7 +1019,7 @@ def _identity(options: ProbeOptions, emit: Emit) -> None:
 
 
 def macs(root: str = "/") -> List[str]:
-    """The MAC addresses of the physical network interfaces (those with a device that is no virtual function)."""
+    """The MAC addresses of the physical network interfaces (those with a device that is not a virtual function)."""
     base = os.path.join(root, "sys/class/net")
     found = []
     for name in _names(base):
@@ -1021,7 +1029,7 @@ def macs(root: str = "/") -> List[str]:
     return sorted({address for address in found if address})[:64]
 
 
-PARTS: Iterable[Tuple[str, Callable[[ProbeOptions, Emit], None]]] = (
+COLLECTORS: Iterable[Tuple[str, Callable[[ProbeOptions, Emit], None]]] = (
     ("log", _log),
     ("tasks", _tasks),
     ("smi", _smi),
@@ -1039,10 +1047,10 @@ def main(argv: List[str]) -> int:
     """Print the facts as one JSON document; the options are a JSON object in the first argument."""
     options = ProbeOptions(**(json.loads(argv[1]) if len(argv) > 1 else {}))
     output = sys.stdout.buffer
-    # The last resort, should this process itself be held up.
+    # The last resort if this process itself hangs.
     signal.alarm(int(options.deadline_s) + 5)
     if options.framed:
-        # Tells a machine that is slow from one whose shell never comes to us.
+        # Distinguishes a slow machine from one whose shell never starts this program.
         output.write(MARK + b"ready\n")
         output.flush()
     document = json.dumps(read(options)).encode("ascii")

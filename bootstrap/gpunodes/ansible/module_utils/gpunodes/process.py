@@ -1,4 +1,4 @@
-"""Running a program of the machine."""
+"""Runs programs of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .problem import MachineProblem
 
 INHERITED: list[int] = []
-"""Descriptors that every program gets: the machine's lock, so that it outlives us while they run."""
+"""Descriptors that every program inherits: the machine's lock stays held until the last program has ended."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -32,22 +32,22 @@ class CommandResult:
 
     @property
     def text(self) -> str:
-        """All that it said."""
-        return "\n".join(part for part in (self.out, self.err) if part)
+        """Its standard output and standard error."""
+        return "\n".join(stream for stream in (self.out, self.err) if stream)
 
 
-def unheard() -> bool:
-    """Whether nobody reads what we will say: the command that wants it was ended, or its connection.
+def is_disconnected() -> bool:
+    """Whether the command on the controller, or the connection to it, has ended.
 
-    sshd(8) closes its end of our output with the client's channel; it sends no signal where there is no terminal.
+    sshd(8) then closes the reading end of standard output; it sends no signal because there is no terminal.
     """
     output = select.poll()
     output.register(1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
-def run_while_heard(argv: Sequence[str], timeout_s: float) -> CommandResult:
-    """Like ``run``, for a program that may be killed at any moment: it ends when nobody waits for us any more."""
+def run_while_connected(argv: Sequence[str], timeout_s: float) -> CommandResult:
+    """Like ``run``, for a program that may be killed at any time: it is killed when the controller disconnects."""
     return _run(argv, timeout_s, "", {}, while_heard=True)
 
 
@@ -57,7 +57,7 @@ def run(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> CommandResult:
-    """Run ``argv``, no shell, in the C locale; a program that is missing or too slow is a result, not an exception."""
+    """Run ``argv`` without a shell in the C locale; a missing or slow program is a result, not an exception."""
     return _run(argv, timeout_s, stdin, environment or {}, while_heard=False)
 
 
@@ -83,24 +83,24 @@ def _run(
         while True:
             left = deadline - time.monotonic()
             try:
-                out, err = process.communicate(stdin, max(0, min(left, _LISTEN_S) if while_heard else left))
+                out, err = process.communicate(stdin, max(0, min(left, _CHECK_S) if while_heard else left))
             except subprocess.TimeoutExpired as error:
-                if time.monotonic() < deadline and not unheard():
+                if time.monotonic() < deadline and not is_disconnected():
                     continue
                 process.kill()
-                message = "".join(
-                    part.decode(errors="replace") if isinstance(part, bytes) else part or ""
-                    for part in (error.stdout, error.stderr)
+                output = "".join(
+                    stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
+                    for stream in (error.stdout, error.stderr)
                 )
-                return CommandResult(argv, 124, message, f"{argv[0]} did not end within {timeout_s:.0f} s")
+                return CommandResult(argv, 124, output, f"{argv[0]} did not end within {timeout_s:.0f} s")
             except BaseException:
                 process.kill()
                 raise
             return CommandResult(argv, process.returncode, out, err)
 
 
-_LISTEN_S = 1.0
-"""Seconds between two looks whether anybody still waits."""
+_CHECK_S = 1.0
+"""Seconds between two checks of the connection to the controller."""
 
 
 def must(
@@ -109,7 +109,7 @@ def must(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """The output of ``argv``; raises MachineProblem with the last line it said when it fails."""
+    """The output of ``argv``; raises MachineProblem with its last line of output when it fails."""
     done = run(argv, timeout_s, stdin, environment)
     if not done.ok:
         raise MachineProblem(f"`{' '.join(argv[:3])}` failed: {last_line(done.err) or last_line(done.out)}")
@@ -117,5 +117,5 @@ def must(
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """The last line that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

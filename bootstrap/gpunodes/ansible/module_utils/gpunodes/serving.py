@@ -1,9 +1,10 @@
-"""Approves the kubelets' requests for serving certificates of the cluster's CA. kubeadm approves none, and they rotate.
+"""Approves the kubelets' certificate signing requests for serving certificates of the cluster's CA.
 
-It runs on the control plane as a service (role control_plane), as a file of its own: it needs the standard library and
-kubectl. A request is approved when it is a node's own: from that node, for its name, for addresses that this node has
-and no other. Since a node reports its addresses itself, none of a worker's may be the API's, none may be a service's.
-What is not approved stays pending and is named in the journal.
+kubeadm does not approve these requests, and the certificates rotate. This program runs on the control plane as a
+service (role control_plane), as a single file: it needs only the standard library and kubectl. It approves the request
+of a node for its own name and for addresses that only this node has. A node reports its addresses itself: therefore no
+request may name an address of a service, and no worker's request an address of the API server. Other requests stay
+pending, and the journal has the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LONG_FORM = 0x80
 
 @dataclass(frozen=True)
 class Request:
-    """What a certificate is requested for."""
+    """The contents of a certificate signing request."""
 
     common_names: Sequence[str]
     organizations: Sequence[str]
@@ -53,16 +54,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What clients of the API and of services trust: no worker gets a certificate for it, whatever it reports."""
+    """Names and networks of the API and of services: no worker gets a certificate for them, whatever it reports."""
 
     names: frozenset[str]
     """The API server's DNS names and IP addresses, and the host of the control plane's endpoint."""
     services: Sequence[Any]
-    """The networks of the services, as ``ipaddress`` has them."""
+    """The networks of the services, as objects of ``ipaddress``."""
 
 
 def reserved(certificate: str, configuration: str) -> Reserved:
-    """By the API server's certificate (PEM) and kubeadm's ClusterConfiguration; raises ValueError for other texts."""
+    """What the API server's certificate (PEM) and kubeadm's ClusterConfiguration reserve; raises ValueError."""
     der = base64.b64decode("".join(certificate.partition("-----END")[0].strip().splitlines()[1:]), validate=True)
     [whole] = _elements(der)
     body = next(_elements(_content(whole, _SEQUENCE)), (0, b""))
@@ -78,29 +79,30 @@ def reserved(certificate: str, configuration: str) -> Reserved:
                     if kind in {_DNS, _IP}:
                         names.add(_plain(name.decode("ascii") if kind == _DNS else str(ipaddress.ip_address(name))))
     if not names:
-        raise ValueError(f"{_API_CERTIFICATE} has no alternative names")
+        raise ValueError(f"{_API_CERTIFICATE} has no subject alternative names")
     if host := urlsplit(f"//{_setting(configuration, 'controlPlaneEndpoint')}").hostname:
         names.add(_plain(host))
     subnets = _setting(configuration, "serviceSubnet")
     if not subnets:
         raise ValueError("the ConfigMap kubeadm-config has no serviceSubnet")
-    return Reserved(frozenset(names), [ipaddress.ip_network(one.strip(), strict=False) for one in subnets.split(",")])
+    networks = [ipaddress.ip_network(subnet.strip(), strict=False) for subnet in subnets.split(",")]
+    return Reserved(frozenset(names), networks)
 
 
 def _setting(configuration: str, name: str) -> str:
-    """A string of kubeadm's ClusterConfiguration, "" where it has none: kubeadm writes each on a line of its own."""
+    """A string of kubeadm's ClusterConfiguration, "" where it is missing: kubeadm writes each on its own line."""
     found = re.search(rf"^ *{name}: *(.*?) *$", configuration, re.MULTILINE)
     return found.group(1).strip("'\"") if found else ""
 
 
 def _plain(name: str) -> str:
-    """A DNS name or an address in the one form in which all are compared."""
+    """A DNS name or an address in its normal form, for comparisons."""
     address = _address(name)
     return name.lower() if address is None else str(address)
 
 
 def _address(name: str) -> Any:
-    """An IP address, or None. A mapped one is the IPv4 address that it maps: so compares who verifies a certificate."""
+    """An IP address, or None. An IPv4-mapped address becomes its IPv4 address, as in certificate verification."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -109,23 +111,23 @@ def _address(name: str) -> Any:
 
 
 def parse(pem: str) -> Request:
-    """A PKCS#10 request; raises ValueError for anything that a kubelet does not write."""
+    """Parse a PKCS#10 request; raises ValueError for contents that a kubelet does not write."""
     lines = pem.strip().splitlines()
     if lines[:1] != ["-----BEGIN CERTIFICATE REQUEST-----"] or lines[-1] != "-----END CERTIFICATE REQUEST-----":
-        raise ValueError("it is no certificate request")
+        raise ValueError("it is not a certificate request")
     try:
         der = base64.b64decode("".join(lines[1:-1]), validate=True)
     except binascii.Error as error:
-        raise ValueError("its base64 is broken") from error
+        raise ValueError("its base64 encoding is invalid") from error
     [whole] = _elements(der)
     body = next(_elements(_content(whole, _SEQUENCE)))
     _, subject, _, *attributes = _elements(_content(body, _SEQUENCE))
     found: dict[bytes, list[str]] = {_COMMON_NAME: [], _ORGANIZATION: []}
-    for part in _elements(_content(subject, _SEQUENCE)):
-        for pair in _elements(_content(part, _SET)):
+    for relative_name in _elements(_content(subject, _SEQUENCE)):
+        for pair in _elements(_content(relative_name, _SET)):
             kind, value = _elements(_content(pair, _SEQUENCE))
             if kind[1] not in found:
-                raise ValueError("its subject has more than a name and organizations")
+                raise ValueError("its subject has more than a common name and organizations")
             found[kind[1]].append(value[1].decode("utf-8"))
     names = [name for attribute in attributes for name in _alternative_names(_content(attribute, _ATTRIBUTES))]
     return Request(found[_COMMON_NAME], found[_ORGANIZATION], names)
@@ -135,12 +137,12 @@ def _alternative_names(attributes: bytes) -> Iterator[str]:
     for attribute in _elements(attributes):
         kind, values = _elements(_content(attribute, _SEQUENCE))
         if kind != (_OID, _EXTENSION_REQUEST):
-            raise ValueError("it has an attribute that is no extension request")
+            raise ValueError("it has an attribute that is not an extension request")
         for extensions in _elements(_content(values, _SET)):
             for extension in _elements(_content(extensions, _SEQUENCE)):
                 oid, *_, value = _elements(_content(extension, _SEQUENCE))
                 if oid != (_OID, _ALTERNATIVE_NAMES):
-                    raise ValueError("it requests more than alternative names")
+                    raise ValueError("it requests extensions other than subject alternative names")
                 [listed] = _elements(_content(value, _OCTETS))
                 for tag, name in _elements(_content(listed, _SEQUENCE)):
                     if tag == _DNS:
@@ -148,77 +150,78 @@ def _alternative_names(attributes: bytes) -> Iterator[str]:
                     elif tag == _IP:
                         yield str(ipaddress.ip_address(name))
                     else:
-                        raise ValueError("it has a name that is neither of DNS nor an address")
+                        raise ValueError("it has an alternative name that is neither a DNS name nor an IP address")
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The elements of a DER encoding, as tag and content."""
-    at = 0
-    while at < len(data):
-        header = data[at : at + 2]
+    position = 0
+    while position < len(data):
+        header = data[position : position + 2]
         if len(header) < 2:  # noqa: PLR2004 - a tag and a length
-            raise ValueError("its encoding is cut off")
+            raise ValueError("its DER encoding is truncated")
         tag, size = header
-        at += 2
+        position += 2
         if size >= _LONG_FORM:
             octets = size - _LONG_FORM
-            size = int.from_bytes(data[at : at + octets], "big")
-            at += octets
-        if at + size > len(data):
-            raise ValueError("its encoding is cut off")
-        yield tag, data[at : at + size]
-        at += size
+            size = int.from_bytes(data[position : position + octets], "big")
+            position += octets
+        if position + size > len(data):
+            raise ValueError("its DER encoding is truncated")
+        yield tag, data[position : position + size]
+        position += size
 
 
 def _content(element: tuple[int, bytes], tag: int) -> bytes:
     if element[0] != tag:
-        raise ValueError("its encoding is not that of a certificate request")
+        raise ValueError("its DER encoding is not that of a certificate request")
     return element[1]
 
 
-def objection(spec: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], kept: Reserved) -> str:
-    """Why a CertificateSigningRequest is not to be approved, "" where it is; ``nodes`` are the cluster's.
+def objection(spec: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], protected: Reserved) -> str:
+    """Why a CertificateSigningRequest must not be approved, "" where it may; ``nodes`` are the cluster's nodes.
 
-    ``kept`` is what no worker gets; a control plane's own name and addresses are among it.
+    ``protected`` is what no worker gets; it includes the control plane's own name and addresses.
     """
     user = str(spec.get("username", ""))
     node = user[len("system:node:") :] if user.startswith("system:node:") else ""
     if not node or _NODES not in (spec.get("groups") or ()):
-        return f"it comes from {user!r}, which is no node"
+        return f"the requester {user!r} is not a node"
     usages = set(spec.get("usages") or ())
     if "server auth" not in usages or usages - _USAGES:
-        return f"it is for {sorted(usages)}, not for serving alone"
+        return f"its usages are {sorted(usages)}, not only those of a serving certificate"
     try:
         request = parse(base64.b64decode(spec.get("request") or "").decode("ascii"))
     except (ValueError, StopIteration) as error:
-        return f"it cannot be read: {error}"
+        return f"it cannot be parsed: {error}"
     if list(request.common_names) != [user] or list(request.organizations) != [_NODES]:
-        return f"it is for {list(request.common_names)!r} of {list(request.organizations)!r}, not for {user!r}"
-    return _claimed(node, request, nodes, kept)
+        names, organizations = list(request.common_names), list(request.organizations)
+        return f"its subject is {names!r} in {organizations!r}, not {user!r} in {[_NODES]!r}"
+    return _name_objection(node, request, nodes, protected)
 
 
-def _claimed(node: str, request: Request, nodes: Sequence[Mapping[str, Any]], kept: Reserved) -> str:
-    """Why what a node requests a certificate for is not its own."""
-    own = {name for one in nodes if one["metadata"]["name"] == node for name in _addresses(one)}
-    others = {name for one in nodes if one["metadata"]["name"] != node for name in _addresses(one)}
-    leads = any(_leads(one) for one in nodes if one["metadata"]["name"] == node)
+def _name_objection(node: str, request: Request, nodes: Sequence[Mapping[str, Any]], protected: Reserved) -> str:
+    """Why the node must not get a certificate for the requested names and addresses."""
+    own = {name for each in nodes if each["metadata"]["name"] == node for name in _addresses(each)}
+    others = {name for each in nodes if each["metadata"]["name"] != node for name in _addresses(each)}
+    is_control_plane = any(_is_control_plane(each) for each in nodes if each["metadata"]["name"] == node)
     for name in request.names:
         plain, address = _plain(name), _address(name)
         if plain not in own or plain in others or (address is None and plain != node):
-            wrong = f"not {node}'s alone"
+            why = f"does not belong to {node} alone"
         elif address is not None and _unusable(address):
-            wrong = "no address of one machine"
-        elif any(address in network for network in kept.services if address is not None):
-            wrong = "a service's"
-        elif plain in kept.names and not leads:
-            wrong = "the API server's"
+            why = "is not an address of a single machine"
+        elif any(address in network for network in protected.services if address is not None):
+            why = "belongs to a service"
+        elif plain in protected.names and not is_control_plane:
+            why = "belongs to the API server"
         else:
             continue
-        return f"it is for {name!r}, which is {wrong}"
-    return "" if request.names else "it is for no address"
+        return f"it is for {name!r}, which {why}"
+    return "" if request.names else "it has no subject alternative names"
 
 
-def _leads(node: Mapping[str, Any]) -> bool:
+def _is_control_plane(node: Mapping[str, Any]) -> bool:
     return _CONTROL_PLANE in (node["metadata"].get("labels") or {})
 
 
@@ -227,42 +230,43 @@ def _addresses(node: Mapping[str, Any]) -> list[str]:
 
 
 def _unusable(address: Any) -> bool:
-    """The kubelet itself takes none of these for its own (validateNodeIP)."""
+    """Whether the kubelet itself rejects it as a node address (validateNodeIP)."""
     return bool(address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local)
 
 
 def pending(listing: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The requests for serving certificates that nobody has decided on."""
+    """The requests for serving certificates that are neither approved nor denied."""
     return [
-        one
-        for one in listing["items"]
-        if one["kind"] == "CertificateSigningRequest"
-        and one["spec"].get("signerName") == SIGNER
-        and not (one.get("status") or {}).get("conditions")
+        item
+        for item in listing["items"]
+        if item["kind"] == "CertificateSigningRequest"
+        and item["spec"].get("signerName") == SIGNER
+        and not (item.get("status") or {}).get("conditions")
     ]
 
 
-def round_(told: Mapping[str, str]) -> dict[str, str]:
-    """Decide on what is pending now; what was said of each, and is not said again: it goes into the next round.
+def process_pending(logged: Mapping[str, str]) -> dict[str, str]:
+    """Process all pending requests; returns the message of each by its name, for the next call.
 
-    Raises OSError, ValueError or SubprocessError when the cluster does not answer.
+    ``logged`` are the messages of the previous call: they are not logged again. Raises OSError, ValueError or
+    SubprocessError when the cluster does not respond.
     """
     listing = json.loads(_kubectl("get", "certificatesigningrequests,nodes", "--output=json"))
-    nodes = [one for one in listing["items"] if one["kind"] == "Node"]
-    waiting = pending(listing)
-    if not waiting:
+    nodes = [item for item in listing["items"] if item["kind"] == "Node"]
+    requests = pending(listing)
+    if not requests:
         return {}
-    kept = _reserved()
-    message = {}
-    for one in waiting:
-        name = str(one["metadata"]["name"])
-        why = objection(one["spec"], nodes, kept)
+    protected = _reserved()
+    messages = {}
+    for request in requests:
+        name = str(request["metadata"]["name"])
+        why = objection(request["spec"], nodes, protected)
         if not why:
             _kubectl("certificate", "approve", name)
-        message[name] = f"{name} of {one['spec'].get('username')!r}: {why or 'approved'}"
-        if message[name] != told.get(name):
-            _log(message[name])
-    return message
+        messages[name] = f"{name} of {request['spec'].get('username')!r}: {why or 'approved'}"
+        if messages[name] != logged.get(name):
+            _log(messages[name])
+    return messages
 
 
 def _reserved() -> Reserved:
@@ -272,23 +276,23 @@ def _reserved() -> Reserved:
     return reserved(certificate, stored["data"]["ClusterConfiguration"])
 
 
-def _kubectl(*words: str) -> str:
-    return subprocess.run([*_KUBECTL, *words], capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
+def _kubectl(*arguments: str) -> str:
+    return subprocess.run([*_KUBECTL, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
 
 
 def _log(line: str) -> None:
-    """One line for the journal."""
+    """Write one line to the journal."""
     sys.stderr.write(f"{line}\n")
 
 
 def main() -> None:
-    told: dict[str, str] = {}
+    logged: dict[str, str] = {}
     while True:
         try:
-            told = round_(told)
+            logged = process_pending(logged)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             output = getattr(error, "stderr", None) or error
-            _log(f"nothing can be decided: {str(output).strip()!r}")
+            _log(f"requests cannot be processed: {str(output).strip()!r}")
         time.sleep(_PAUSE_S)
 
 

@@ -1,10 +1,11 @@
-"""A session with the Kubernetes API, for one that has only a pipe to this machine.
+"""A session with the Kubernetes API for the controller, which has only an SSH connection to this machine.
 
-It reads requests and prints answers, one JSON document a line; several are carried out side by side. Nothing of the
-kubeconfig is ever in an answer. A request: ``id``, ``method``, ``path`` (with its query), ``body`` (or null),
-``type`` (of the body), ``keep`` (dotted paths; of the items of a list only these come back). An answer: ``id``,
-``status`` (0: the API does not answer; -1: this machine runs no cluster), ``body``, ``error``, ``time`` (this machine's
-clock, seconds since 1970). The method LOCK asks who holds the lock of commands on this machine.
+It reads requests from standard input and prints responses, one JSON document per line; it processes several requests
+in parallel. A response never contains anything of the kubeconfig. A request has ``id``, ``method``, ``path`` (with its
+query), ``body`` (or null), ``type`` (content type of the body) and ``keep`` (dotted paths: the fields to return of the
+items of a list). A response has ``id``, ``status`` (0: the API does not respond; -1: this machine runs no cluster),
+``body``, ``error`` and ``time`` (this machine's clock, seconds since 1970). The method LOCK returns the holder of the
+command lock on this machine.
 """
 
 from __future__ import annotations
@@ -22,44 +23,43 @@ from . import kubeconfig
 from .kube_api import ApiError, Client
 
 COMMAND_LOCK = "/run/gpunodes-cluster.lock"
-"""What a command holds where it has no API to take Leases from (engine/locks.py)."""
-_AT_ONCE = 4
-_MOST = 32 << 20
-"""Bytes of an answer."""
+"""The lock file of a command that cannot use Leases because no API exists yet (engine/locks.py)."""
+_PARALLEL_REQUESTS = 4
+_MAX_BYTES = 32 << 20
+"""Maximum size of a response."""
 
 
 def serve(path: str) -> None:
-    """Answer requests until standard input ends. ``path`` is a kubeconfig's."""
+    """Process requests until standard input ends. ``path`` is the path of a kubeconfig."""
     config = kubeconfig.load(path)
-    guard, local = threading.Lock(), threading.local()
+    output_lock, local = threading.Lock(), threading.local()
 
-    def answer(line: str) -> None:
+    def respond(line: str) -> None:
         request = json.loads(line)
         if request["method"] == "LOCK":
-            message: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
+            response: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
         elif config is None:
-            message = {"status": -1, "body": None, "error": f"there is no {path} on this machine"}
+            response = {"status": -1, "body": None, "error": f"{path} does not exist on this machine"}
         else:
             if not hasattr(local, "client"):
                 local.client = Client(config, patience_s=-1)
-            message = _call(local.client, request)
-        text = json.dumps({"id": request["id"], "time": time.time(), **message})
-        if len(text) > _MOST:
-            text = json.dumps(
-                {"id": request["id"], "time": time.time(), "status": 0, "body": None, "error": "the answer is too long"}
-            )
-        with guard:
+            response = _call(local.client, request)
+        text = json.dumps({"id": request["id"], "time": time.time(), **response})
+        if len(text) > _MAX_BYTES:
+            response = {"status": 0, "body": None, "error": "the response is too large"}
+            text = json.dumps({"id": request["id"], "time": time.time(), **response})
+        with output_lock:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         for line in sys.stdin:
             if line.strip():
-                pool.submit(answer, line)
+                pool.submit(respond, line)
 
 
 def lock_holder(path: str) -> Any:
-    """What the holder of a lock wrote into its file; None where nobody holds it."""
+    """What the holder of a lock has written into the lock file; None where the lock is free."""
     try:
         with open(path, "rb") as file:
             try:
@@ -84,11 +84,11 @@ def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": 200, "body": body, "error": ""}
 
 
-def pruned(thing: Mapping[str, Any], keep: list[str]) -> dict[str, Any]:
-    """``thing`` with only the dotted paths ``keep`` of it."""
+def pruned(item: Mapping[str, Any], keep: list[str]) -> dict[str, Any]:
+    """``item`` with only the fields at the dotted paths ``keep``."""
     result: dict[str, Any] = {}
     for path in keep:
-        source: Any = thing
+        source: Any = item
         target = result
         names = path.split(".")
         for name in names[:-1]:

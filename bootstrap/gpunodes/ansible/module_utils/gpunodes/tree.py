@@ -1,7 +1,7 @@
-"""Removing folders of a machine, and nothing that lies elsewhere: no mount is crossed and no link is followed.
+"""Removes folders of a machine without crossing a mount or following a link.
 
-Whoever removes a folder on a machine does it here. First ``unmount`` what our own services have mounted there, then
-``see_bare``, which refuses while anything is mounted, then ``remove``.
+All code that removes a folder on a machine uses this module: first ``unmount`` for mounts of gpunodes' own services,
+then ``check_unmounted``, which refuses while anything is mounted there, then ``remove``.
 """
 
 from __future__ import annotations
@@ -25,166 +25,168 @@ _MOUNTS = "/proc/self/mountinfo"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _UNMOUNT_S = 30
 _USERS = 5
-"""How many users of a mount an error names."""
+"""How many processes that use a mount an error names."""
 _RESCANS = 100
-"""How often a folder that was emptied may turn out not to be empty, because something still writes to it."""
+"""How often an emptied folder may contain new files, because a process still writes to it."""
 _LIMIT_S = 600
-"""Seconds after which a folder that is still written to is given up."""
-_PLAIN = frozenset(f"{string.ascii_letters}{string.digits}/._-+:@%=,".encode())
-"""Bytes that stand for themselves in any quoting of a shell."""
-_FILE_SYSTEMS_OWN = "lost+found"
-"""Comes with a disk and stays on it."""
+"""Seconds after which the removal of a folder that is still written to fails."""
+_SAFE_BYTES = frozenset(f"{string.ascii_letters}{string.digits}/._-+:@%=,".encode())
+"""Bytes that need no escape in any quoting of a shell."""
+_LOST_FOUND = "lost+found"
+"""Belongs to the file system of a disk and is never removed."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo: where it is mounted, and what (proc_pid_mountinfo(5))."""
+    """One line of /proc/self/mountinfo: mount point and source (proc_pid_mountinfo(5))."""
 
     point: str
     source: str
 
 
 def below(folders: Iterable[str]) -> list[Mount]:
-    """What is mounted below ``folders``, the last mounted first; their links are resolved."""
+    """The mounts below ``folders``, the last mounted first; links in the folders' paths are resolved."""
     roots = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
     return [mount for mount in _mounts() if mount.point.startswith(roots)]
 
 
 def unmount(folders: Iterable[str]) -> None:
-    """Unmount what is mounted below ``folders``, as far as nobody uses it.
+    """Unmount everything below ``folders`` that no process uses.
 
-    Never lazily: that hides a mount from us and leaves it to those who still write to it.
+    It never unmounts lazily: that would hide a mount from this module while processes still write to it.
     """
     for mount in below(folders):
         run(["umount", "--no-canonicalize", mount.point], _UNMOUNT_S)
 
 
-def see_bare(folders: Iterable[str], made: Iterable[str] = ()) -> None:
-    """Raise MachineProblem while anything is mounted below ``folders``, or on one of those that we have ``made``.
+def check_unmounted(folders: Iterable[str], created: Iterable[str] = ()) -> None:
+    """Raise MachineProblem while anything is mounted below ``folders``, or on one of the folders ``created``.
 
-    A folder that was there before us may be a disk of its own: ``remove`` empties it and leaves the mount.
+    ``created`` are folders that gpunodes created. A folder that existed before may be a mounted disk: ``remove``
+    empties it and keeps the mount.
     """
-    own = {os.path.realpath(folder) for folder in made}
+    own = {os.path.realpath(folder) for folder in created}
     for mount in [*below(folders), *(mount for mount in _mounts() if mount.point in own)]:
-        who = users(mount.point)
+        used_by = users(mount.point)
+        usage = f" and used by {', '.join(used_by)}" if used_by else ""
         raise MachineProblem(
-            f"{shown(mount.point)} ({shown(mount.source)}) is mounted{' and used by ' if who else ''}{', '.join(who)}",
-            "nothing mounted in a folder that is to be removed",
-            f"{'end what uses it, then ' if who else ''}`umount {_quoted(mount.point)}`; run the command again",
+            f"{shown(mount.point)} ({shown(mount.source)}) is mounted{usage}",
+            "no mount in a folder that is to be removed",
+            f"{'end these processes, then ' if used_by else ''}`umount {_quoted(mount.point)}`; run the command again",
         )
 
 
 def users(point: str) -> list[str]:
-    """Processes that work in a mount or have files of it open: ``name (pid)``.
+    """Processes with their working directory or open files in a mount: ``name (pid)``.
 
-    Only links in /proc are read: they answer even when the file system itself does not. A process that has only mapped
-    a file is not found, because /proc/PID/maps may hang with that process.
+    Only links in /proc are read: that works even when the file system itself hangs. A process that has only mapped
+    a file is not found, because reading /proc/PID/maps may hang.
     """
     found = []
     for folder in sorted(glob.glob("/proc/[0-9]*"), key=lambda path: int(os.path.basename(path))):
         links = []
         for path in (f"{folder}/cwd", f"{folder}/root", f"{folder}/exe", *glob.glob(f"{folder}/fd/*")):
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended
                 links.append(os.readlink(path))
         if any(f"{link}/".startswith(f"{point}/") for link in links):
             name = "?"
-            with contextlib.suppress(OSError):  # it ended meanwhile: ESRCH where its folder is open already
+            with contextlib.suppress(OSError):  # the process has ended: ESRCH if the file is already open
                 name = (disk.read(f"{folder}/comm") or "?").strip()
             found.append(f"{shown(name)} ({os.path.basename(folder)})")
     return [*found[:_USERS], *([f"{len(found) - _USERS} more"] if len(found) > _USERS else [])]
 
 
-def remove(folder: str, made: bool = False) -> None:
-    """Remove a folder with all that is in it; one that is not there is no error.
+def remove(folder: str, created: bool = False) -> None:
+    """Remove a folder with its contents; a missing folder is not an error.
 
-    One that is a link or a mount of its own is emptied and stays: it was there before us. Where we have ``made`` it, a
-    mount on it is somebody else's. Raises MachineProblem at that and at anything mounted below, even what ``mountinfo``
-    did not list a moment ago, and at what cannot be removed.
+    A folder that is a link or a mount point is emptied and kept: it existed before gpunodes. ``created``: gpunodes
+    created the folder, so a mount on it belongs to another user. Raises MachineProblem in that case, at any mount below
+    the folder, even one that is newer than the check with ``mountinfo``, and at files that cannot be removed.
     """
-    place = os.path.realpath(folder)
+    path = os.path.realpath(folder)
     try:
-        root = os.open(place, _FOLDER)
+        root = os.open(path, _FOLDER)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _stuck(folder, error) from error
+        raise _not_removed(folder, error) from error
     try:
         mounted = _is_mounted(root)
-        if mounted and made:
-            raise _mounted_on(place)
+        if mounted and created:
+            raise _mounted_on(path)
         stays = mounted or os.path.islink(folder)
         deadline = time.monotonic() + _LIMIT_S
         for rescan in range(_RESCANS):
-            _empty(root, place, _FILE_SYSTEMS_OWN if stays else "", deadline)
-            if stays or _gone(place, last=rescan == _RESCANS - 1):
+            _empty(root, path, _LOST_FOUND if stays else "", deadline)
+            if stays or _remove_empty(path, last=rescan == _RESCANS - 1):
                 break
     except OSError as error:
-        raise _stuck(folder, error) from error
+        raise _not_removed(folder, error) from error
     finally:
         os.close(root)
 
 
-def holds_anything(folder: str) -> bool:
-    """Whether ``remove`` would have anything to do in a folder that stays."""
-    return os.path.isdir(folder) and any(name != _FILE_SYSTEMS_OWN for name in os.listdir(folder))
+def has_content(folder: str) -> bool:
+    """Whether a folder exists and contains anything that ``remove`` would delete."""
+    return os.path.isdir(folder) and any(name != _LOST_FOUND for name in os.listdir(folder))
 
 
 def shown(text: str) -> str:
-    """A name as it may stand in a sentence: whoever made it may have put control characters in."""
+    """A name that is safe in a message: control characters are replaced."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _mounts() -> list[Mount]:
     found = []
     with open(_MOUNTS, "rb") as file:
-        # Of all that ends a line elsewhere the kernel escapes a line feed alone.
+        # The kernel escapes only line feeds; other characters that end a line elsewhere may be part of a name.
         lines = file.read().split(b"\n")
     for line in filter(None, lines):
         fields, _, rest = line.partition(b" - ")
         try:
-            point, source = (_plain(word) for word in (fields.split(b" ")[4], rest.split(b" ")[1]))
+            point, source = (_unescaped(name) for name in (fields.split(b" ")[4], rest.split(b" ")[1]))
         except (IndexError, ValueError):
-            raise MachineProblem(f"{_MOUNTS} has a line of another form: {shown(os.fsdecode(line))}") from None
-        # The kernel marks so a mount whose folder is gone: no path leads there.
+            raise MachineProblem(f"{_MOUNTS} has an invalid line: {shown(os.fsdecode(line))}") from None
+        # The kernel marks a mount whose folder was deleted: it has no path.
         if not point.endswith("//deleted"):
             found.append(Mount(point, source))
     return found[::-1]
 
 
-def _plain(word: bytes) -> str:
-    """A name of mountinfo: spaces, tabs, line ends and backslashes are octal there."""
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal.group(1), 8) & 255]), word))
+def _unescaped(name: bytes) -> str:
+    """A name of mountinfo without its octal escapes for spaces, tabs, line feeds and backslashes."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal.group(1), 8) & 255]), name))
 
 
 def _quoted(path: str) -> str:
-    """A path as a shell takes it, without control characters (bash(1), QUOTING: ``$'...'``)."""
+    """A path in shell quotes, without control characters (bash(1), QUOTING: ``$'...'``)."""
     if path.isprintable():
         return shlex.quote(path)
-    escaped = (chr(byte) if byte in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(path))
+    escaped = (chr(byte) if byte in _SAFE_BYTES else f"\\{byte:03o}" for byte in os.fsencode(path))
     return f"$'{''.join(escaped)}'"
 
 
 def _is_mounted(folder: int) -> bool:
-    """Whether an open folder is one that something is mounted on."""
-    next_step = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+    """Whether an open folder is a mount point."""
+    parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
     try:
-        return _mount_id(next_step) != _mount_id(folder)
+        return _mount_id(parent) != _mount_id(folder)
     finally:
-        os.close(next_step)
+        os.close(parent)
 
 
 def _mounted_on(path: str) -> MachineProblem:
     return MachineProblem(
-        f"something is mounted on {shown(path)}",
-        "nothing mounted in a folder that is to be removed",
+        f"{shown(path)} is a mount point",
+        "no mount in a folder that is to be removed",
         "unmount it, then run the command again",
     )
 
 
-def _gone(place: str, last: bool) -> bool:
-    """Remove an emptied folder; False where something was written to it meanwhile and it is not the ``last`` try."""
+def _remove_empty(path: str, last: bool) -> bool:
+    """Remove an emptied folder; False where it contains new files and this is not the ``last`` attempt."""
     try:
-        os.rmdir(place)
+        os.rmdir(path)
     except FileNotFoundError:
         return True
     except OSError as error:
@@ -194,41 +196,41 @@ def _gone(place: str, last: bool) -> bool:
     return True
 
 
-def _empty(root: int, path: str, kept: str, deadline: float) -> None:
-    """Delete all below the open folder ``root`` but the entry ``kept``, until ``deadline`` (monotonic) at most.
+def _empty(root: int, path: str, skipped: str, deadline: float) -> None:
+    """Delete everything below the open folder ``root`` except the entry ``skipped``, until ``deadline`` (monotonic).
 
-    No path is walked twice, so that nobody can put a link into the way, and one folder is open at a time, so that no
-    depth is too deep. A mount is known by its id: a bind mount has its folder's device number, and a subvolume of btrfs
-    has another without being a mount.
+    It resolves no path twice, so that no process can insert a link, and it keeps only one folder open, so that any
+    depth works. It detects mounts by their id: a bind mount has the same device number as its folder, and a btrfs
+    subvolume has another one without being a mount.
     """
     mount = _mount_id(root)
-    trail: list[tuple[str, tuple[int, int]]] = []
+    parents: list[tuple[str, tuple[int, int]]] = []
     rescans = 0
-    here = os.dup(root)
+    current = os.dup(root)
     try:
         while True:
             if time.monotonic() > deadline:
                 raise OSError(errno.ETIMEDOUT, f"it is still written to after {_LIMIT_S} s")
-            name = _clear_files(here, "" if trail else kept)
+            name = _clear_files(current, "" if parents else skipped)
             if name:
                 try:
-                    down = os.open(name, _FOLDER, dir_fd=here)
+                    child = os.open(name, _FOLDER, dir_fd=current)
                 except FileNotFoundError:
-                    continue  # somebody else removes it as well
-                trail.append((name, _identity(here)))
-                os.close(here)
-                here = down
-                if _mount_id(here) != mount:
-                    raise _mounted_on("/".join([path, *(name for name, _ in trail)]))
-            elif trail:
-                name, next_step = trail.pop()
-                up = os.open("..", _FOLDER, dir_fd=here)
-                os.close(here)
-                here = up
-                if _identity(here) != next_step:
-                    raise OSError(errno.EBUSY, "somebody moves folders there")
+                    continue  # another process has removed it
+                parents.append((name, _identity(current)))
+                os.close(current)
+                current = child
+                if _mount_id(current) != mount:
+                    raise _mounted_on("/".join([path, *(name for name, _ in parents)]))
+            elif parents:
+                name, identity = parents.pop()
+                parent = os.open("..", _FOLDER, dir_fd=current)
+                os.close(current)
+                current = parent
+                if _identity(current) != identity:
+                    raise OSError(errno.EBUSY, "another process moves folders there")
                 try:
-                    os.rmdir(name, dir_fd=here)
+                    os.rmdir(name, dir_fd=current)
                 except FileNotFoundError:
                     pass
                 except OSError as error:
@@ -238,14 +240,14 @@ def _empty(root: int, path: str, kept: str, deadline: float) -> None:
             else:
                 return
     finally:
-        os.close(here)
+        os.close(current)
 
 
-def _clear_files(folder: int, kept: str) -> str:
-    """Unlink the entries of an open folder up to the first that is a folder; its name, "" when there is none."""
+def _clear_files(folder: int, skipped: str) -> str:
+    """Unlink the entries of an open folder until the first subfolder; its name, or "" if there is no subfolder."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name == kept:
+            if entry.name == skipped:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 return entry.name
@@ -257,7 +259,7 @@ def _clear_files(folder: int, kept: str) -> str:
 def _mount_id(folder: int) -> str:
     found = re.search(r"^mnt_id:\s*(\d+)$", disk.read(f"/proc/self/fdinfo/{folder}") or "", re.MULTILINE)
     if not found:
-        raise OSError(errno.ENOSYS, "the kernel does not tell where it is mounted (/proc/self/fdinfo)")
+        raise OSError(errno.ENOSYS, "the kernel does not report its mount id (/proc/self/fdinfo)")
     return found.group(1)
 
 
@@ -266,10 +268,10 @@ def _identity(folder: int) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-def _stuck(folder: str, error: OSError) -> MachineProblem:
-    what = f"{folder}/.../{error.filename}" if error.filename and error.filename != folder else folder
+def _not_removed(folder: str, error: OSError) -> MachineProblem:
+    path = f"{folder}/.../{error.filename}" if error.filename and error.filename != folder else folder
     return MachineProblem(
-        f"{shown(str(what))} cannot be removed: {error.strerror}",
-        "a folder that can be emptied",
+        f"{shown(str(path))} cannot be removed: {error.strerror}",
+        "a folder that can be removed",
         f"see `ls -la {folder}` and `lsattr -a {folder}`, then run the command again",
     )

@@ -1,4 +1,4 @@
-"""Takes back all that the ledger lists: a machine back to what it was before us."""
+"""Undoes all changes in the ledger of a machine."""
 
 from __future__ import annotations
 
@@ -15,53 +15,54 @@ from . import disk, firewall, gpu_host, host, kubeadm, ledger, lock, packages, t
 from .problem import MachineProblem
 from .process import run
 
-NOTES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
-"""What the probe and repair's helper keep for the time of a boot; both are files that go to a machine alone."""
+TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
+"""Files of the probe and of the escalation program, until the next boot; those two are sent without this module."""
 _RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
-"""Where container runtimes mount, and may leave mounts when they stop. Beside them only the kubelet mounts."""
+"""Folders where container runtimes mount, and may leave mounts when they stop. Only the kubelet mounts elsewhere."""
 _DOCKER_DATA = "/var/lib/docker"
 _VOLUMES = f"{_DOCKER_DATA}/volumes/"
-"""What is mounted there is somebody's data, and not a container's own."""
-_LETTING_GO_S = 120
-"""How long pods that were told to go may take to let go of the GPUs."""
+"""Mounts below this folder contain a user's data; a container's own mounts are elsewhere."""
+_GPU_RELEASE_S = 120
+"""How long deleted pods may take to release the GPUs."""
 
 
 class Undoer:
-    """One undoing run. Every part may be repeated: an interrupted run is finished by the next."""
+    """One undo run. Every step may be repeated: the next run completes an interrupted one."""
 
-    def __init__(self, check: bool = False, part: str = "") -> None:
-        """``part`` takes back one of ``ledger.PARTS`` alone; "" all of them, and then the rest."""
+    def __init__(self, check: bool = False, section: str = "") -> None:
+        """``section`` undoes only one of ``ledger.SECTIONS``; "" all of them, and then the ledger itself."""
         self.check = check
-        self.part = part
+        self.section = section
         self.actions: list[str] = []
-        self.ledger = ledger.load(ledger.path_of(part))
+        self.ledger = ledger.load(ledger.path_of(section))
 
     def run(self) -> list[str]:
-        """Undo; the actions taken, none where there was nothing of ours.
+        """Undo; returns the actions taken, empty if there was nothing to undo.
 
-        Raises MachineProblem when something uses what is to go; nothing of that part was removed then.
+        Raises MachineProblem when software or a folder that is to be removed is in use; in that case nothing of its
+        section is removed.
         """
-        parts = self._parts()
-        self.see_bare()
-        for part in parts:
-            self.actions += part.run()
-        if os.path.exists(ledger.path_of(self.part)):
+        sections = self._sections()
+        self.check_unmounted()
+        for section in sections:
+            self.actions += section.run()
+        if os.path.exists(ledger.path_of(self.section)):
             self._undo()
         if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
-            for path in (*NOTES, lock.PATH):
+            for path in (*TEMPORARY_FILES, lock.PATH):
                 disk.remove(path)
         return self.actions
 
-    def see_bare(self) -> None:
-        """Raise MachineProblem while somebody has something mounted in what is to go; nothing is changed."""
-        for each in (self, *self._parts()):
-            folders = each._folders()
-            tree.see_bare(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, made=folders)
+    def check_unmounted(self) -> None:
+        """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
+        for undoer in (self, *self._sections()):
+            folders = undoer._folders()
+            tree.check_unmounted(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, created=folders)
             if _DOCKER_DATA in folders:
-                tree.see_bare([_VOLUMES])
+                tree.check_unmounted([_VOLUMES])
 
-    def _parts(self) -> list[Undoer]:
-        return [] if self.part else [Undoer(self.check, part) for part in ledger.PARTS]
+    def _sections(self) -> list[Undoer]:
+        return [] if self.section else [Undoer(self.check, section) for section in ledger.SECTIONS]
 
     def _undo(self) -> None:
         self._drivers()
@@ -70,7 +71,7 @@ class Undoer:
             self._mounts()
         self._docker()
         if not self.check:
-            # While nft, which may have come with us, is there.
+            # Before the packages: gpunodes may have installed nft.
             firewall.remove_empty_tables(self.ledger.firewall_tables)
         self._packages()
         self._users()
@@ -78,15 +79,15 @@ class Undoer:
         self._files()
         self._directories()
         self._kernel()
-        if not self.part:
+        if not self.section:
             self._swap()
         for path in lists:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._conflicting_modules()
         self._restarts()
-        what = f"what was changed for {self.part}" if self.part else "the ledger"
-        self._do(f"forget {what}", lambda: ledger.forget(self.part))
+        what = f"the section {self.section} of the ledger" if self.section else "the ledger"
+        self._do(f"remove {what}", lambda: ledger.remove(self.section))
 
     def _do(self, action: str, function: Callable[[], object]) -> None:
         self.actions.append(action)
@@ -94,21 +95,21 @@ class Undoer:
             function()
 
     def _drivers(self) -> None:
-        """See that nobody uses the GPUs; what our own services hold open does not count."""
+        """Check that no process uses the GPUs; services in the ledger do not count."""
         if "nvidia" not in self.ledger.modules or not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
             return
-        deadline = time.monotonic() + (0 if self.check else _LETTING_GO_S)
+        deadline = time.monotonic() + (0 if self.check else _GPU_RELEASE_S)
         while users := gpu_host.holders([name for name in self.ledger.services if name.startswith("nvidia-")]):
             if time.monotonic() >= deadline:
                 raise MachineProblem(
                     f"{', '.join(users)} use{'s' if len(users) == 1 else ''} the GPUs",
-                    "nobody: the driver is not taken away under its users",
-                    "end them (pods: `kubectl drain`), then run the command again",
+                    "no process: the driver is not removed while it is in use",
+                    "end these processes (pods: `kubectl drain`), then run the command again",
                 )
             time.sleep(2)
 
     def _conflicting_modules(self) -> None:
-        """What had to make way for the driver comes back."""
+        """Restore the kernel modules that conflicted with the driver."""
         if self.ledger.initramfs == "rebuilt":
             self._do("rebuild the initramfs", lambda: gpu_host.rebuild(gpu_host.images()))
         for name in self.ledger.unloaded:
@@ -116,8 +117,8 @@ class Undoer:
                 self._do(f"load {name}", partial(run, ["modprobe", name]))
 
     def _restarts(self) -> None:
-        """Services that were there before us, and still run with what we have just taken away from them."""
-        states = host.service_states(list(self.ledger.services)) if self.part and self.ledger.services else {}
+        """Restart services that existed before gpunodes and still run with files that were just removed."""
+        states = host.service_states(list(self.ledger.services)) if self.section and self.ledger.services else {}
         for name, before in self.ledger.services.items():
             if before["active"] and states.get(name, {}).get("active"):
                 self._do(f"restart {name}", partial(host.start, name, "restart"))
@@ -132,7 +133,7 @@ class Undoer:
                 self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]))
 
     def _docker(self) -> None:
-        """What Docker leaves when it has stopped: its bridge and its rules. Somebody else's Docker keeps them."""
+        """Remove the bridge and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
         if self.ledger.services.get("docker", {"active": True})["active"]:
             return
         if os.path.exists("/sys/class/net/docker0"):
@@ -143,7 +144,7 @@ class Undoer:
     def _users(self) -> None:
         for name in self.ledger.users:
             if host.has_user(name):
-                # Its group goes with it (login.defs: USERGROUPS_ENAB).
+                # That also removes its group (login.defs: USERGROUPS_ENAB).
                 self._do(f"remove the user {name}", partial(run, ["userdel", name]))
         for name in self.ledger.groups:
             if host.has_group(name):
@@ -154,31 +155,29 @@ class Undoer:
             return
         manager = packages.detect()
         if not self.check:
-            manager.mend()
-        there = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
-        held = [name for name in self.ledger.holds if name in there and there[name].held]
+            manager.finish_interrupted()
+        installed = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
+        held = [name for name in self.ledger.holds if name in installed and installed[name].held]
         if held:
-            self._do(f"let go of {', '.join(held)}", lambda: manager.hold(held, held=False))
-        ours = [name for name in self.ledger.packages if name in there]
-        # Debian's and Ubuntu's docker.io empties that folder when it is purged (its postrm: nuke-graph-directory.sh).
-        kept = [name for name in ours if name == "docker.io" and _DOCKER_DATA not in self.ledger.directories]
-        if kept:
-            self._do(f"remove {kept[0]}, and leave {_DOCKER_DATA}", lambda: manager.remove(kept))
-        if ours := [name for name in ours if name not in kept]:
-            self._do(f"remove {', '.join(ours)}", lambda: manager.purge(ours))
+            self._do(f"release the hold of {', '.join(held)}", lambda: manager.hold(held, held=False))
+        added = [name for name in self.ledger.packages if name in installed]
+        # Purging docker.io of Debian and Ubuntu empties that folder (its postrm: nuke-graph-directory.sh).
+        unpurged = [name for name in added if name == "docker.io" and _DOCKER_DATA not in self.ledger.directories]
+        if unpurged:
+            self._do(f"remove {unpurged[0]}, but keep {_DOCKER_DATA}", lambda: manager.remove(unpurged))
+        if purged := [name for name in added if name not in unpurged]:
+            self._do(f"remove {', '.join(purged)}", lambda: manager.purge(purged))
 
     def _apt_lists(self) -> list[str]:
-        """apt's copies of the indices of our package sources."""
+        """apt's copies of the indices of the package sources in the ledger."""
         found = []
         for path in self.ledger.files:
             if path.endswith(".sources"):
                 for line in (disk.read(path) or "").splitlines():
                     if line.startswith("URIs:"):
-                        parts = urlsplit(line.split(None, 1)[1])
-                        stem = glob.escape(
-                            f"{parts.netloc}{parts.path}".rstrip("/").replace("_", "%5f").replace("/", "_")
-                        )
-                        found += glob.glob(f"/var/lib/apt/lists/{stem}_*")
+                        url = urlsplit(line.split(None, 1)[1])
+                        name = f"{url.netloc}{url.path}".rstrip("/").replace("_", "%5f").replace("/", "_")
+                        found += glob.glob(f"/var/lib/apt/lists/{glob.escape(name)}_*")
         return found
 
     def _files(self) -> None:
@@ -188,26 +187,26 @@ class Undoer:
                     self._do(f"remove {path}", partial(os.unlink, path))
             elif not _is(path, old):
                 self._do(f"restore {path}", partial(_restore, path, old))
-        # Units and drop-ins may have gone with the packages and files.
+        # Units and drop-ins may have been removed with the packages and files.
         if not self.check:
             run(["systemctl", "daemon-reload"])
             run(["systemctl", "reset-failed", *self.ledger.services])
 
     def _folders(self) -> list[str]:
-        """The folders that came with us and are still there, innermost first."""
+        """The existing folders that gpunodes or its software created, innermost first."""
         found = sorted(self.ledger.directories, key=len, reverse=True)
         return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
 
     def _mounts(self) -> None:
-        """See that nothing is mounted in what is to go, before packages' scripts or we remove any of it."""
+        """Check that nothing is mounted in folders to be removed, before package scripts or gpunodes remove them."""
         folders = self._folders()
         tree.unmount(path for path in folders if path in _RUNTIMES)
-        tree.see_bare(folders, made=folders)
+        tree.check_unmounted(folders, created=folders)
 
     def _directories(self) -> None:
         for path in self._folders():
-            if not _others_in(path):
-                self._do(f"remove {path}", partial(tree.remove, path, made=True))
+            if not _has_other_modules(path):
+                self._do(f"remove {path}", partial(tree.remove, path, created=True))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
@@ -219,14 +218,14 @@ class Undoer:
             self._do("unload nvidia", lambda: gpu_host.unload(self.ledger.modules))
         for name in reversed(self.ledger.modules):
             if not name.startswith("nvidia") and os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
-                # A module that something else has come to use stays.
+                # A module that is in use stays.
                 self._do(f"unload {name}", partial(run, ["modprobe", "--remove", name]))
 
     def _swap(self) -> None:
         fstab = disk.read("/etc/fstab") or ""
         if host.with_swap(fstab) != fstab:
             mode = stat.S_IMODE(os.stat("/etc/fstab").st_mode)
-            self._do("bring swap back in /etc/fstab", lambda: disk.write("/etc/fstab", host.with_swap(fstab), mode))
+            self._do("enable swap in /etc/fstab", lambda: disk.write("/etc/fstab", host.with_swap(fstab), mode))
         off = [
             device for device in self.ledger.swaps if device not in host.active_swaps(disk.read("/proc/swaps") or "")
         ]
@@ -235,8 +234,8 @@ class Undoer:
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
 
 
-def _others_in(path: str) -> bool:
-    """Whether a folder that DKMS shares among modules holds another module than NVIDIA's by now."""
+def _has_other_modules(path: str) -> bool:
+    """Whether a folder that DKMS shares among modules now contains modules other than NVIDIA's."""
     if path == gpu_host.DKMS:
         names = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     elif path.startswith("/lib/modules/"):

@@ -1,10 +1,10 @@
-"""How the lines of interest are written, in every form of a kernel log.
+"""The patterns of relevant log lines, in every format of a kernel log.
 
-A line is a header (who logged it, and when) and a message. The patterns below know the messages; `Header` knows the
-headers, and which of them say that the kernel was not the writer: anybody may write a line that looks like one of its.
-Messages are matched on bytes, across line breaks where a mail or a page may have wrapped them.
+A line consists of a header (writer and time) and a message. The patterns below match the messages. `Header` tells
+whether the kernel can be the writer, since any program can write a line that looks like the kernel's.
+Messages are matched as bytes, and across line breaks, because a mail or a page may have wrapped them.
 
-Sources of the forms: NVIDIA open-gpu-kernel-modules (nvidia/nv.c, nv-pci.c, src/nvidia/kernel), Linux
+Sources of the formats: NVIDIA open-gpu-kernel-modules (nvidia/nv.c, nv-pci.c, src/nvidia/kernel), Linux
 kernel/hung_task.c, kernel/watchdog.c, drivers/pci/pcie/aer.c, Documentation/ABI/testing/dev-kmsg, journalctl(1).
 """
 
@@ -27,66 +27,66 @@ _DATE = (
     rb"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?" + _ZONE +
     rb"|\d{9,10}\.\d{6})"
 )  # fmt: skip
-# dmesg: since boot, also with the time since the line before (-d); by the clock (-T), and as a person reads it (-H).
+# dmesg: time since boot, also with the time since the previous line (-d); wall-clock time (-T); human-readable (-H).
 _STAMP = (
     rb"\[\s*(?:\+?\d+\.\d+(?:\s<\s*\+?\d+\.\d+>)?|[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}"
     rb"|[A-Z][a-z]{2} {0,2}\d{1,2} \d\d:\d\d)\]"
 )
 _KERNEL_TAIL = rb"(?:<(?P<pri>\d+)>)?\s*(?:" + _STAMP + rb")?\s*(?:\[\s*[TC]\d+\]\s*)?"
 _HEADER = re.compile(
-    rb"[\s>*|-]*"  # the marks of a quotation, or of a list
+    rb"[\s>*|-]*"  # the characters before a quotation or a list item
     rb"(?:<(?P<raw>\d+)>\s*|(?P<facility>\w+)\s*:\s*\w+\s*:\s*)?"
     rb"(?:(?P<kmsg>\d+),\d+,\d+,[^;\n]{0,40};"
     rb"|1 " + _DATE + rb" \S+ (?P<app>\S+) \S+ \S+ - "  # RFC 5424
     rb"|(?:" + _DATE + rb"\s+)?(?:\[\s*\d+\.\d+\]\s+)?(?:(?:\S+\s+)?(?P<ident>[\w./@-]+)(?P<pid>\[\d+\])?:\s+)?)?"
     rb"(?:message repeated (?P<repeated>\d+) times: \[\s*)?" + _KERNEL_TAIL
 )  # fmt: skip
-# A tool's own words before a kernel line that it quotes: the line's header must stand right before the message.
+# A tool's text before a quoted kernel line: the kernel's header must be directly before the message.
 _QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*)(?:\[\s*[TC]\d+\]\s*)?$")
-# A line that begins as syslog begins a line, and names its writer.
+# A line that starts like a syslog line and names its writer.
 _WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s")
 _PRIORITY = re.compile(rb"\s*\d+,|[^\n]*(?:<\d+>|repeated)")
 _NEXT_FACILITY = 8
-"""Priorities from here on are not of the kernel's facility."""
+"""Priorities from this one on belong to other facilities than the kernel's."""
 _SHAPES = 1000
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
 HEADER_BYTES = 400
-"""As much of what stands before a message is looked at."""
+"""The most bytes before a message that are parsed as its header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a message."""
+    """The part of a line before the message."""
 
     kernel: bool
-    """The kernel may have written it."""
+    """The kernel can have written the line."""
     repeated: int = 1
-    """How often, where syslog says "message repeated N times"."""
+    """N if syslog writes "message repeated N times"."""
 
 
 _shapes: dict[bytes, bool] = {}
-"""Whether the kernel may have written a line whose header has this shape (digits masked); a storm has one shape."""
+"""By a header's shape (digits masked): whether the kernel can be the writer; a log flood has one shape."""
 
 
 def from_kernel(header: bytes) -> bool:
-    """Whether the kernel may have written the line that begins with ``header``."""
+    """Whether the kernel can have written the line that starts with ``header``."""
     shape = header.translate(DIGITS)
     known = _shapes.get(shape)
     if known is None:
         known = parse(header).kernel
-        # A priority is a number that decides: its shape does not.
+        # A priority decides by its value, which the shape does not contain.
         if len(_shapes) < _SHAPES and not _PRIORITY.match(header):
             _shapes[shape] = known
     return known
 
 
 known_kernel = _shapes.get
-"""`from_kernel` for a header with its digits masked, as far as it is known already."""
+"""The known result of `from_kernel` for a header with masked digits, None if there is none yet."""
 
 
 def parse(header: bytes) -> Header:
-    """Read a header (bytes before a message, on its line)."""
-    # Single blanks: a long run of them would make the pattern try every way to divide it.
+    """Parse a header (the bytes of a line before the message)."""
+    # Single blanks: with a long run of them, the pattern would try every way to divide it.
     header = b" ".join((b"." + header + b".").split())[1:-1]
     found = _HEADER.fullmatch(header)
     if found is None:
@@ -113,7 +113,7 @@ _MONTHS = {name.encode(): number for number, name in enumerate(calendar.month_ab
 
 
 def time_of(header: bytes) -> Time:
-    """The time that a header names."""
+    """The time in a header."""
     monotonic, epoch, dated, text = None, None, True, ""
     if found := _MONOTONIC.search(header):
         monotonic, text = float(found[1]), found[0].decode()
@@ -128,7 +128,7 @@ def time_of(header: bytes) -> Time:
         year = found[3] or found[7]
         dated = year is not None
         try:
-            # 1972: a leap year, so that every day of any year has a place.
+            # 1972 is a leap year, so that February 29 is valid too.
             moment = (int(year or 1972), _MONTHS[found[1]], int(found[2]), *(int(found[part]) for part in (4, 5, 6)))
             epoch = float(calendar.timegm((*moment, 0, 0, 0)))
         except (KeyError, ValueError):
@@ -148,7 +148,7 @@ def _iso(text: str) -> float | None:
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
-# domain:bus:slot.function; the domain has four digits, or eight in nvidia-smi; the function may be missing.
+# domain:bus:slot.function; the domain has four digits, or eight in nvidia-smi; the function can be missing.
 ADDRESS = rb"[0-9a-fA-F]{1,8}(?::[0-9a-fA-F]{1,2}){1,2}(?:\.[0-7])?"
 
 XID = re.compile(
@@ -171,17 +171,17 @@ HUNG_TASK = re.compile(
 SOFT_LOCKUP = re.compile(
     rb"(?:watchdog:\s+)?BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[(\S[^\n]{0,60}?):(\d+)\]"
 )
-# Where the block of a report ends: the next report begins, or, after a hung task, a stack that somebody else dumps.
+# The end of a report: the next report, or, after a hung task, a stack dump for another reason.
 _REPORT = rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |rcu: INFO: "
 AFTER_LOCKUP = re.compile(_REPORT + rb"|WARNING: |Sending NMI")
 AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
 BEFORE_REPORT = (b" blocked for more ", b" Comm: ", b"BUG: soft lockup")
-"""What a report that stands before another in a reversed log begins with, for a quick search backwards."""
-# A frame, or the work item of a kernel worker, in one of NVIDIA's modules. Newer kernels add the build id.
+"""Text that every earlier report contains, for a fast backward search in a reversed log."""
+# A stack frame, or a kernel worker's work item, in one of NVIDIA's modules. Newer kernels add the build id.
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
 )
-# Threads of the driver, and the programs that do nothing but talk to it. The kernel cuts names after 15 signs.
+# Threads of the driver, and programs that only use the driver. The kernel truncates names to 15 characters.
 NVIDIA_TASK = re.compile(
     rb"nvidia-[\w./:-]*|nv-fabricmanage\w*|nv-hostengine|dcgm[\w-]*|nv_queue|nv_open_q|nvc:\[\w+\]|irq/\d+-nvidia\S*"
     rb"|UVM (?:global|GPU|deferred|Tools)[^:]*"
@@ -197,7 +197,7 @@ INIT_FAILED = re.compile(
     + rb"):?\s+)?(?:RmInitAdapter\s+failed|rm_init_adapter(?:\(\d+\))?\s+failed)"
     rb"|NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+failed"
 )
-# A start-up failure that comes again at every boot: firmware, module flavour or BIOS.
+# An initialisation failure that recurs at every boot: firmware, module flavour or BIOS.
 INIT_CAUSE = re.compile(
     rb"NVRM:\s[^\n]{0,120}?(?:No firmware image found|RmFetchGspRmImages|[Ff]ailed to load firmware"
     rb"|requires use of the NVIDIA open kernel modules|is not supported by (?:the|open)\b"
@@ -224,7 +224,7 @@ AER_UNHANDLED = re.compile(
     rb"nvidia\s+(" + ADDRESS + rb"):\s+(?:AER:\s+)?(?:can't\s+recover|device\s+has\s+no\s+AER-aware)"
 )
 
-# nvidia-smi's own messages, at the beginning of a line.
+# nvidia-smi's own messages, at the start of a line.
 SMI_MESSAGE = re.compile(
     rb"(?:nvidia-smi:?\s+)?(?:"
     rb"Unable\s+to\s+determine\s+the\s+(?P<handle>device\s+handle)\s+for\s+GPU\s*\d*:?\s*(?P<gpu>" + ADDRESS + rb")"
@@ -237,7 +237,7 @@ SMI_VALUE = re.compile(rb"(?<=[\s|,\[])(GPU is lost|GPU requires reset|ERR!)(?=[
 
 # --- whole logs ------------------------------------------------------------------------------------------------------
 
-# A line that the kernel wrote: by its header, or by what no one else writes.
+# A line of the kernel: by its header, or by a message that only the kernel writes.
 KERNEL_LINE = re.compile(
     rb"^[ \t]*+(?:<\d+>|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
     rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb'[\s\[]|\{[^\n]{0,4000}"_TRANSPORT"\s*:\s*"kernel"'
@@ -248,7 +248,7 @@ BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
 
 
 def newest_first(lines: Iterable[bytes]) -> bool:
-    """Whether the times of these lines go down rather than up (``journalctl -r``)."""
+    """Whether the times of these lines mostly decrease (``journalctl -r``)."""
     up = down = 0
     previous = Time()
     for line in lines:

@@ -1,0 +1,70 @@
+"""Shell completion of machines: their names and groups, read from the inventory without Ansible, which is slow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+def machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of machines and groups that begin with ``incomplete``; none for an inventory that cannot be read."""
+    # Needs a YAML parser, which `health --from` must not load.
+    from gpunodes.inventory import DEFAULT_PATH
+
+    given = context.params.get(parameter.name or "") or ()
+    chosen = {given} if isinstance(given, str) else set(given)
+    path = Path(context.params.get("inventory_path") or DEFAULT_PATH)
+    return [CompletionItem(name) for name in _names(path) if name.startswith(incomplete) and name not in chosen]
+
+
+def machines_or_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `health`: files after --from, else its sub-commands and machines."""
+    if context.params.get("files"):
+        return [CompletionItem(incomplete, type="file")]
+    found = machines(context, parameter, incomplete)
+    if isinstance(context.command, click.Group) and not context.params.get(parameter.name or ""):
+        names = [name for name in context.command.list_commands(context) if name.startswith(incomplete)]
+        found += [CompletionItem(name) for name in names]
+    return found
+
+
+def _names(path: Path) -> list[str]:
+    import yaml
+
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found: dict[str, None] = {}
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+            if file.suffix in {".yml", ".yaml", ".json"}:
+                found |= dict.fromkeys(_of_yaml(yaml.safe_load(text)))
+            else:
+                found |= dict.fromkeys(_of_ini(text))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+    return list(found)
+
+
+def _of_yaml(groups: Any) -> Iterator[str]:
+    for group, body in groups.items() if isinstance(groups, dict) else ():
+        yield str(group)
+        if isinstance(body, dict):
+            hosts = body.get("hosts")
+            yield from (str(name) for name in hosts if "[" not in str(name)) if isinstance(hosts, dict) else ()
+            yield from _of_yaml(body.get("children"))
+
+
+def _of_ini(text: str) -> Iterator[str]:
+    """Groups, and hosts outside of sections of variables."""
+    are_hosts = True
+    for line in text.splitlines():
+        if section := re.match(r"\[([\w.-]+)(:\w+)?\]", line):
+            are_hosts = section[2] != ":vars"
+            yield section[1]
+        elif are_hosts and (host := re.match(r"[\w.-]+", line)):
+            yield host[0]

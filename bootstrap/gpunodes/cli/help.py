@@ -1,0 +1,31 @@
+"""gpunodes help"""
+
+from __future__ import annotations
+
+import click
+
+from gpunodes.cli import terminal
+from gpunodes.errors import WrongInput
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def command(context: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of a command.
+
+    COMMAND is a command with its sub-commands, such as `gpu plan`; without one, all commands are listed.
+    """
+    above = context.find_root()
+    found = above.command
+    for name in names:
+        if not isinstance(found, click.Group):
+            raise WrongInput(f"`{above.command_path}` has no sub-commands", "", f"see `{above.command_path} --help`")
+        _, child, _ = found.resolve_command(above, [name])
+        if child is None:
+            raise WrongInput(f"{above.command_path} has no command {name!r}", "", f"see `{above.command_path} --help`")
+        found = child
+        # Not below the group's own context: its path would have the group's arguments in it, too.
+        path = f"{above.info_name} {name}" if above.parent else name
+        above = click.Context(found, info_name=path, parent=context.find_root())
+    terminal.echo(above.get_help())
