@@ -28,7 +28,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
 BUSYBOX = "e2e-test-images/busybox:1.37.0-1"
-SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
+CHECKOUT = Path(__file__).parents[2]
+SCHEDULING = CHECKOUT / "docs" / "scheduling.md"
+WORKLOADS = CHECKOUT / "examples" / "workloads"
 REGISTRY = Path(__file__).parent / "private_registry.py"
 
 _bare: dict[str, list[str]] = {}
@@ -147,6 +149,18 @@ def test_the_examples_for_pools_run(operator: Operator) -> None:
     start(operator, "elsewhere", image, "true", {}, **example("Prefer a generation"))
     assert ended(operator, "elsewhere")[0] == "worker-1"
     operator.kubectl("uncordon", "gpu-1")
+
+
+def test_the_example_jobs_run(operator: Operator) -> None:
+    """The job with one GPU runs; the cluster accepts the distributed one, which needs sixteen GPUs."""
+    for path in WORKLOADS.glob("*.yml"):
+        operator.ssh("control-1", f"cat >/run/{path.name} <<'END'\n{path.read_text()}END")
+    operator.kubectl("apply", "--dry-run=server", "-f", "/run/distributed-job.yml")
+    operator.kubectl("apply", "-f", "/run/gpu-job.yml")
+    operator.kubectl("wait", "--for=condition=Complete", "job/gpu-job", "--timeout=180s")
+    log = operator.kubectl("logs", "job/gpu-job")
+    assert "NVIDIA-SMI" in log
+    operator.kubectl("delete", "job", "gpu-job", "--wait=true")
 
 
 def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
