@@ -13,9 +13,9 @@ import click
 import pytest
 import yaml
 from gpunodes import cli
-from gpunodes import inventory as inventories
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
+from gpunodes.inventory import edit
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
 from gpunodes.planner import gates
@@ -161,7 +161,7 @@ def test_words_that_no_command_takes_are_a_document_too(tmp_path: Path) -> None:
 
 def test_an_inventory_grows_by_nothing_while_a_word_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "inventory/hosts.yml"
-    inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
+    edit.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
     before = path.read_text()
     for wrong in (["typo"], ["--kubernetes-version", "1.99"]):
         assert gpunodes(tmp_path, "join", "10.0.0.2", *wrong).returncode == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpunodes import cli
-from gpunodes import inventory as inventories
+from gpunodes.inventory import edit
 from gpunodes.model import GpuVerification, Role
 from gpunodes.views import gpu_verification
 
@@ -67,7 +67,7 @@ def test_an_address_that_cannot_be_reached_is_not_left_in_the_inventory(tmp_path
 def test_an_address_that_cannot_be_joined_is_not_left_in_the_inventory(tmp_path: Path) -> None:
     path = tmp_path / "inventory" / "hosts.yml"
     connection = {"ansible_port": 1, "ansible_user": "nobody"}
-    inventories.add(path, Role.CONTROL_PLANE, ["127.0.0.1"], connection)
+    edit.add(path, Role.CONTROL_PLANE, ["127.0.0.1"], connection)
     before = path.read_text()
     assert gpunodes(tmp_path, "join", "127.0.0.2").returncode == 1
     assert path.read_text() == before

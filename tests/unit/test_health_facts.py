@@ -272,6 +272,7 @@ def test_every_rule_has_a_complete_description() -> None:
     names = [rule.name for rule in rules.RULES]
     assert len(set(names)) == len(names)
     assert all(rule.title and rule.evidence and rule.action and rule.source for rule in rules.RULES)
+    assert [rule.check.__name__ for rule in rules.RULES] == [name.replace("-", "_") for name in names]
 
 
 def test_the_tables_are_complete() -> None:

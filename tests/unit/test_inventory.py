@@ -1,4 +1,4 @@
-"""Selecting machines, and the errors for invalid inventories."""
+"""Selecting machines, and the errors for invalid edit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpunodes import inventory as inventories
 from gpunodes import settings
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
 from gpunodes.planner import versions
 from gpunodes.views import document
@@ -77,18 +77,18 @@ def test_a_machine_of_the_wrong_group_is_refused(path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["a;b", "$(reboot)", "a b", "`id`", "x|y", "../x", ""])
 def test_shell_characters_are_refused(pattern: str) -> None:
     with pytest.raises(WrongInput):
-        inventories.check_pattern(pattern)
+        check_pattern(pattern)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.999", "1.2.3", "-x", "a b", "a..b", ""])
 def test_bad_addresses_are_refused(address: str) -> None:
     with pytest.raises(WrongInput):
-        inventories.check_address(address)
+        check_address(address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1", "gpu-1.rack.example"])
 def test_good_addresses_pass(address: str) -> None:
-    inventories.check_address(address)
+    check_address(address)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_two_control_planes_are_refused(tmp_path: Path) -> None:
 
 def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
-    inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
-    inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})
+    edit.add(file, Role.WORKER, ["10.0.0.2"], {})
     found = Inventory(file)
     assert found.control_plane().address == "10.0.0.1"
     assert found.variables("10.0.0.1")["ansible_user"] == "admin"
@@ -145,7 +145,7 @@ def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
 def test_an_inventory_of_the_user_is_not_changed(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):
-        inventories.add(path, Role.WORKER, ["10.0.0.9"], {})
+        edit.add(path, Role.WORKER, ["10.0.0.9"], {})
     assert path.read_text() == before
     assert yaml.safe_load(before)
 
@@ -161,8 +161,8 @@ def test_templates_of_a_connection_are_rendered(path: Path) -> None:
 
 def test_a_wrong_connection_can_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
-    inventories.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "wrong", "ansible_port": 22})
-    inventories.reconnect(path, Inventory(path).machines(), {"ansible_user": "right"})
+    edit.add(path, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "wrong", "ansible_port": 22})
+    edit.reconnect(path, Inventory(path).machines(), {"ansible_user": "right"})
     variables = Inventory(path).variables("10.0.0.1")
     assert (variables["ansible_user"], variables["ansible_port"]) == ("right", 22)
 
@@ -170,7 +170,7 @@ def test_a_wrong_connection_can_be_changed(tmp_path: Path) -> None:
 def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> None:
     machines = Inventory(path).select(["worker-1"])
     with pytest.raises(WrongInput, match="gpunodes did not create"):
-        inventories.reconnect(path, machines, {"ansible_user": "x"})
+        edit.reconnect(path, machines, {"ansible_user": "x"})
     assert path.read_text() == PLAIN
 
 
@@ -264,15 +264,15 @@ def test_valid_settings() -> None:
 
 def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
-    with inventories.tentative(file, dry_run=True):
-        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    with edit.tentative(file, dry_run=True):
+        edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
         assert Inventory(file).knows("10.0.0.1")
     assert list(tmp_path.iterdir()) == []
-    with inventories.tentative(file, dry_run=False):
-        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    with edit.tentative(file, dry_run=False):
+        edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
     before = file.read_bytes()
-    with inventories.tentative(file, dry_run=True):
-        inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+    with edit.tentative(file, dry_run=True):
+        edit.add(file, Role.WORKER, ["10.0.0.2"], {})
     assert file.read_bytes() == before
 
 
@@ -280,8 +280,8 @@ def test_wrong_input_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
 
     def mistyped() -> None:
-        with inventories.tentative(file, dry_run=False):
-            inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+        with edit.tentative(file, dry_run=False):
+            edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
             raise WrongInput("x")
 
     with pytest.raises(WrongInput):
@@ -291,11 +291,11 @@ def test_wrong_input_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
 
 def test_machines_that_were_added_can_be_dropped(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
-    with inventories.tentative(file, dry_run=False):
-        inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "a"})
+    with edit.tentative(file, dry_run=False):
+        edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "a"})
     before = yaml.safe_load(file.read_text())
-    with inventories.tentative(file, dry_run=False) as change:
-        inventories.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {})
+    with edit.tentative(file, dry_run=False) as change:
+        edit.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {})
         change.drop(["10.0.0.2"])
         assert list(yaml.safe_load(file.read_text())["workers"]["hosts"]) == ["10.0.0.3"]
         change.drop(["10.0.0.3"])
@@ -305,12 +305,12 @@ def test_machines_that_were_added_can_be_dropped(tmp_path: Path) -> None:
 def test_changes_of_others_survive_a_dry_run_and_wrong_input(tmp_path: Path) -> None:
     """A dry run takes minutes: a user may edit the inventory meanwhile, and their own one is never written."""
     file = tmp_path / "inventory" / "hosts.yml"
-    inventories.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
-    with inventories.tentative(file, dry_run=True):
-        inventories.add(file, Role.WORKER, ["10.0.0.2"], {})
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    with edit.tentative(file, dry_run=True):
+        edit.add(file, Role.WORKER, ["10.0.0.2"], {})
         edited = f"{file.read_text()}# edited\n"
         file.write_text(edited)
     assert file.read_text() == edited
-    with inventories.tentative(file, dry_run=True):
+    with edit.tentative(file, dry_run=True):
         file.write_text("workers: {}\n")
     assert file.read_text() == "workers: {}\n"

@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from gpunodes import cli, inventory
+from gpunodes import cli
 from gpunodes.cli import common
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.inventory.loader import sudo_password
 
 PASSWORD = "pa ss\"w$x'"
 BIN = Path(sys.executable).parent
@@ -28,7 +29,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"ANSIBLE_{name}_PASSWORD_FILE", "")
         monkeypatch.delenv(f"ANSIBLE_{name}_PASSWORD_FILE")
         monkeypatch.setenv(f"GPUNODES_ANSIBLE_{name}_PASSWORD_FILE", "")
-    inventory._password.cache_clear()
+    sudo_password.cache_clear()
     return tmp_path / "state"
 
 

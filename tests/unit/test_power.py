@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from gpunodes import settings
 from gpunodes.engine import power
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, kinds
 from gpunodes.engine.power import command as power_command
 from gpunodes.engine.power import ipmi as power_ipmi
 from gpunodes.engine.power import program as power_program
@@ -76,7 +76,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
-    bmc = power.connect("gpu-1", access(address=emulator))
+    bmc = kinds.connect("gpu-1", access(address=emulator))
     power.change(bmc, Order.ON, 15, 0.1)
     assert bmc.state() is PowerState.ON
     bmc.order(Order.RESET)
@@ -87,27 +87,27 @@ def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
 
 def test_a_wrong_password_is_reported_but_not_shown(emulator: str) -> None:
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access(address=emulator, password="wrong secret")).state()
+        kinds.connect("gpu-1", access(address=emulator, password="wrong secret")).state()
     assert message.value.trouble is Trouble.LOGIN
     assert "wrong secret" not in str(message.value)
 
 
 def test_an_unknown_system_is_reported_with_the_known_ones(emulator: str) -> None:
     with pytest.raises(PowerProblem, match=UUID):
-        power.connect("gpu-1", access(address=emulator, system="none")).state()
-    assert power.connect("gpu-1", access(address=emulator, system=UUID)).state() in set(PowerState)
+        kinds.connect("gpu-1", access(address=emulator, system="none")).state()
+    assert kinds.connect("gpu-1", access(address=emulator, system=UUID)).state() in set(PowerState)
 
 
 def test_a_bmc_that_is_down() -> None:
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access(address=f"http://127.0.0.1:{free_port()}")).state()
+        kinds.connect("gpu-1", access(address=f"http://127.0.0.1:{free_port()}")).state()
     assert message.value.trouble is Trouble.UNREACHABLE
 
 
 @pytest.mark.parametrize(("manner", "trouble"), [("lies", Trouble.INCONSISTENT), ("refuses", Trouble.REFUSED)])
 def test_an_inconsistent_bmc_and_a_refusing_one_are_distinguished(manner: str, trouble: Trouble) -> None:
     server = redfish.fake(manner)
-    bmc = power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
+    bmc = kinds.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
     with pytest.raises(PowerProblem) as message:
         power.change(bmc, Order.ON, 0.5, 0.1)
     assert message.value.trouble is trouble
@@ -115,7 +115,7 @@ def test_an_inconsistent_bmc_and_a_refusing_one_are_distinguished(manner: str, t
 
 
 def at(server: ThreadingHTTPServer) -> power.Power:
-    return power.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
+    return kinds.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
 
 
 def test_a_power_action_whose_response_is_lost_is_not_repeated() -> None:
@@ -151,7 +151,7 @@ def test_a_call_ends_whatever_the_bmc_does(manner: str, monkeypatch: pytest.Monk
     began = time.monotonic()
     for _ in range(2):
         with pytest.raises(PowerProblem, match="in time") as message:
-            power.connect("gpu-1", access(address=address, verify=False)).state()
+            kinds.connect("gpu-1", access(address=address, verify=False)).state()
         assert message.value.trouble is Trouble.UNREACHABLE
     assert time.monotonic() - began < 8
     done.set()
@@ -229,12 +229,12 @@ def test_any_response_of_a_bmc_is_a_state_or_one_sentence(
 def test_a_missing_ca_file_is_reported() -> None:
     """A path that does not exist is reported before the first request."""
     with pytest.raises(PowerProblem, match=r"/nowhere/ca\.pem"):
-        power.connect("gpu-1", access(address="127.0.0.1:1", verify="/nowhere/ca.pem")).state()
+        kinds.connect("gpu-1", access(address="127.0.0.1:1", verify="/nowhere/ca.pem")).state()
 
 
 def bmc(**message: Any) -> Access:
     """The access to a BMC with these settings."""
-    found = power.access(
+    found = kinds.access(
         "gpu-1", settings.resolve({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **message})
     )
     assert found is not None
@@ -277,10 +277,10 @@ def test_tls_is_verified_unless_the_inventory_disables_it(certificate: Path) -> 
     server = redfish.fake("lies", context)
     address = f"127.0.0.1:{server.server_port}"
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access(address=address, user="", password="")).state()
+        kinds.connect("gpu-1", access(address=address, user="", password="")).state()
     assert message.value.trouble is Trouble.TLS
     for verify in (False, str(certificate)):
-        assert power.connect("gpu-1", access(address=address, user="", password="", verify=verify)).state() is (
+        assert kinds.connect("gpu-1", access(address=address, user="", password="", verify=verify)).state() is (
             PowerState.OFF
         )
     server.shutdown()
@@ -323,23 +323,23 @@ def ipmitool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_address_of_a_bmc_may_be_an_ipv6_one(ipmitool: Path, address: str, words: str, url: str) -> None:
     with contextlib.suppress(PowerProblem):
-        power.connect("gpu-1", access("ipmi", address)).state()
+        kinds.connect("gpu-1", access("ipmi", address)).state()
     assert words in (ipmitool / "log").read_text()
-    assert power.connect("gpu-1", access("redfish", address)).name == f"Redfish at {url}"
+    assert kinds.connect("gpu-1", access("redfish", address)).name == f"Redfish at {url}"
 
 
 def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
-    bmc = power.connect("gpu-1", access("ipmi", "10.0.0.8:6230"))
+    bmc = kinds.connect("gpu-1", access("ipmi", "10.0.0.8:6230"))
     power.change(bmc, Order.ON, 5, 0.1)
     assert bmc.state() is PowerState.ON
     log = (ipmitool / "log").read_text()
     assert "-H 10.0.0.8 -p 6230" in log
     assert PASSWORD not in log
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access("ipmi", "10.0.0.8", password="x")).state()
+        kinds.connect("gpu-1", access("ipmi", "10.0.0.8", password="x")).state()
     assert message.value.trouble is Trouble.LOGIN
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
+        kinds.connect("gpu-1", access("ipmi", "10.0.0.9")).order(Order.RESET)
     assert message.value.trouble is Trouble.UNREACHABLE
 
 
@@ -352,14 +352,14 @@ def test_a_command_of_the_user(tmp_path: Path) -> None:
     program.chmod(0o755)
     (tmp_path / "state").write_text("off\n")
     own = access("command", command=str(program))
-    bmc = power.connect("gpu-1", own)
+    bmc = kinds.connect("gpu-1", own)
     power.change(bmc, Order.ON, 5, 0.1)
     assert bmc.state() is PowerState.ON
     with pytest.raises(PowerProblem, match=r"who is gpu-2\?") as message:
-        power.connect("gpu-2", own).order(Order.OFF)
+        kinds.connect("gpu-2", own).order(Order.OFF)
     assert message.value.trouble is Trouble.REFUSED
     with pytest.raises(PowerProblem) as message:
-        power.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
+        kinds.connect("gpu-1", access("command", command="/nowhere/pdu")).state()
     assert message.value.trouble is Trouble.UNREACHABLE
 
 
@@ -386,8 +386,8 @@ def test_a_misbehaving_program_is_one_sentence(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     began = time.monotonic()
     for bmc in (
-        power.connect("gpu-1", access("command", command=str(program))),
-        power.connect("gpu-1", access("ipmi", "10.0.0.8")),
+        kinds.connect("gpu-1", access("command", command=str(program))),
+        kinds.connect("gpu-1", access("ipmi", "10.0.0.8")),
     ):
         found = problem_of(bmc.state)
         assert (found is None) is (not message)
@@ -411,7 +411,7 @@ def test_a_program_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("command", ["'", " ", "x 'y"])
 def test_an_invalid_command_is_wrong_input(command: str) -> None:
     with pytest.raises(WrongInput, match="gpunodes_bmc_command"):
-        power.connect("gpu-1", access("command", command=command))
+        kinds.connect("gpu-1", access("command", command=command))
 
 
 def of(**given: object) -> dict[str, Any]:
@@ -419,17 +419,17 @@ def of(**given: object) -> dict[str, Any]:
 
 
 def test_sources_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert power.access("gpu-1", of()) is None
+    assert kinds.access("gpu-1", of()) is None
     base = {"type": "redfish", "address": "10.0.0.9", "user": "admin"}
-    vault = power.access("gpu-1", of(**base, password="in the vault"))
+    vault = kinds.access("gpu-1", of(**base, password="in the vault"))
     assert vault is not None
     assert vault.password == "in the vault"
     assert "vault" not in repr(vault)
     monkeypatch.setenv("BMC_SECRET", "in the environment")
-    env = power.access("gpu-1", of(**base, password_env="BMC_SECRET"))
+    env = kinds.access("gpu-1", of(**base, password_env="BMC_SECRET"))
     assert env is not None
     assert env.password == "in the environment"
-    command = power.access("gpu-1", of(**base, password_command='echo "of $GPUNODES_MACHINE"; echo more'))
+    command = kinds.access("gpu-1", of(**base, password_command='echo "of $GPUNODES_MACHINE"; echo more'))
     assert command is not None
     assert command.password == "of gpu-1"
 
@@ -478,11 +478,11 @@ def test_passwords_in_vaults(tmp_path: Path) -> None:
 )
 def test_invalid_settings_are_wrong_input(given: dict[str, str], message: str) -> None:
     with pytest.raises(WrongInput, match=message):
-        power.access("gpu-1", of(**given))
+        kinds.access("gpu-1", of(**given))
 
 
 def test_the_output_of_a_failed_password_command_is_not_shown() -> None:
     with pytest.raises(GpunodesError) as message:
-        power.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))
+        kinds.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))
     assert "half-a-secret" not in str(message.value)
     assert "exit status 3" in str(message.value)

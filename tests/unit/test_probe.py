@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.health import rules, shape
+from gpunodes.health import shape
+from gpunodes.health.rules import hung
 
 SOURCE = Path(probe.__file__)
 XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus></nvidia_smi_log>\n'
@@ -395,7 +396,7 @@ def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
 
 
 def test_probe_and_rules_agree_when_a_task_is_stuck() -> None:
-    assert probe.STUCK_S == rules.STUCK_S
+    assert probe.STUCK_S == hung.STUCK_S
 
 
 def test_endless_output_of_nvidia_smi_is_bounded(root: Root) -> None:

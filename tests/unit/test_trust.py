@@ -207,7 +207,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
         if path.relative_to(package).parts[0] not in {"lab", "ansible"}
     }
     writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
-    assert writers == {"inventory.py", "engine/runner.py"}
+    assert writers == {"inventory/edit.py", "engine/runner.py"}
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
     given = []

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import click
 
-from gpunodes import inventory as inventories
 from gpunodes import settings
 from gpunodes.cli import passwords, terminal
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import DEFAULT_PATH, Inventory
+from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import skipped
@@ -47,7 +47,7 @@ class Connection:
 class Added:
     """Machines that this command added to the inventory, by their addresses."""
 
-    change: inventories.Tentative
+    change: Tentative
     names: Sequence[str]
 
 
@@ -58,7 +58,7 @@ def inventory_option(command: _Command) -> _Command:
         "--inventory",
         "inventory_path",
         type=click.Path(path_type=Path),
-        default=inventories.DEFAULT_PATH,
+        default=DEFAULT_PATH,
         show_default=True,
         help="The Ansible inventory.",
     )(passwords.options(command))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from gpunodes import inventory as inventories
 from gpunodes.cli import common, complete
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
 from gpunodes.operations.init_master import OPERATION
 
@@ -25,16 +25,16 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
     path = flags.inventory
     names = [machine] if machine else []
     if machine:
-        inventories.check_pattern(machine)
-    with inventories.tentative(path, dry_run=flags.options.dry_run) as change:
+        check_pattern(machine)
+    with edit.tentative(path, dry_run=flags.options.dry_run) as change:
         added: list[str] = []
         if machine and not path.exists():
-            inventories.check_address(machine)
+            check_address(machine)
             common.check(OPERATION, flags)
-            inventories.add(path, Role.CONTROL_PLANE, names, connection.variables)
+            edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
             added = names
         elif connection.variables:
-            inventories.reconnect(path, Inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
+            edit.reconnect(path, Inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = Inventory(path)
         chosen = inventory.select(names, Role.CONTROL_PLANE)
         if len(chosen) > 1 or chosen[0] != inventory.control_plane():

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from gpunodes import inventory as inventories
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory.names import check_pattern, is_address
 from gpunodes.model import Role
 from gpunodes.operations.join import OPERATION
 
@@ -29,17 +29,17 @@ def command(
     changed where everything is right. A new address is added to an inventory that `init-master ADDRESS` made.
     """
     for pattern in machines:
-        inventories.check_pattern(pattern)
+        check_pattern(pattern)
     inventory = Inventory(flags.inventory)
-    new = [pattern for pattern in machines if inventories.is_address(pattern) and not inventory.knows(pattern)]
+    new = [pattern for pattern in machines if is_address(pattern) and not inventory.knows(pattern)]
     others = [pattern for pattern in machines if pattern not in new]
     known = inventory.select(others, Role.WORKER) if others else []
-    with inventories.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
+    with edit.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         if new:
             common.check(OPERATION, flags)
-            inventories.add(flags.inventory, Role.WORKER, new, connection.variables)
+            edit.add(flags.inventory, Role.WORKER, new, connection.variables)
         elif connection.variables:
-            inventories.reconnect(flags.inventory, known, connection.variables)
+            edit.reconnect(flags.inventory, known, connection.variables)
         inventory = Inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
         added = common.Added(change, new)

@@ -100,9 +100,10 @@ def up(
     """Start the lab, or repair it, and write its inventory to ./inventory."""
     from gpunodes.lab import lab
     from gpunodes.lab.layout import Boards, System
+    from gpunodes.lab.plan import LabRequest
     from gpunodes.lab.standin.board import device_ids
 
-    request = lab.LabRequest(
+    request = LabRequest(
         workers,
         System(system),
         Path.cwd() / "inventory",

@@ -21,6 +21,7 @@ from gpunodes.ansible.module_utils.gpunodes.identity import BmcMatch, MachineIde
 from gpunodes.engine import power as powers
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.power import kinds
 from gpunodes.engine.shell import Reached
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
 
@@ -175,8 +176,8 @@ class MachineControl:
 
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
-        access = powers.access(self.name, self._settings)
-        return powers.connect(self.name, access) if access else None
+        access = kinds.access(self.name, self._settings)
+        return kinds.connect(self.name, access) if access else None
 
     def reset(self) -> None:
         """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem."""

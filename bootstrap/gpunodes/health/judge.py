@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunodes.health import rules, scan
+from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time, Verdict
+from gpunodes.health.rules.rule import RuleInput
 
 if TYPE_CHECKING:
     from gpunodes.health import facts as probe
@@ -30,7 +32,7 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         reader = smi.Reader()
         reader.feed(found.smi.xml.encode())
         gpus = reader.finish()
-    data = rules.RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
+    data = RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
     readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
@@ -64,7 +66,7 @@ def judge_files(
         on_log(logs[-1])
     gpus = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
     has_smi_output = any(log.gpus is not None for log in logs)
-    data = rules.RuleInput(_of_last_boot(logs), tuple(gpus.values()), None, site)
+    data = RuleInput(_of_last_boot(logs), tuple(gpus.values()), None, site)
     readable = any(log.recognised for log in logs)
     boot_id = next((log.boot_id for log in logs if log.boot_id), None)
     return _verdict(name, "file", data, readable, boot_id=boot_id, seen_gpus=len(gpus) if has_smi_output else None)
@@ -77,7 +79,7 @@ def unreachable(name: str, how: str, message: str) -> Verdict:
         "",
         Action.NONE,
         State.UNREACHABLE,
-        evidence=(scan.clean(message.encode()),) if message else (),
+        evidence=(clean(message.encode()),) if message else (),
         source="the connection",
         message="The machine did not respond.",
     )
@@ -118,7 +120,7 @@ def _of_last_boot(logs: Sequence[scan.Log]) -> tuple[LogRecord, ...]:
 def _verdict(
     name: str,
     source: str,
-    data: rules.RuleInput,
+    data: RuleInput,
     readable: bool,
     *,
     boot_id: str | None = None,

@@ -105,59 +105,63 @@ def prepare(layout: Layout) -> list[str]:
 def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: Sequence[str] = ()) -> str:
     """libvirt's definition of a machine (https://libvirt.org/formatdomain.html), with further kernel ``options``."""
     domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
-
-    def add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
-        child = SubElement(parent, tag, attributes)
-        child.text = text or None
-        return child
-
-    add(domain, "name", machine.name)
-    add(domain, "uuid", machine.uuid)
-    add(domain, "memory", str(machine.memory_mib), unit="MiB")
-    add(domain, "vcpu", str(machine.cpus))
-    system = add(domain, "os")
-    add(system, "type", "hvm", arch="x86_64", machine="q35")
-    add(system, "kernel", str(layout.kernel))
-    add(system, "initrd", str(layout.initrd))
+    _add(domain, "name", machine.name)
+    _add(domain, "uuid", machine.uuid)
+    _add(domain, "memory", str(machine.memory_mib), unit="MiB")
+    _add(domain, "vcpu", str(machine.cpus))
+    system = _add(domain, "os")
+    _add(system, "type", "hvm", arch="x86_64", machine="q35")
+    _add(system, "kernel", str(layout.kernel))
+    _add(system, "initrd", str(layout.initrd))
     emulated = () if accelerator == "kvm" else (_EMULATED_OPTIONS,)
-    add(system, "cmdline", " ".join((_KERNEL_OPTIONS, *emulated, *options)))
-    features = add(domain, "features")
-    add(features, "acpi")
-    add(features, "apic")
+    _add(system, "cmdline", " ".join((_KERNEL_OPTIONS, *emulated, *options)))
+    features = _add(domain, "features")
+    _add(features, "acpi")
+    _add(features, "apic")
     if accelerator == "kvm":
-        add(domain, "cpu", mode="host-passthrough")
+        _add(domain, "cpu", mode="host-passthrough")
     else:
-        processor = add(domain, "cpu", mode="maximum")
+        processor = _add(domain, "cpu", mode="maximum")
         for feature in _DISABLED_CPU_FEATURES:
-            add(processor, "feature", policy="disable", name=feature)
+            _add(processor, "feature", policy="disable", name=feature)
         if machine.role is LabRole.CONTROL_PLANE:
-            add(add(features, "tcg"), "tb-cache", str(_TRANSLATION_CACHE_MIB), unit="MiB")
-    add(domain, "clock", offset="utc")
-    add(domain, "on_poweroff", "destroy")
-    add(domain, "on_reboot", "restart")
-    add(domain, "on_crash", "restart")
-    devices = add(domain, "devices")
+            _add(_add(features, "tcg"), "tb-cache", str(_TRANSLATION_CACHE_MIB), unit="MiB")
+    _add(domain, "clock", offset="utc")
+    _add(domain, "on_poweroff", "destroy")
+    _add(domain, "on_reboot", "restart")
+    _add(domain, "on_crash", "restart")
+    _add_devices(_add(domain, "devices"), layout, machine, accelerator)
+    return tostring(domain, encoding="unicode")
+
+
+def _add_devices(devices: Element, layout: Layout, machine: LabMachine, accelerator: str) -> None:
+    """Disk, network link, console, random numbers; an emulated worker's emulator runs with a lower priority."""
     if accelerator != "kvm" and machine.role is LabRole.WORKER:
         nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
-        add(devices, "emulator", str(layout.state / _NICE_QEMU.format(nice)))
-    disk = add(devices, "disk", type="file", device="disk")
+        _add(devices, "emulator", str(layout.state / _NICE_QEMU.format(nice)))
+    disk = _add(devices, "disk", type="file", device="disk")
     # The disks are deleted with the lab: there is no need to wait for the host's disk.
-    add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
-    add(disk, "source", file=str(overlay(layout, machine.name)))
-    add(disk, "target", dev="vda", bus="virtio")
-    link = add(devices, "interface", type="bridge")
-    add(link, "mac", address=machine.mac)
-    add(link, "source", bridge=BRIDGE)
-    add(link, "target", dev=f"tap-{machine.name}"[:15])
-    add(link, "model", type="virtio")
-    serial = add(devices, "serial", type="pty")
-    add(serial, "log", file=str(layout.console_log(machine.name)), append="on")
-    add(serial, "target", port="0")
-    rng = add(devices, "rng", model="virtio")
-    add(rng, "backend", "/dev/urandom", model="random")
-    add(devices, "controller", type="usb", model="none")
-    add(devices, "memballoon", model="none")
-    return tostring(domain, encoding="unicode")
+    _add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
+    _add(disk, "source", file=str(overlay(layout, machine.name)))
+    _add(disk, "target", dev="vda", bus="virtio")
+    link = _add(devices, "interface", type="bridge")
+    _add(link, "mac", address=machine.mac)
+    _add(link, "source", bridge=BRIDGE)
+    _add(link, "target", dev=f"tap-{machine.name}"[:15])
+    _add(link, "model", type="virtio")
+    serial = _add(devices, "serial", type="pty")
+    _add(serial, "log", file=str(layout.console_log(machine.name)), append="on")
+    _add(serial, "target", port="0")
+    rng = _add(devices, "rng", model="virtio")
+    _add(rng, "backend", "/dev/urandom", model="random")
+    _add(devices, "controller", type="usb", model="none")
+    _add(devices, "memballoon", model="none")
+
+
+def _add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
+    child = SubElement(parent, tag, attributes)
+    child.text = text or None
+    return child
 
 
 class Hypervisor:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import secrets
 import shutil
-import sys
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,34 +14,30 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.lab import bmc, disks, doctor, hypervisor, images, inventory, mirror, network, processes, ssh, trial
-from gpunodes.lab.host import Owner, Report, memory_mib, used_networks
-from gpunodes.lab.layout import Boards, LabMachine, LabRecord, LabRole, Layout, Size, System, free_subnet, plan_machines
+from gpunodes.lab import (
+    bmc,
+    daemons,
+    disks,
+    doctor,
+    hypervisor,
+    images,
+    inventory,
+    mirror,
+    network,
+    processes,
+    ssh,
+    trial,
+)
+from gpunodes.lab.host import Owner, Report
+from gpunodes.lab.layout import LabMachine, LabRecord, Layout, System
 from gpunodes.lab.mirror import aptrepo
+from gpunodes.lab.plan import LabRequest, compare, plan
 from gpunodes.lab.standin import board
 from gpunodes.lab.standin import construct as standin
 
 MIRROR_URL = "http://mirror.lab"
-_CONTROL_PLANE = Size(memory_mib=4096, cpus=2)
-_WORKER_MIB = 2048
 _LIBVIRT_START_LIMIT = 60
 """Seconds that libvirtd gets to start; it first queries QEMU's capabilities."""
-
-
-@dataclass(frozen=True)
-class LabRequest:
-    """The options of ``up``."""
-
-    workers: int
-    system: System
-    inventory: Path
-    minors: tuple[str, ...]
-    """Kubernetes minors that the mirror offers; empty: a lab without a mirror."""
-    gpu_workers: int = 0
-    boards: Boards | None = None
-    """The stand-in boards of each GPU worker."""
-    cpus: int = 1
-    """Of each worker. The default of 1 leaves more of a small host to the control plane."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
     with _locked(layout):
         record = _usable_record(layout, report)
         if record:
-            _compare(record, request)
+            compare(record, request)
         image = images.get(layout.cache, request.system, report)
         accelerator = record.accelerator if record else trial.accelerator(layout.cache, image)
         tree = None
@@ -94,7 +86,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
             tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=report)
         standin = _standin(layout, request, image, report) if request.gpu_workers and tree else None
         if record is None:
-            record = _plan(layout, request, accelerator)
+            record = plan(layout, request, accelerator)
             _make_state(layout)
         record = replace(
             record,
@@ -105,7 +97,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
         network.ensure(layout, IPv4Network(record.subnet))
         _ensure_disks(layout, record, image, report)
-        _ensure_daemons(layout, record)
+        daemons.ensure(layout, record)
         with hypervisor.connect(layout, _LIBVIRT_START_LIMIT) as machines:
             _ensure_machines(layout, record, machines, report)
         _write_inventory(layout, record)
@@ -146,9 +138,6 @@ def status(layout: Layout) -> LabStatus:
         WrongInput: no lab is up.
     """
     record = load(layout)
-    expected = ["libvirtd", "dnsmasq", *(f"bmc-{each.name}" for each in record.machines)]
-    if record.mirror:
-        expected.append("mirror")
     running = processes.recorded(layout.state / "processes")
     powers = {each.name: "unknown" for each in record.machines}
     snapshots: set[str] = set()
@@ -164,7 +153,9 @@ def status(layout: Layout) -> LabStatus:
         MachineStatus(each, powers[each.name], ssh_works)
         for each, ssh_works in zip(record.machines, reachable, strict=True)
     )
-    return LabStatus(record, states, {name: name in running for name in expected}, tuple(sorted(snapshots)))
+    return LabStatus(
+        record, states, {name: name in running for name in daemons.expected(record)}, tuple(sorted(snapshots))
+    )
 
 
 def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
@@ -243,47 +234,6 @@ def _usable_record(layout: Layout, report: Report) -> LabRecord | None:
     return None
 
 
-def _compare(record: LabRecord, request: LabRequest) -> None:
-    gpu_machines = [each for each in record.machines if each.boards]
-    workers = len(record.machines) - len(gpu_machines) - 1
-    pairs = [("workers", workers, request.workers), ("os", record.system, request.system)]
-    pairs.append(("gpu-workers", len(gpu_machines), request.gpu_workers))
-    if gpu_machines:
-        pairs.append(("boards", gpu_machines[0].boards, request.boards))
-    pairs.append(("inventory", record.inventory, str(request.inventory)))
-    for option, existing, requested in pairs:
-        if existing != requested:
-            raise WrongInput(
-                f"a lab is up with {option} {existing}",
-                f"{option} {requested}",
-                "run `gpunodes lab down` first, or request the same",
-            )
-
-
-def _plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
-    subnet = free_subnet(used_networks())
-    count = request.workers + request.gpu_workers + 1
-    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(count)]
-    sizes = {LabRole.CONTROL_PLANE: _CONTROL_PLANE, LabRole.WORKER: Size(_WORKER_MIB, request.cpus)}
-    machines = plan_machines(subnet, request.workers, sizes, identities, request.gpu_workers, request.boards)
-    needed = sum(machine.memory_mib for machine in machines)
-    if memory_mib() < needed:
-        raise WrongInput(
-            f"{memory_mib()} MiB of memory are free on this machine",
-            f"{needed} MiB for the lab's machines",
-            "use fewer --workers",
-        )
-    return LabRecord(
-        name=layout.name,
-        system=request.system,
-        subnet=str(subnet),
-        accelerator=accelerator,
-        machines=machines,
-        inventory=str(request.inventory),
-        mirror=None,
-    )
-
-
 def _standin(layout: Layout, request: LabRequest, image: images.DiskImage, report: Report) -> Path:
     report("preparing the stand-in GPUs")
     return standin.build(layout.cache, suite=request.system.suite, kernel=image.kernel_release, report=report)
@@ -340,40 +290,6 @@ def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
     ]
 
 
-def _ensure_daemons(layout: Layout, record: LabRecord) -> None:
-    """Start the daemons that are stopped, and restart those whose command has changed."""
-    folder = layout.state / "processes"
-    config = layout.state / "dnsmasq.conf"
-    config.write_text(network.dnsmasq_config(layout, record))
-    daemons: dict[str, tuple[Sequence[str | Path], Path]] = {
-        "dnsmasq": (["dnsmasq", f"--conf-file={config}"], layout.state),
-        "libvirtd": (hypervisor.prepare(layout), layout.state),
-    }
-    for machine in record.machines:
-        settings, scratch = bmc.configure(layout, record, machine)
-        emulator = Path(sys.executable).with_name("sushy-emulator")
-        daemons[f"bmc-{machine.name}"] = ([emulator, "--config", settings], scratch)
-    if record.mirror:
-        listen = ["--listen", f"{record.gateway}:80"]
-        roots = [argument for tree in (record.standin, record.mirror) if tree for argument in ("--root", tree)]
-        server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", *roots, *listen]
-        daemons["mirror"] = (server, layout.state)
-    for name, (command, scratch) in daemons.items():
-        argv = tuple(str(argument) for argument in network.inside(layout, command))
-        running = processes.find(folder, name)
-        if running and running.command == argv:
-            continue
-        if running:
-            processes.end([running])
-        environment = {
-            "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(scratch),
-            "TMPDIR": str(scratch),
-            "LC_ALL": "C.UTF-8",
-        }
-        processes.start(folder, name, argv, layout.state / "log" / f"{name}.log", environment)
-
-
 def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, report: Report) -> None:
     defined = machines.names()
     for machine in record.machines:
@@ -412,10 +328,10 @@ def _wait_for_machines(layout: Layout, record: LabRecord, report: Report) -> Non
 
 
 def _remove(layout: Layout, report: Report) -> list[Path]:
-    daemons = processes.recorded(layout.state / "processes")
+    running = processes.recorded(layout.state / "processes")
     # libvirtd first, so that it does not react to the end of its machines.
-    processes.end([process for name, process in daemons.items() if name == "libvirtd"])
-    processes.end(daemons.values())
+    processes.end([process for name, process in running.items() if name == "libvirtd"])
+    processes.end(running.values())
     processes.end(processes.in_other_namespaces([f"{layout.state}/", f"{layout.disks}/"]))
     kept: list[Path] = []
     if _inventory_hashes(layout).exists():

@@ -18,6 +18,7 @@ from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu_case import Case, Row, branches, cite, fill, gpus_of, is_gpu, number, version_of
+from gpunodes.planner.gpu_installed import reboot
 from gpunodes.planner.gpu_model import (
     Facts,
     Flavour,
@@ -241,7 +242,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
-        reboot_needed=drivers.reboot(case, branch, flavour, nouveau),
+        reboot_needed=reboot(case, branch, flavour, nouveau),
         labels=_labels(case),
     )
 

@@ -204,6 +204,7 @@ def _order(each: RepairCandidate) -> tuple[bool, bool, bool, int, str]:
     return (_is_control_plane(each), available, not each.verdict.hung_in_driver, -each.verdict.action.rank, each.name)
 
 
+# Long: one case after the other, in the order of their priority.
 def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
     """The decision by the machine's own state, regardless of its pool."""
     verdict = each.verdict

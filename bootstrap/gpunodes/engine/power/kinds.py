@@ -1,0 +1,117 @@
+"""The kinds of BMCs: Redfish, IPMI, or a command that the user configures; the access to one from the settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpunodes.engine.power import Access, Power
+from gpunodes.errors import GpunodesError, WrongInput
+
+KINDS = ("redfish", "ipmi", "command")
+_PASSWORD_COMMAND_S = 30
+
+
+def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
+    """The access to the BMC of a machine, from its settings; None when no BMC is configured.
+
+    The password is from the inventory (Ansible vault works), an environment variable or a command; raises WrongInput.
+    """
+    kind = str(settings["gpunodes_bmc_type"] or "")
+    if not kind:
+        return None
+    if kind not in KINDS:
+        raise WrongInput(
+            f"gpunodes_bmc_type of {machine} is {kind!r}", f"one of {', '.join(KINDS)}", "correct the inventory"
+        )
+    address, command = str(settings["gpunodes_bmc_address"] or ""), str(settings["gpunodes_bmc_command"] or "")
+    required, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
+    if not required:
+        raise WrongInput(f"{machine} has a BMC of type {kind}, but no {name}", name, "add it to the inventory")
+    return Access(
+        kind=kind,
+        address=address,
+        user=str(settings["gpunodes_bmc_user"] or ""),
+        password="" if kind == "command" else _password(machine, settings),
+        system=str(settings["gpunodes_bmc_system"] or ""),
+        verify=_verified(machine, settings["gpunodes_bmc_verify"]),
+        command=command,
+    )
+
+
+def connect(machine: str, access: Access) -> Power:
+    """Power control of a machine; sends no request to the BMC yet."""
+    from gpunodes.engine.power import command, ipmi
+
+    if access.kind == "ipmi":
+        return ipmi.Ipmi(access)
+    if access.kind == "command":
+        return command.Command(machine, access)
+    from gpunodes.engine.power import redfish
+
+    return redfish.Redfish(access)
+
+
+def _verified(machine: str, value: Any) -> bool | str:
+    """Whether the certificate is verified, or the path of the CA; only ``false`` disables the verification.
+
+    An INI inventory has strings in place of booleans. Raises WrongInput for any other value that is not the path of a
+    file.
+    """
+    text = str(value).strip().lower()
+    if value is None or text in {"", "true"}:
+        return True
+    if text == "false":
+        return False
+    if isinstance(value, str) and (path := Path(value).expanduser()).exists():
+        return str(path)
+    raise WrongInput(
+        f"gpunodes_bmc_verify of {machine} is {value!r}",
+        "true, false, or the path of an existing CA file",
+        "correct the inventory",
+    )
+
+
+def _password(machine: str, settings: Mapping[str, Any]) -> str:
+    if value := settings["gpunodes_bmc_password"]:
+        return str(value)
+    if variable := str(settings["gpunodes_bmc_password_env"] or ""):
+        if variable not in os.environ:
+            raise WrongInput(
+                f"the environment variable {variable}, named by gpunodes_bmc_password_env of {machine}, is not set",
+                "a password",
+                f"set {variable}",
+            )
+        return os.environ[variable]
+    if command := str(settings["gpunodes_bmc_password_command"] or ""):
+        return _from_command(machine, command)
+    return ""
+
+
+def _from_command(machine: str, command: str) -> str:
+    """The first line that the user's command prints; the machine's name is in $GPUNODES_MACHINE."""
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            env={**os.environ, "GPUNODES_MACHINE": machine},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PASSWORD_COMMAND_S,
+            check=False,
+        )
+        failure = "" if done.returncode == 0 else f"exit status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        failure, done = f"it did not end in {_PASSWORD_COMMAND_S} s", None
+    if failure or done is None or not done.stdout.strip():
+        # The output is not quoted: it may hold the password.
+        raise GpunodesError(
+            f"gpunodes_bmc_password_command of {machine} returned no password: {failure or 'no output'}",
+            "a command that prints the password",
+            "run it in a shell, with GPUNODES_MACHINE set",
+        )
+    return done.stdout.splitlines()[0]

@@ -1,0 +1,61 @@
+"""Entries of ``journalctl -o json``: the kernel's messages, with a header in the format of dmesg."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+LINE_BYTES = 64 << 10
+"""The most bytes of an entry that are read."""
+MARKERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
+"""The beginning of a message that is not UTF-8, and so a list of bytes."""
+
+
+def entry_of(line: bytes) -> Mapping[str, object] | None:
+    """The kernel's entry in a line of JSON, None for entries of other writers."""
+    import json
+
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not message_of(entry):
+        return None
+    transport = entry.get("_TRANSPORT", entry.get("SYSLOG_IDENTIFIER"))
+    return entry if transport == "kernel" and entry.get("SYSLOG_FACILITY", "0") == "0" else None
+
+
+def message_of(entry: Mapping[str, object]) -> bytes:
+    """The message of an entry; journalctl writes a message that is not UTF-8 as a list of bytes."""
+    message = entry.get("MESSAGE")
+    if isinstance(message, list):
+        try:
+            return bytes(message)
+        except (TypeError, ValueError):
+            return b""
+    return message.encode(errors="replace") if isinstance(message, str) else b""
+
+
+def times(lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        if found := re.search(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,16})"', line[:LINE_BYTES]):
+            yield _realtime(int(found[1]))
+
+
+def header_of(entry: Mapping[str, object]) -> bytes:
+    """A journal entry's header in the format of dmesg."""
+    header = b""
+    for name, formatted in (("__REALTIME_TIMESTAMP", _realtime), ("__MONOTONIC_TIMESTAMP", _monotonic)):
+        value = str(entry.get(name, ""))
+        if re.fullmatch(r"[0-9]{1,16}", value):
+            header += formatted(int(value))
+    return header
+
+
+def _realtime(usec: int) -> bytes:
+    return b"%d-%02d-%02dT%02d:%02d:%02dZ " % time.gmtime(usec // 1_000_000)[:6]
+
+
+def _monotonic(usec: int) -> bytes:
+    return b"[%d.%06d] " % divmod(usec, 1_000_000)

@@ -1,0 +1,89 @@
+"""The driver: it is loaded, has one version, initialises all GPUs, and its GSP responds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpunodes.health import patterns
+from gpunodes.health.model import Action, Finding, LineKind
+from gpunodes.health.rules.rule import Rule, RuleInput, by_gpu
+
+
+def start_up_failed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    if not data.of_kinds(LineKind.INIT_CAUSE):
+        for gpu, records in by_gpu(data.of_kinds(LineKind.INIT_FAILED)).items():
+            message = (
+                "The driver could not initialise the GPU. If a warm reboot does not help, power the machine off and on."
+            )
+            yield rule.finding(Action.REBOOT, message, *records, gpu=gpu)
+
+
+def start_up_impossible(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.INIT_CAUSE)
+    if records:
+        message = (
+            "The driver cannot initialise the GPU, and a reboot does not help:"
+            " check the firmware, the module flavour and the BIOS."
+        )
+        yield rule.finding(Action.REPAIR, message, *records, *data.of_kinds(LineKind.INIT_FAILED))
+
+
+def version_mismatch(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    for record in data.of_kinds(LineKind.MISMATCH):
+        client, version, module = record.detail.split(" ")
+        named = client != "-" and not patterns.NVIDIA_TASK.fullmatch(client.encode())
+        if named and _numbers(version) < _numbers(module):
+            message = f"{client} still uses libraries {version}, but the driver is {module}: restart that program."
+            yield rule.finding(Action.NONE, message, record, watch=True)
+        else:
+            message = f"A program uses libraries {version}, but the loaded driver is {module}."
+            yield rule.finding(Action.REBOOT, message, record)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall("[0-9]{1,9}", version)]
+
+
+def versions_differ(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    facts = data.facts
+    if facts and facts.module and facts.library and facts.module != facts.library:
+        message = f"The loaded driver is {facts.module}, but the installed libraries are {facts.library}."
+        yield rule.finding(Action.REBOOT, message)
+
+
+def driver_not_loaded(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    facts = data.facts
+    if facts is None or facts.driver_loaded is not False:
+        return
+    gpus = [function for function in facts.functions if function.is_gpu and function.driver in {"", "nouveau"}]
+    if gpus:
+        message = "No NVIDIA driver is loaded: install it, or find out why the kernel does not load it."
+        yield rule.finding(Action.REPAIR, message, gpu=gpus[0].address)
+
+
+def gsp_timeout(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.GSP_TIMEOUT)
+    if records:
+        message = (
+            "The GPU System Processor (GSP) does not respond; every call waits for it, and nvidia-smi can take minutes."
+        )
+        yield rule.finding(Action.RESET_GPU, message, *records)
+
+
+def uvm_fatal(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.UVM_FATAL)
+    if records:
+        message = "Unified memory is off until nvidia-uvm is reloaded; all programs that use the GPUs must exit first."
+        yield rule.finding(Action.RESET_GPU, message, *records)
+
+
+def gpus_unused(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    facts = data.facts
+    if facts is None or not facts.driver_loaded or facts.driver_gpus is None:
+        return
+    bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
+    shown = len(data.gpus) if facts.smi.status == "ok" else facts.driver_gpus
+    if min(shown, facts.driver_gpus) < bound:
+        message = f"Only {min(shown, facts.driver_gpus)} of the {bound} GPUs that are bound to the driver work."
+        yield rule.finding(Action.REBOOT, message)

@@ -1,0 +1,70 @@
+"""Tasks that are stuck in the NVIDIA driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunodes.health import patterns
+from gpunodes.health.evidence import clean
+from gpunodes.health.model import Action, Finding, LineKind, State
+from gpunodes.health.rules.rule import Rule, RuleInput
+
+STUCK_S = 20.0
+"""A task in uninterruptible sleep for this many seconds is stuck; the driver starts all GPUs of a machine in less."""
+
+
+def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.HUNG_TASK)
+    if records:
+        tasks = ", ".join(record.detail for record in records[:5])
+        message = f"Stuck in the NVIDIA driver: {tasks}."
+        yield rule.finding(Action.REBOOT, message, *records, state=State.HUNG, hung=True)
+
+
+def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    facts = data.facts
+    asleep = [
+        task
+        for task in (facts.tasks if facts else ())
+        if task.state == "D" and patterns.NVIDIA_FRAME.search("\n".join(task.stack).encode(errors="replace"))
+    ]
+    if not facts or not asleep:
+        return
+    task = max(asleep, key=lambda each: each.age_s)
+    name = f"{clean(task.name.encode(errors='replace'))} ({task.pid})"
+    if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or _unlogged_hung_tasks(data):
+        message = f"{name} is in uninterruptible sleep in the NVIDIA driver and cannot be killed."
+        yield rule.finding(Action.REBOOT, message, evidence=task.stack, state=State.HUNG, hung=True)
+    else:
+        message = f"{name} has waited in the NVIDIA driver for {task.age_s:.1f} s: check again."
+        yield rule.finding(Action.NONE, message, evidence=task.stack, watch=True)
+
+
+def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    smi = data.facts.smi if data.facts else None
+    if smi is None or smi.status not in {"stuck", "timeout"}:
+        return
+    if smi.task_state == "D":
+        message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
+        yield rule.finding(Action.REBOOT, message, state=State.HUNG, hung=True)
+    else:
+        message = f"nvidia-smi did not finish within {smi.took_s:.0f} s."
+        yield rule.finding(Action.RESET_GPU, message, state=State.SICK)
+
+
+def _unlogged_hung_tasks(data: RuleInput) -> int:
+    """The number of hung tasks that the kernel has counted, if its log reports no hung task at all."""
+    count = data.facts.hung_detected if data.facts else None
+    return 0 if data.of_kinds(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK) else count or 0
+
+
+def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    if count := _unlogged_hung_tasks(data):
+        message = f"The kernel has counted {count} hung tasks, but its log does not show them."
+        yield rule.finding(Action.NONE, message, watch=True)
+
+
+def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.SOFT_LOCKUP)
+    if records:
+        yield rule.finding(Action.REBOOT, "A CPU is in a soft lockup in the NVIDIA driver.", *records)

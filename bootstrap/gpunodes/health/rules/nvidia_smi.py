@@ -1,0 +1,82 @@
+"""What nvidia-smi reports: its error messages, requests for a reset, persistence mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpunodes.health.evidence import address
+from gpunodes.health.model import Action, Finding, LineKind, State
+from gpunodes.health.rules.rule import Rule, RuleInput
+
+_MESSAGES: tuple[tuple[str, Action, str], ...] = (
+    (r"Driver/library version mismatch", Action.REBOOT, "The libraries and the loaded driver have different versions."),
+    (r"[Rr]equires reset|reset required|ERR!", Action.RESET_GPU, "A GPU must be reset."),
+    (r"GPU is lost|^device handle: ", Action.REBOOT, "A GPU is lost."),
+    (
+        r"couldn't communicate with the NVIDIA driver|couldn't find libnvidia|Driver Not Loaded",
+        Action.REPAIR,
+        "The driver or its libraries are not installed, or the driver is not loaded.",
+    ),
+    (r"No devices were found", Action.REBOOT, "The driver is loaded, but has no GPU."),
+)
+_VALUES = {"GPU is lost", "GPU requires reset"}
+# A container whose cgroup was rewritten: github.com/NVIDIA/nvidia-container-toolkit, troubleshooting.
+_NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
+
+
+def smi_message(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    messages = [(record.detail, record.gpu, record.evidence) for record in data.of_kinds(LineKind.SMI_MESSAGE)]
+    if data.facts and data.facts.smi.status == "failed":
+        messages.append((data.facts.smi.message, "", tuple(data.facts.smi.message.splitlines())))
+    has_lost_gpu = any("lost" in each.values for each in data.gpus)
+    for message, gpu, evidence in messages:
+        if has_lost_gpu and message in _VALUES:
+            continue  # nvidia-smi's fields have the same value, with its GPU
+        if _NVML_UNKNOWN in message:
+            meaning = "NVML cannot access the GPUs; a container that lost its devices must be restarted."
+            yield rule.finding(Action.RESTART_APP, meaning, gpu=gpu, evidence=evidence, state=State.SICK)
+            continue
+        for pattern, action, meaning in _MESSAGES:
+            if re.search(pattern, message):
+                yield rule.finding(action, meaning, gpu=gpu, evidence=evidence, state=State.SICK)
+                break
+        else:
+            meaning = "nvidia-smi failed with an unknown message."
+            yield rule.finding(Action.NONE, meaning, gpu=gpu, evidence=evidence, watch=True)
+
+
+def reset_required(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.RESET_REQUIRED)
+    if records:
+        yield rule.finding(Action.RESET_GPU, "The driver reports that the GPU must be reset.", *records)
+    for shown in data.gpus:
+        recovery = shown.values.get("recovery", "").lower()
+        action = _SMI_RECOVERY.get(recovery, Action.NONE)
+        if (
+            shown.yes("reset_required")
+            or shown.yes("drain_and_reset")
+            or shown.values.get("lost") == "GPU requires reset"
+        ):
+            action = max(action, Action.RESET_GPU, key=lambda each: each.rank)
+        if action is not Action.NONE:
+            message = f"nvidia-smi requests: {recovery or 'reset required'}."
+            yield rule.finding(action, message, gpu=address(shown.address.encode()))
+
+
+_SMI_RECOVERY = {
+    "reset": Action.RESET_GPU,
+    "gpu reset": Action.RESET_GPU,
+    "reboot": Action.REBOOT,
+    "node reboot": Action.REBOOT,
+    "drain p2p": Action.RESTART_APP,
+    "drain and reset": Action.RESET_GPU,
+}
+
+
+def persistence_off(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    off = [shown for shown in data.gpus if shown.values.get("persistence") == "Disabled"]
+    if off:
+        yield rule.finding(
+            Action.NONE, f"Persistence mode is off on {len(off)} GPUs: the first use after idle time is slow."
+        )

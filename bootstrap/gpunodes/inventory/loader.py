@@ -1,0 +1,166 @@
+"""Loads an inventory with Ansible. Its YAML is checked first, so that errors name the file and the line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpunodes import settings
+from gpunodes.errors import WrongInput
+from gpunodes.inventory.names import NAME
+
+if TYPE_CHECKING:
+    from ansible.inventory.manager import InventoryManager
+
+BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
+
+
+def load(path: Path) -> tuple[InventoryManager, Any]:
+    if not path.exists():
+        raise WrongInput(
+            f"there is no inventory at {path}",
+            "an Ansible inventory with the groups control_plane and workers",
+            "pass its path with -i, or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+        )
+    sources = sorted(path.iterdir()) if path.is_dir() else [path]
+    for source in sources:
+        if source.suffix in {".yml", ".yaml"} and source.is_file():
+            _check_yaml(source)
+    group_vars = path if path.is_dir() else path.parent
+    for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
+        _check_mapping(variables)
+
+    settings.check_ansible_home()
+    # Ansible prints warnings about invalid files to standard output; these errors are already checked above.
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.vars.manager import VariableManager
+
+    loader = DataLoader()
+    warnings = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
+            _unlock(loader)
+            manager = InventoryManager(loader=loader, sources=[str(path)])
+            variables_of = VariableManager(loader=loader, inventory=manager)
+    except AnsibleError as error:
+        first = str(error).splitlines()[0]
+        raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    if path.is_file() and "Unable to parse" in warnings.getvalue():
+        # The plugins are tried in turn, and the last one is that of the INI form.
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        raise WrongInput(
+            f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
+            "an Ansible inventory, in YAML or INI",
+            "correct the file",
+        )
+    return manager, variables_of
+
+
+@functools.cache
+def sudo_password(file: str) -> str:
+    """The password from a file, or from the output of an executable, as Ansible does; raises WrongInput without one."""
+    path = Path(file).expanduser()
+    try:
+        if os.access(path, os.X_OK) and path.stat().st_mode & 0o111:
+            done = subprocess.run([path], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+            found = done.stdout
+        else:
+            found = path.read_text(encoding="utf-8")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise WrongInput(
+            f"no password could be read from {file}, the value of {BECOME_FILE} ({type(error).__name__})",
+            "a file with sudo's password, or a program that prints it",
+            "correct it, or use --ask-become-pass",
+        ) from error
+    return found.strip()
+
+
+def _unlock(loader: Any) -> None:
+    """Unlock vaults with the password file from Ansible's own settings ($ANSIBLE_VAULT_PASSWORD_FILE)."""
+    from ansible import constants
+    from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
+
+    secrets = []
+    # Ansible reads the environment only when it is imported.
+    file = os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE") or constants.DEFAULT_VAULT_PASSWORD_FILE
+    if file:
+        secret = get_file_vault_secret(filename=file, vault_id="default", loader=loader)
+        secret.load()
+        secrets = [("default", secret)]
+        loader.set_vault_secrets(secrets)
+    # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
+    if VaultSecretsContext.current(optional=True) is None:
+        VaultSecretsContext.initialize(VaultSecretsContext(secrets=secrets))
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    try:
+        return yaml.compose(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise WrongInput(f"{path} is not text in UTF-8", "a YAML file", "correct the file") from error
+    except OSError as error:
+        raise WrongInput(f"{path} cannot be read: {error.strerror}", "a readable file", "check its mode") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise WrongInput(f"{line}: {error.problem}", "valid YAML", "correct the line") from error
+    except yaml.YAMLError as error:
+        raise WrongInput(f"{path}: {str(error).splitlines()[0]}", "valid YAML", "correct the file") from error
+
+
+def _mapping(path: Path, node: yaml.Node | None, what: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        pairs: list[tuple[yaml.Node, yaml.Node]] = node.value
+        return pairs
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
+        return []
+    kind = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}.get(type(node), "something else")
+    raise WrongInput(
+        f"{path}:{node.start_mark.line + 1}: {what} is {kind}", "a mapping (name: ...)", "correct the line"
+    )
+
+
+def _check_mapping(path: Path) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith("$ANSIBLE_VAULT"):
+        _mapping(path, _compose(path), "the file")
+
+
+def _check_yaml(path: Path) -> None:
+    """Check the shape of a YAML inventory: groups, hosts, variables."""
+    for group, body in _mapping(path, _compose(path), "the inventory"):
+        _check_group(path, str(group.value), body)
+
+
+def _check_group(path: Path, name: str, node: yaml.Node) -> None:
+    for key, value in _mapping(path, node, f"the group {name}"):
+        line = key.start_mark.line + 1
+        if key.value not in {"hosts", "children", "vars"}:
+            raise WrongInput(
+                f"{path}:{line}: {key.value!r} in the group {name}",
+                "hosts, children or vars",
+                "put machines under hosts",
+            )
+        entries = _mapping(path, value, f"{key.value} of {name}")
+        for entry, body in entries:
+            if key.value == "children":
+                _check_group(path, str(entry.value), body)
+            elif key.value == "hosts":
+                bare = re.sub(r"\[[0-9a-zA-Z:]+\]", "0", str(entry.value))
+                if not NAME.fullmatch(bare):
+                    raise WrongInput(
+                        f"{path}:{entry.start_mark.line + 1}: {entry.value!r} is not a machine name",
+                        "letters, digits, dots, dashes and underscores",
+                        "rename it, and give the address in ansible_host",
+                    )
+                _mapping(path, body, f"the machine {entry.value}")

@@ -1,0 +1,41 @@
+"""Names, addresses and patterns of machines: which texts are valid."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from gpunodes.errors import WrongInput
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""A name that is valid in a shell, in a path and (in lower case) as a Kubernetes node name; RFC 1123."""
+_PATTERN = re.compile(r"~?[A-Za-z0-9_.:,*?!&\[\]-]+")
+"""The characters of a pattern: names, shell globs, ranges and Ansible's operators."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise WrongInput if ``pattern`` has characters that are invalid in names and patterns."""
+    if is_address(pattern) or _PATTERN.fullmatch(pattern):
+        return
+    raise WrongInput(
+        f"{pattern!r} is not the name, address or pattern of a machine",
+        "letters, digits, dots, dashes and the characters * ? [ ] : , & !",
+        "quote patterns, as in 'worker-*'",
+    )
+
+
+def is_address(text: str) -> bool:
+    """Whether ``text`` is an IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_address(text: str) -> None:
+    """Raise WrongInput unless ``text`` can be the address of a machine: an IP address or a host name."""
+    if is_address(text):
+        return
+    if re.fullmatch(r"[0-9.]+", text) or not NAME.fullmatch(text) or ".." in text:
+        raise WrongInput(f"{text!r} is not an address", "an IP address such as 10.0.0.1, or a host name", "correct it")

@@ -1,0 +1,74 @@
+"""The options of ``gpunodes lab up``, and the machines that are planned from them."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunodes.errors import WrongInput
+from gpunodes.lab.host import memory_mib, used_networks
+from gpunodes.lab.layout import Boards, LabRecord, LabRole, Layout, Size, System, free_subnet, plan_machines
+
+_CONTROL_PLANE = Size(memory_mib=4096, cpus=2)
+_WORKER_MIB = 2048
+
+
+@dataclass(frozen=True)
+class LabRequest:
+    """The options of ``up``."""
+
+    workers: int
+    system: System
+    inventory: Path
+    minors: tuple[str, ...]
+    """Kubernetes minors that the mirror offers; empty: a lab without a mirror."""
+    gpu_workers: int = 0
+    boards: Boards | None = None
+    """The stand-in boards of each GPU worker."""
+    cpus: int = 1
+    """Of each worker. The default of 1 leaves more of a small host to the control plane."""
+
+
+def plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
+    """The record of a new lab; raises WrongInput if the host has too little free memory."""
+    subnet = free_subnet(used_networks())
+    count = request.workers + request.gpu_workers + 1
+    identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(count)]
+    sizes = {LabRole.CONTROL_PLANE: _CONTROL_PLANE, LabRole.WORKER: Size(_WORKER_MIB, request.cpus)}
+    machines = plan_machines(subnet, request.workers, sizes, identities, request.gpu_workers, request.boards)
+    needed = sum(machine.memory_mib for machine in machines)
+    if memory_mib() < needed:
+        raise WrongInput(
+            f"{memory_mib()} MiB of memory are free on this machine",
+            f"{needed} MiB for the lab's machines",
+            "use fewer --workers",
+        )
+    return LabRecord(
+        name=layout.name,
+        system=request.system,
+        subnet=str(subnet),
+        accelerator=accelerator,
+        machines=machines,
+        inventory=str(request.inventory),
+        mirror=None,
+    )
+
+
+def compare(record: LabRecord, request: LabRequest) -> None:
+    """Raise WrongInput if the lab that is up differs from the requested one."""
+    gpu_machines = [each for each in record.machines if each.boards]
+    workers = len(record.machines) - len(gpu_machines) - 1
+    pairs = [("workers", workers, request.workers), ("os", record.system, request.system)]
+    pairs.append(("gpu-workers", len(gpu_machines), request.gpu_workers))
+    if gpu_machines:
+        pairs.append(("boards", gpu_machines[0].boards, request.boards))
+    pairs.append(("inventory", record.inventory, str(request.inventory)))
+    for option, existing, requested in pairs:
+        if existing != requested:
+            raise WrongInput(
+                f"a lab is up with {option} {existing}",
+                f"{option} {requested}",
+                "run `gpunodes lab down` first, or request the same",
+            )
