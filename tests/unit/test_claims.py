@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
-from gpunodes.engine import cluster, identities, leases, locks, runner, shell
-from gpunodes.engine.cluster import NoSession, Response
+from gpunodes.engine import identities, leases, locks, runner, shell
+from gpunodes.engine.cluster.errors import NoSession
+from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.engine.locks import NoLock, Taken
 from gpunodes.errors import GpunodesError
@@ -53,7 +54,7 @@ class Place:
         self.by_ssh: list[str] = []
         self.waits: list[PreflightFinding] = []
         monkeypatch.setattr(claims, "Session", lambda _: self)
-        monkeypatch.setattr(cluster, "over_ssh", lambda *_: None)
+        monkeypatch.setattr(claims, "over_ssh", lambda *_: None)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
             control_plane=lambda: CONTROL,

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Cluster, NoResponse, Response
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import Held, Leases, Lost, Unsure
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair

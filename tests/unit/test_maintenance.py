@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.engine.cluster import Cluster, Refused, Response
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action

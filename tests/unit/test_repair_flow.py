@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import history, leases, records
-from gpunodes.engine.cluster import Cluster, NoResponse
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.machine_control import Boot
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import WrongInput

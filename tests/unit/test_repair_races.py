@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Cluster
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine

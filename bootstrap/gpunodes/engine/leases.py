@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.engine.cluster import Cluster, NoResponse, Refused, Response
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.locks import Taken, clock
 from gpunodes.errors import GpunodesError
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
-from gpunodes.engine import cluster as clusters
 from gpunodes.engine import identities, leases, locks
-from gpunodes.engine.cluster import Cluster, NoCluster, NoResponse, NoSession, Refused, Session
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
+from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
@@ -130,7 +131,7 @@ def claimed(
     variables = inventory.connection(control.name)
     exclusive = control.name in {machine.name for machine in machines}
     with contextlib.ExitStack() as held:
-        session = Session(clusters.over_ssh(control.address, variables))
+        session = Session(over_ssh(control.address, variables))
         held.callback(session.close)
         claim = Claim(session, inventory, machines, command, exclusive=exclusive)
         held.callback(claim.close)

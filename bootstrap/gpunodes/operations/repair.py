@@ -22,8 +22,10 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
-from gpunodes.engine import cluster as clusters
 from gpunodes.engine import evidence, history, identities, leases, locks, probing, records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
@@ -140,10 +142,10 @@ class Fleet:
             self._settings = settings.resolve(given)
         return self._settings
 
-    def session(self) -> clusters.Session:
+    def session(self) -> Session:
         """A session with the cluster's API."""
         control = self.inventory.control_plane()
-        return clusters.Session(clusters.over_ssh(control.address, self.inventory.connection(control.name)))
+        return Session(over_ssh(control.address, self.inventory.connection(control.name)))
 
     def lock(self, command: str, holder: str) -> contextlib.AbstractContextManager[locks.Lock]:
         """The SSH lock, for work on the control plane: commands that find no API check it. Raises Taken, NoLock."""
@@ -280,7 +282,7 @@ class _Repairs:
         self._request = request
         self._report = report
         self._settings = checked(fleet.settings())
-        self._cluster: clusters.Cluster | None = None
+        self._cluster: Cluster | None = None
         self._leases: leases.Leases | None = None
         self._stop = threading.Event()
         self._seen: dict[str, MachineScan] = {}
@@ -296,7 +298,7 @@ class _Repairs:
         if not self._request.without_cluster:
             session = self._fleet.session()
             self._open.callback(session.close)
-            self._cluster = clusters.Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
+            self._cluster = Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
             self._leases = leases.Leases(self._cluster, self._request.command)
             self._open.callback(self._leases.close)
             try:
@@ -424,7 +426,7 @@ class _Repairs:
 
     def _undecided(self, waiting: Sequence[str], problem: GpunodesError) -> list[MachineDecision]:
         """Decisions for machines without one: refused now, or later if the reason may still change."""
-        if isinstance(problem, leases.Held | clusters.NoResponse):
+        if isinstance(problem, leases.Held | NoResponse):
             # It is decided again when a running repair ends.
             return [MachineDecision(name, Decision.REFUSE, str(problem)) for name in waiting]
         for name in waiting:
@@ -770,9 +772,7 @@ class _Repairs:
 
         self._running[pool.submit(work)] = record
 
-    def _lock(
-        self, held: leases.Leases, cluster: clusters.Cluster, machine: Machine, record: RepairRecord
-    ) -> RepairRecord:
+    def _lock(self, held: leases.Leases, cluster: Cluster, machine: Machine, record: RepairRecord) -> RepairRecord:
         """Lock a machine and check that it may still be repaired; the record to continue from. Raises GpunodesError."""
         stored = held.take(record.node, record.text(), alone=machine.role is Role.CONTROL_PLANE)
         try:
