@@ -15,7 +15,8 @@ from gpunodes.ansible.filter_plugins import gpunodes as filters
 from gpunodes.engine import history, identities, records, runner
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
-from gpunodes.engine.leases import Leases, lock_name
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.objects import lock_name
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import power, repair, repair_one

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.leases import Leases
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations.repair import Fleet, missing
