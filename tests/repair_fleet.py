@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from gpunodes.engine.cluster import Response
+from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
 from gpunodes.engine.shell import Reached

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpunodes.engine import cluster, locks
+from gpunodes.engine import locks
+from gpunodes.engine.cluster.session import here
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
@@ -22,8 +23,8 @@ from gpunodes.operations import claims
 
 def main(kubeconfig: str, command: str, *names: str) -> None:
     """Hold the locks of the command."""
-    transport = cluster.here(sys.executable, Path(kubeconfig))
-    cluster.over_ssh = lambda *_: transport
+    transport = here(sys.executable, Path(kubeconfig))
+    claims.over_ssh = lambda *_: transport  # type: ignore[attr-defined]  # where it is used
     unlocked = SimpleNamespace(lost=lambda: None)
     locks.hold = lambda *_, **__: contextlib.nullcontext(unlocked)  # type: ignore[assignment]  # a stand-in
     machines = [Machine(name, name, Role.CONTROL_PLANE if name.startswith("c") else Role.WORKER) for name in names]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpunodes.engine import cluster
+from gpunodes.engine.cluster.session import Session, here
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
@@ -32,7 +32,7 @@ BOOT_S = 0.5
 class FileMachine:
     """A simulated machine: `sick`, `boot`, `deaf` (steps that do not bring it down), `done`."""
 
-    def __init__(self, path: Path, api: cluster.Session) -> None:
+    def __init__(self, path: Path, api: Session) -> None:
         self._path = path
         self._api = api
         self.name = path.stem
@@ -107,8 +107,8 @@ class Fleet(repair.Fleet):
 
     def __init__(self, kubeconfig: Path, machines: Path) -> None:
         self._kubeconfig = kubeconfig
-        self.made = cluster.Session(cluster.here(sys.executable, kubeconfig))
-        self._side = cluster.Session(cluster.here(sys.executable, kubeconfig))
+        self.made = Session(here(sys.executable, kubeconfig))
+        self._side = Session(here(sys.executable, kubeconfig))
         self._files = {path.stem: FileMachine(path, self._side) for path in sorted(machines.glob("*.json"))}
         self.entries = [Machine(name, name, Role.WORKER) for name in self._files]
         self.inventory: Any = SimpleNamespace(machines=lambda *_: self.entries)
@@ -130,7 +130,7 @@ class Fleet(repair.Fleet):
             "gpunodes_repair_evidence_mib": 100,
         }
 
-    def session(self) -> cluster.Session:
+    def session(self) -> Session:
         return self.made
 
     def machine_control(self, machine: Machine, **_: Any) -> Any:

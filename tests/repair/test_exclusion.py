@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.engine import cluster
-from gpunodes.engine.cluster import Cluster, Session
-from gpunodes.engine.leases import Held, Leases
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.session import Session, here
+from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
 from gpunodes.operations import maintenance
 
 from . import apiserver, kwok
@@ -207,7 +208,7 @@ def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: P
 
 def test_two_repair_decisions(server: ApiServer) -> None:
     """The decision lock is renewed as long as it is held."""
-    sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
     first, second = (Leases(Cluster(session), "health", duration_s=3.0) for session in sessions)
     try:
         with first.deciding():
@@ -226,7 +227,7 @@ def test_two_repair_decisions(server: ApiServer) -> None:
 
 def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiServer) -> None:
     """By resource versions: a late renewal does not overwrite the new holder."""
-    sessions = [Session(cluster.here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
     first, second = (Leases(Cluster(session), "repair", duration_s=3.0) for session in sessions)
     try:
         first.take("n1", "")

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
-from gpunodes.engine import cluster, identities, leases, locks, runner, shell
-from gpunodes.engine.cluster import NoSession, Response
-from gpunodes.engine.leases import Held, Leases
+from gpunodes.engine import identities, locks, runner, shell
+from gpunodes.engine.cluster.errors import NoSession
+from gpunodes.engine.cluster.session import Response
+from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.holders import identity
 from gpunodes.engine.locks import NoLock, Taken
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
@@ -53,7 +56,7 @@ class Place:
         self.by_ssh: list[str] = []
         self.waits: list[PreflightFinding] = []
         monkeypatch.setattr(claims, "Session", lambda _: self)
-        monkeypatch.setattr(cluster, "over_ssh", lambda *_: None)
+        monkeypatch.setattr(claims, "over_ssh", lambda *_: None)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
             control_plane=lambda: CONTROL,
@@ -425,4 +428,4 @@ def test_the_tokens_of_a_running_join_stay_when_another_join_ends() -> None:
     ]
     assert remote_cluster.unused_tokens(tokens, held, "me", now) == ["mine", "killed", "old"]
     assert remote_cluster.unused_tokens(tokens, held, "", now) == ["mine", "killed", "old"]
-    assert json.dumps(leases.identity("join"))
+    assert json.dumps(identity("join"))

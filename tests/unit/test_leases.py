@@ -11,9 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Cluster, NoResponse, Response
-from gpunodes.engine.leases import Held, Leases, Lost, Unsure
+from gpunodes.engine import records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import Response
+from gpunodes.engine.leases import holders
+from gpunodes.engine.leases.errors import Held, Lost, Unsure
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.holders import dead_here, identity
+from gpunodes.engine.leases.objects import lock_name
 from gpunodes.errors import GpunodesError
 from gpunodes.operations import repair
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -51,7 +57,7 @@ class Connection:
 @contextlib.contextmanager
 def operator(session: Any, holder: str = "", command: str = "repair") -> Iterator[Leases]:
     made = Leases(Cluster(session), command)
-    made._holder = holder or made._holder
+    made.holder = holder or made.holder
     yield made
     made.close()
 
@@ -203,19 +209,19 @@ def test_a_late_release_does_not_delete_the_lock_of_the_new_holder() -> None:
 
 def test_a_host_of_the_same_name_is_not_this_host() -> None:
     """Clones and containers share names: only a process that was visible to this one is known to be dead."""
-    me = leases.identity("repair").rsplit("/", 4)
-    assert not leases.dead_here("/".join(me))
-    assert leases.dead_here("/".join([*me[:3], "1", me[4]])), "its process ended, another has its number"
-    assert not leases.dead_here("/".join([me[0], "another-boot", "1", "1", me[4]]))
-    assert not leases.dead_here("/".join([me[0], "another-boot", str(os.getpid()), *me[3:]]))
+    me = identity("repair").rsplit("/", 4)
+    assert not dead_here("/".join(me))
+    assert dead_here("/".join([*me[:3], "1", me[4]])), "its process ended, another has its number"
+    assert not dead_here("/".join([me[0], "another-boot", "1", "1", me[4]]))
+    assert not dead_here("/".join([me[0], "another-boot", str(os.getpid()), *me[3:]]))
 
 
 def test_a_process_hidden_in_proc_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """hidepid hides the processes of other users: a live Lease of another user was taken."""
-    me = leases.identity("repair").rsplit("/", 4)
-    monkeypatch.setattr(leases, "_start_time", lambda _: "")
-    assert not leases.dead_here("/".join(me))
-    assert leases.dead_here("/".join([*me[:2], str(2**22 + 1), *me[3:]])), "no process has that number"
+    me = identity("repair").rsplit("/", 4)
+    monkeypatch.setattr(holders, "_start_time", lambda _: "")
+    assert not dead_here("/".join(me))
+    assert dead_here("/".join([*me[:2], str(2**22 + 1), *me[3:]])), "no process has that number"
 
 
 def test_a_held_lock_reports_user_command_and_time() -> None:
@@ -275,9 +281,9 @@ def test_a_command_keeps_the_record_of_a_dead_repair() -> None:
     lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])
     with operator(Connection(api), command="gpu install") as ours:
         ours.take_all(["w1"])
-        assert [(seen.live, seen.record) for seen in ours.seen()] == [(True, "how far it came")]
+        assert [(seen.live, seen.record) for seen in ours.observe()] == [(True, "how far it came")]
         ours.release_all()
-        assert [(seen.live, seen.record) for seen in ours.seen()] == [(False, "how far it came")]
+        assert [(seen.live, seen.record) for seen in ours.observe()] == [(False, "how far it came")]
     with operator(Connection(api)) as next_one:
         assert next_one.take("w1", "goes on") == "how far it came"
         next_one.release("w1")
@@ -296,10 +302,10 @@ def test_a_command_keeps_the_record_of_a_dead_repair() -> None:
     ],
 )
 def test_the_name_of_a_lock_is_valid(machine: str, node: str, same: str) -> None:
-    name = leases.lock_name(machine, node)
+    name = lock_name(machine, node)
     assert name.startswith(same)
     assert len(name) <= 253
-    assert name == leases.lock_name(machine.upper(), node), "however an inventory writes it"
+    assert name == lock_name(machine.upper(), node), "however an inventory writes it"
 
 
 @pytest.mark.parametrize("body", [None, [], "x", {}, {"items": 5}, {"items": [{}]}, {"items": [{"metadata": 5}]}])
@@ -322,7 +328,7 @@ def test_an_invalid_lease_counts_as_free() -> None:
         (lease,) = api.leases.values()
         for odd in ({"renewTime": None}, {"renewTime": "soon"}, {"leaseDurationSeconds": None}):
             lease["spec"] |= odd
-            assert [seen.live for seen in ours.seen()] == [False]
+            assert [seen.live for seen in ours.observe()] == [False]
 
 
 def test_an_error_of_a_lock_is_one_sentence() -> None:

@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.engine.cluster import Cluster, Refused, Response
-from gpunodes.engine.leases import Held, Leases
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.engine.cluster.session import Response
+from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations import maintenance, repair, repair_one, status
@@ -138,7 +141,7 @@ def test_without_a_cordon_pods_are_scheduled_but_nothing_is_repaired() -> None:
 def test_it_does_not_begin_while_another_command_works_on_the_machine() -> None:
     place = fleet(5)
     other = Leases(Cluster(place.session()), "join")
-    other._holder = "ann@desk/join/x/1/1/1"
+    other.holder = "ann@desk/join/x/1/1/1"
     other.take_all(["w1"])
     with pytest.raises(Held, match="`gpunodes join` of ann@desk"):
         on(place)

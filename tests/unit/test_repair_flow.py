@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpunodes.engine import history, leases, records
-from gpunodes.engine.cluster import Cluster, NoResponse
+from gpunodes.engine import history, records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import Boot
 from gpunodes.engine.shell import Reached
 from gpunodes.errors import WrongInput
@@ -632,14 +634,14 @@ def test_an_unresponsive_control_plane_stops_only_repairs_that_have_not_started(
 ) -> None:
     """Waiting machines are refused with the reason; started repairs continue."""
     place = fleet(20, ["w1", "w5"])
-    deciding = leases.Leases.deciding
+    deciding = Leases.deciding
 
-    def once(self: leases.Leases) -> Any:
+    def once(self: Leases) -> Any:
         if place.machines["w1"].done:
             raise NoResponse("the control plane does not respond")
         return deciding(self)
 
-    monkeypatch.setattr(leases.Leases, "deciding", once)
+    monkeypatch.setattr(Leases, "deciding", once)
     results = {each.machine: each for each in run(place).machines}
     assert results["w1"].outcome is RepairOutcome.REPAIRED
     assert (results["w5"].decision, results["w5"].why) == (Decision.REFUSE, "the control plane does not respond")
@@ -770,8 +772,8 @@ def test_a_cordon_of_an_unknown_repair_is_found() -> None:
 def test_a_live_lock_of_another_command_is_respected() -> None:
     place = fleet(5, ["w1"])
     place.api.add_node("other")
-    other = leases.Leases(Cluster(place.session()), "repair")
-    other._holder = "ann@desk/repair/x/1/1/1"
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/x/1/1/1"
     other.take("w1", "")
     result = run(place)
     assert {each.machine: (each.decision, "ann@desk" in each.why) for each in result.machines}["w1"] == (

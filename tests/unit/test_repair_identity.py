@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from gpunodes.ansible.filter_plugins import gpunodes as filters
 from gpunodes.engine import history, identities, records, runner
-from gpunodes.engine.cluster import Cluster, NoResponse
-from gpunodes.engine.leases import Leases, lock_name
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.objects import lock_name
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations import power, repair, repair_one

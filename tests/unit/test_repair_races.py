@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.engine import leases, records
-from gpunodes.engine.cluster import Cluster
-from gpunodes.engine.leases import Leases
+from gpunodes.engine import records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power, repair
@@ -157,7 +158,7 @@ def test_a_record_of_a_repair_that_another_command_has_ended_is_dropped(
     place = fleet(5, ["w1"])
 
     def lost(_: Leases, __: str) -> None:
-        raise leases.Lost("taken by ann", "", "")
+        raise Lost("taken by ann", "", "")
 
     with monkeypatch.context() as patch:
         patch.setattr(Leases, "check", lost)
@@ -210,7 +211,7 @@ def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest
     thread.start()
     time.sleep(1.5)
     anns = Leases(Cluster(place.session()), "repair")
-    anns._holder = ANN
+    anns.holder = ANN
     assert "odd" not in anns.take("w1", None)
     assert records.read("test")["w1"].stage is Stage.ESCALATE
     anns.release_all()

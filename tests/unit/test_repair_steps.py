@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, session
-from gpunodes.engine import cluster, machine_control, shell
+from gpunodes.engine import machine_control, shell
+from gpunodes.engine.cluster import marks
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import NO_SESSION, Response, Session, Transport
 from gpunodes.engine.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import printable
@@ -305,10 +309,10 @@ def test_a_session_that_breaks_at_once_reports_the_reason_of_ssh() -> None:
     """Not the broken pipe, which is found first when the program is sent."""
     refused = "ssh: connect to host c1 port 22: Connection refused"
     program = f"exec 0<&-; sleep 0.3; echo '{refused}' >&2; exit 255"
-    api_session = cluster.Session(cluster.Transport(["sh", "-c", program]))
+    api_session = Session(Transport(["sh", "-c", program]))
     began = time.monotonic()
     response = api_session.request("GET", "/version")
-    assert (response.status, "refused" in response.error) == (cluster._NO_SESSION, True), response
+    assert (response.status, "refused" in response.error) == (NO_SESSION, True), response
     assert time.monotonic() - began < 4
     api_session.close()
 
@@ -320,7 +324,7 @@ def test_session_ignores_a_banner() -> None:
         "request = json.loads(sys.stdin.readline()); "
         "print(json.dumps({'id': request['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
     )
-    api_session = cluster.Session(cluster.Transport([sys.executable, "-c", program]))
+    api_session = Session(Transport([sys.executable, "-c", program]))
     assert api_session.request("GET", "/version").status == 200
     api_session.close()
 
@@ -340,9 +344,9 @@ def test_invalid_response_of_a_session_fails_the_call_at_once(wrong: dict[str, A
         "    request = json.loads(sys.stdin.readline())\n"
         f"    print(json.dumps({{'id': request['id'], **{GOOD!r}, **wrong}}), flush=True)\n"
     ).replace(": nan", ": float('nan')")
-    api = cluster.Cluster(cluster.Session(cluster.Transport([sys.executable, "-c", program])))
+    api = Cluster(Session(Transport([sys.executable, "-c", program])))
     began = time.monotonic()
-    with pytest.raises(cluster.NoResponse, match=f"expected (int|str|float) in {next(iter(wrong))}"):
+    with pytest.raises(NoResponse, match=f"expected (int|str|float) in {next(iter(wrong))}"):
         api.nodes()
     assert time.monotonic() - began < 10
     assert api.nodes() == []
@@ -350,25 +354,25 @@ def test_invalid_response_of_a_session_fails_the_call_at_once(wrong: dict[str, A
 
 
 def test_text_from_a_machine_reaches_the_cluster_as_one_printable_line() -> None:
-    class Api(cluster.Session):
+    class Api(Session):
         def __init__(self) -> None:
             self.sent: list[Any] = []
 
-        def request(self, method: str, *arguments: Any, **_: Any) -> cluster.Response:
+        def request(self, method: str, *arguments: Any, **_: Any) -> Response:
             node = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
             self.sent += [arguments[1]] if method != "GET" else []
-            return cluster.Response(200, node, "", 1.0)
+            return Response(200, node, "", 1.0)
 
     text = "".join(ATTACKS)
     api = Api()
-    kubernetes = cluster.Cluster(api)
+    kubernetes = Cluster(api)
     kubernetes.cordon("gpu-1", "r1", text)
     kubernetes.give_up("gpu-1", "r1", text)
     kubernetes.event("gpu-1", "Repair", text, warning=True)
     assert [sent["message"] for sent in api.sent if "message" in sent] == [printable(text)[:1000]]
     annotations = [sent["metadata"]["annotations"] for sent in api.sent if "message" not in sent]
-    assert [found[cluster.REASON] for found in annotations] == [printable(text)] * 2
-    assert annotations[1][cluster.NEEDS_REPAIR] == printable(text)
+    assert [found[marks.REASON] for found in annotations] == [printable(text)] * 2
+    assert annotations[1][marks.NEEDS_REPAIR] == printable(text)
 
 
 def test_session_returns_only_the_requested_fields() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, probe
-from gpunodes.engine import cluster, locks, machine_control, probing, shell
+from gpunodes.engine import locks, machine_control, probing, shell
+from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.engine.targets import target
 from gpunodes.errors import GpunodesError
 from gpunodes.repair import escalation
@@ -214,8 +215,8 @@ def test_the_probe_reports_a_wrong_sudo_password(machine: dict[str, Any]) -> Non
 @needs_sshd
 def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Path) -> None:
     """No cluster runs here: the program of the session reports that."""
-    transport = cluster.over_ssh("127.0.0.1", machine)
-    session = cluster.Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
+    transport = over_ssh("127.0.0.1", machine)
+    session = Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
     try:
         assert f"{tmp_path}/none does not exist" in session.request("GET", "/version").error
     finally:

@@ -1,6 +1,6 @@
 """The locks of a command that changes machines: their Leases, or an SSH lock if there is no API.
 
-A command on the control plane excludes all other commands (engine/leases.py). It also holds the SSH lock, since it may
+A command on the control plane excludes all other commands (engine/leases/). It also holds the SSH lock, since it may
 stop the API, or create it.
 """
 
@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
-from gpunodes.engine import cluster as clusters
-from gpunodes.engine import identities, leases, locks
-from gpunodes.engine.cluster import Cluster, NoCluster, NoResponse, NoSession, Refused, Session
+from gpunodes.engine import identities, locks
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
+from gpunodes.engine.cluster.session import Session, over_ssh
+from gpunodes.engine.leases.errors import Unsure
+from gpunodes.engine.leases.held import DURATION_S, Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.repair.policy import Node
 
-PATIENCE_S = leases.DURATION_S
+PATIENCE_S = DURATION_S
 """Seconds without an API after which a command continues without it: any holder of a Lease has stopped by then."""
 
 
@@ -31,7 +34,7 @@ class Claim:
         self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str, *, exclusive: bool
     ) -> None:
         self._cluster = Cluster(session, patience_s=0.0)
-        self._leases = leases.Leases(self._cluster, command)
+        self._leases = Leases(self._cluster, command)
         self._machines = machines
         # The whole inventory, as for repairs: both must derive the same Lease name for a machine.
         self._addresses = {machine.name: machine.address for machine in inventory.machines()}
@@ -50,7 +53,7 @@ class Claim:
     @property
     def holder(self) -> str:
         """The identity of this command in Leases."""
-        return self._leases.me
+        return self._leases.holder
 
     def take(self, on_wait: Callable[[GpunodesError], None] = lambda _: None) -> None:
         """Take the Leases of all machines; raises Held, and NoResponse or Refused if the API cannot be used.
@@ -90,7 +93,7 @@ class Claim:
         if at_work:
             self._worked = locks.clock()
         problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
-        unsure = [each for each in problems if isinstance(each, leases.Unsure | locks.Unresponsive)]
+        unsure = [each for each in problems if isinstance(each, Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
         continues = unsure and not sure and self._exclusive and locks.clock() - self._worked < PATIENCE_S
         self.unrenewed = _unrenewed(self._control) if continues else None
@@ -130,7 +133,7 @@ def claimed(
     variables = inventory.connection(control.name)
     exclusive = control.name in {machine.name for machine in machines}
     with contextlib.ExitStack() as held:
-        session = Session(clusters.over_ssh(control.address, variables))
+        session = Session(over_ssh(control.address, variables))
         held.callback(session.close)
         claim = Claim(session, inventory, machines, command, exclusive=exclusive)
         held.callback(claim.close)

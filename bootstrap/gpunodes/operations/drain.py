@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gpunodes.engine.cluster import Cluster, Pod
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.pods import Pod
 from gpunodes.repair import flow
 from gpunodes.repair.flow import DrainResult
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gpunodes.engine import journal, shell
-from gpunodes.engine.cluster import ADMIN
+from gpunodes.engine.cluster.session import ADMIN
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
-from gpunodes.engine.cluster import Cluster
-from gpunodes.engine.leases import Leases
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 from gpunodes.operations.repair import Fleet, missing

@@ -14,8 +14,10 @@ from enum import StrEnum
 from gpunodes.ansible.module_utils.gpunodes.identity import Match, Matcher
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
-from gpunodes.engine.cluster import Cluster, NoResponse, NoSession, Refused, Session
-from gpunodes.engine.leases import Leases
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse, NoSession, Refused
+from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import NoLock
 from gpunodes.engine.power import Order, PowerState
 from gpunodes.errors import GpunodesError, WrongInput

@@ -22,8 +22,14 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
-from gpunodes.engine import cluster as clusters
-from gpunodes.engine import evidence, history, identities, leases, locks, probing, records
+from gpunodes.engine import evidence, history, identities, locks, probing, records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import Session, over_ssh
+from gpunodes.engine.leases.errors import Held, Lost
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.holders import described
+from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
@@ -140,10 +146,10 @@ class Fleet:
             self._settings = settings.resolve(given)
         return self._settings
 
-    def session(self) -> clusters.Session:
+    def session(self) -> Session:
         """A session with the cluster's API."""
         control = self.inventory.control_plane()
-        return clusters.Session(clusters.over_ssh(control.address, self.inventory.connection(control.name)))
+        return Session(over_ssh(control.address, self.inventory.connection(control.name)))
 
     def lock(self, command: str, holder: str) -> contextlib.AbstractContextManager[locks.Lock]:
         """The SSH lock, for work on the control plane: commands that find no API check it. Raises Taken, NoLock."""
@@ -280,8 +286,8 @@ class _Repairs:
         self._request = request
         self._report = report
         self._settings = checked(fleet.settings())
-        self._cluster: clusters.Cluster | None = None
-        self._leases: leases.Leases | None = None
+        self._cluster: Cluster | None = None
+        self._leases: Leases | None = None
         self._stop = threading.Event()
         self._seen: dict[str, MachineScan] = {}
         self._results: dict[str, MachineRepair] = {}
@@ -296,8 +302,8 @@ class _Repairs:
         if not self._request.without_cluster:
             session = self._fleet.session()
             self._open.callback(session.close)
-            self._cluster = clusters.Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
-            self._leases = leases.Leases(self._cluster, self._request.command)
+            self._cluster = Cluster(session, str(self._settings["gpunodes_repair_pool_label"]))
+            self._leases = Leases(self._cluster, self._request.command)
             self._open.callback(self._leases.close)
             try:
                 self._cluster.call_once("GET", "/version")
@@ -401,7 +407,7 @@ class _Repairs:
             outdated, before = False, len(waiting)
             try:
                 decisions = self._decide_and_start(pool, waiting) if waiting else []
-            except leases.Lost:
+            except Lost:
                 outdated = True  # another command has decided in the meantime: decide again
             except GpunodesError as problem:
                 # Started repairs go on.
@@ -424,7 +430,7 @@ class _Repairs:
 
     def _undecided(self, waiting: Sequence[str], problem: GpunodesError) -> list[MachineDecision]:
         """Decisions for machines without one: refused now, or later if the reason may still change."""
-        if isinstance(problem, leases.Held | clusters.NoResponse):
+        if isinstance(problem, Held | NoResponse):
             # It is decided again when a running repair ends.
             return [MachineDecision(name, Decision.REFUSE, str(problem)) for name in waiting]
         for name in waiting:
@@ -530,7 +536,7 @@ class _Repairs:
             named=machine.name in self._request.named,
             repairs=past.repairs,
             needs_repair=past.needs_repair,
-            busy=busy.get(leases.lock_name(machine.name, node.name if node else ""), ""),
+            busy=busy.get(lock_name(machine.name, node.name if node else ""), ""),
             unmatched=why,
         )
 
@@ -544,11 +550,11 @@ class _Repairs:
         if not self._cluster or not self._leases:
             every = [self._stand_in(machine) for machine in self._fleet.inventory.machines()]
             return [_locked(node) if node.name in own else node for node in every], {}
-        live = {seen.name: seen for seen in self._leases.seen() if seen.live}
+        live = {seen.name: seen for seen in self._leases.observe() if seen.live}
         every = self._cluster.nodes()
-        nodes = [_locked(node) if leases.lock_name(node.name) in live else node for node in every]
-        others = {name: seen for name, seen in live.items() if name not in map(leases.lock_name, own)}
-        return nodes, {name: f"{leases.described(seen.holder)}, since {seen.since}" for name, seen in others.items()}
+        nodes = [_locked(node) if lock_name(node.name) in live else node for node in every]
+        others = {name: seen for name, seen in live.items() if name not in map(lock_name, own)}
+        return nodes, {name: f"{described(seen.holder)}, since {seen.since}" for name, seen in others.items()}
 
     def _stand_in(self, machine: Machine) -> Node:
         """The stand-in of a machine's node with --without-cluster: its pool by the inventory and its verdict."""
@@ -628,13 +634,13 @@ class _Repairs:
         """Repairs that a command left unfinished: records of this user, and locks whose holder is dead."""
         found = records.read(self._fleet.cluster_name)
         if self._leases and self._cluster:
-            locks_seen = self._leases.seen()
+            locks_seen = self._leases.observe()
             for seen in locks_seen:
                 if seen.live or not seen.record:
                     continue
                 with contextlib.suppress(ValueError):
                     record = self._from_lock(seen.record)
-                    if leases.lock_name(record.node) != seen.name:
+                    if lock_name(record.node) != seen.name:
                         continue  # gpunodes never writes such a record
                     # The record on disk is written before that in the lock: for the same repair it is the newer one.
                     if found.get(record.machine, record).id != record.id or record.machine not in found:
@@ -654,7 +660,7 @@ class _Repairs:
             matches = {name: matcher.match(machine) for name, machine in machines.items()}
             names_of = {match.node.name: name for name, match in matches.items() if match.node}
             for node in nodes:
-                if leases.lock_name(node.name) in held or node.name in known:
+                if lock_name(node.name) in held or node.name in known:
                     continue
                 if node.cordoned_by_repair and not node.needs_repair:
                     name = names_of.get(node.name, node.name)
@@ -770,9 +776,7 @@ class _Repairs:
 
         self._running[pool.submit(work)] = record
 
-    def _lock(
-        self, held: leases.Leases, cluster: clusters.Cluster, machine: Machine, record: RepairRecord
-    ) -> RepairRecord:
+    def _lock(self, held: Leases, cluster: Cluster, machine: Machine, record: RepairRecord) -> RepairRecord:
         """Lock a machine and check that it may still be repaired; the record to continue from. Raises GpunodesError."""
         stored = held.take(record.node, record.text(), alone=machine.role is Role.CONTROL_PLANE)
         try:
@@ -783,21 +787,21 @@ class _Repairs:
             if why := _forbidden(record, node, self._now()):
                 raise GpunodesError(why)
         except BaseException:
-            held.leave(record.node)
+            held.release_unused(record.node)
             raise
         return record
 
     def _lock_by_ssh(
-        self, held: leases.Leases, machine: Machine, opened: contextlib.ExitStack, record: RepairRecord
+        self, held: Leases, machine: Machine, opened: contextlib.ExitStack, record: RepairRecord
     ) -> locks.Lock | None:
         """The SSH lock while the control plane is repaired; None if its sshd does not respond either."""
         try:
-            return opened.enter_context(self._fleet.lock(self._request.command, held.me))
+            return opened.enter_context(self._fleet.lock(self._request.command, held.holder))
         except locks.NoLock as problem:
             self._report(machine.name, f"no SSH lock: {problem.found}")
             return None
         except BaseException:
-            held.leave(record.node)
+            held.release_unused(record.node)
             raise
 
     def _tools(self, machine: Machine, lock: locks.Lock | None) -> Tools:
@@ -841,7 +845,7 @@ class _Repairs:
             why = f"{sentence(problem)}; `gpunodes repair --resume` resumes it"
             self._report(submitted.machine, why)
             if self._leases and submitted.node:
-                self._leases.abandon(submitted.node)
+                self._leases.release_unfinished(submitted.node)
             outcome = RepairOutcome.NOT_REPAIRED
             self._done(
                 MachineRepair(

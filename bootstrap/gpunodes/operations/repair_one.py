@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpunodes.engine import evidence, history, records
-from gpunodes.engine.cluster import Cluster, NoResponse
-from gpunodes.engine.leases import Leases, Unsure
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.errors import Unsure
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import Lock, Unresponsive
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.shell import Reached

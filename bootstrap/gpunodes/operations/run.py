@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
-from gpunodes.engine.cluster import NoSession
+from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity

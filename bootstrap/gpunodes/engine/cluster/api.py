@@ -1,0 +1,108 @@
+"""Requests to the Kubernetes API: sent until a valid response arrives, or an error is certain."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpunodes import shape
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
+from gpunodes.engine.cluster.session import NO_CLUSTER, NO_SESSION, Response, Session
+from gpunodes.shape import Many, Maybe, Named, Optional
+
+PATIENCE_S = 60.0
+OK = 200
+NOT_FOUND = 404
+CONFLICT = 409
+TOO_MANY_REQUESTS = 429
+# No response; 403 from an API server that has not loaded its RBAC roles yet; overloaded; etcd timed out.
+_TRANSIENT = frozenset({0, NO_SESSION, 403, TOO_MANY_REQUESTS, 500, 503, 504})
+
+# The fields that every object must have. The API server guarantees them, but another program may have responded.
+_METADATA = {
+    "name": str,
+    "namespace": Optional(str),
+    "labels": Optional(Maybe(Named(str, 100_000))),
+    "annotations": Optional(Maybe(Named(str, 100_000))),
+}
+_OBJECT = {
+    "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
+    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
+    "status": Optional(Maybe({})),
+}
+# A list is requested with some of these fields only.
+_OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
+
+
+class Api:
+    """The cluster's API, over one session.
+
+    Every method raises NoResponse when the control plane does not respond for ``patience_s``, and Refused for other
+    errors of the API.
+    """
+
+    def __init__(self, session: Session, patience_s: float = PATIENCE_S) -> None:
+        self.session = session
+        self._patience_s = patience_s
+
+    def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
+        """Send a request once; raises NoResponse or Refused without a retry."""
+        response = self.session.request(method, path, body, kind)
+        if response.status <= 0:
+            raise _no_response(response)
+        if response.status != OK:
+            raise Refused(response.status, response.error)
+        return _checked(method, path, response)
+
+    def lock_holder(self) -> Mapping[str, Any] | None:
+        """The holder of the lock over SSH (engine/locks.py), as recorded in the lock file; None when it is free."""
+        body = self.call_once("LOCK", "").body
+        return body if isinstance(body, Mapping) else None
+
+    def _call(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
+    ) -> Response:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            response = self.session.request(method, path, body, kind, keep)
+            if response.status == OK:
+                return _checked(method, path, response)
+            if response.status not in _TRANSIENT or time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        if response.status <= 0:
+            raise _no_response(response)
+        raise Refused(response.status, response.error)
+
+    def _find(self, path: str) -> Any | None:
+        try:
+            return self._call("GET", path).body
+        except Refused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+
+def _checked(method: str, path: str, response: Response) -> Response:
+    """The response, after a check that its body fits the request; raises NoResponse."""
+    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
+        return response
+    if violation := shape.wrong(response.body, _OBJECTS if is_list else _OBJECT):
+        raise NoResponse(
+            f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}",
+            "a Kubernetes API",
+            "check the address of the control-plane machine, and which program listens there",
+        )
+    return response
+
+
+def _no_response(response: Response) -> NoResponse:
+    kind = {NO_CLUSTER: NoCluster, NO_SESSION: NoSession}.get(response.status, NoResponse)
+    return kind(
+        f"the control plane does not respond: {response.error}",
+        "a Kubernetes API that responds",
+        "restore the control plane first, or skip the cluster with --without-cluster",
+    )

@@ -1,0 +1,160 @@
+"""What commands do with the cluster: read nodes and pods, mark nodes, evict pods, create Events."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from gpunodes.engine.cluster import marks, nodes, pods
+from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, OK, PATIENCE_S, TOO_MANY_REQUESTS, Api
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.engine.cluster.marks import NodeObject, Patch
+from gpunodes.engine.cluster.pods import Pod
+from gpunodes.engine.cluster.session import Session
+from gpunodes.model import printable
+from gpunodes.repair.maintenance import Maintenance
+from gpunodes.repair.policy import Node
+
+_PAUSE_S = 0.05
+"""Pause between the attempts to change a node that another client changes, too."""
+_MERGE = "application/merge-patch+json"
+
+
+class Cluster(Api):
+    """The nodes and pods of the cluster. The methods raise as those of ``Api``."""
+
+    def __init__(self, session: Session, pool_label: str = "", patience_s: float = PATIENCE_S) -> None:
+        super().__init__(session, patience_s)
+        self._pool_label = pool_label
+
+    # Nodes
+
+    def nodes(self) -> list[Node]:
+        """All nodes, with one request."""
+        response = self._call("GET", "/api/v1/nodes", keep=nodes.KEEP)
+        return [nodes.parse(item, self._pool_label) for item in response.body["items"]]
+
+    def node(self, name: str) -> Node | None:
+        """One node; None when it does not exist."""
+        found = self._find(nodes.path(name))
+        return nodes.parse(found, self._pool_label) if found is not None else None
+
+    def cordon(self, name: str, repair: str, reason: str) -> bool:
+        """Cordon a node for a repair; returns whether the cordon belongs to gpunodes, not to a user."""
+        return self._change(name, lambda node: marks.cordon(node, repair, reason)) is not None
+
+    def note_repair(self, name: str, moment: float) -> None:
+        """Record the time of a repair in an annotation of the node."""
+        self._change(name, lambda node: marks.note_repair(node, moment))
+
+    def taint_temporarily(self, name: str, repair: str) -> None:
+        """Evict the pods that do not tolerate every taint from the node, so that they release its GPUs."""
+        self._change(name, lambda node: marks.taint_temporarily(node, repair))
+
+    def untaint(self, name: str) -> None:
+        """Undo :meth:`taint_temporarily`."""
+        self._change(name, marks.untaint)
+
+    def uncordon(self, name: str, repair: str) -> bool:
+        """Undo what a repair did to a node, and remove its cordon; returns whether the node is schedulable now.
+
+        A cordon that does not belong to this repair stays.
+        """
+        before = self._change(name, lambda node: marks.uncordon(node, repair))
+        return before is None or not marks.stays_cordoned(before, repair)
+
+    def give_up(self, name: str, repair: str, reason: str) -> None:
+        """Cordon, taint and label a node that gpunodes cannot repair."""
+        self._change(name, lambda node: marks.give_up(node, repair, reason))
+
+    def clear(self, name: str) -> bool:
+        """Remove all annotations, labels and taints of repairs from a node, and their cordon.
+
+        Returns whether the node is schedulable now.
+        """
+        self._change(name, marks.clear)
+        after = self.node(name)
+        return after is not None and not after.cordoned
+
+    def begin_maintenance(self, name: str, made: Maintenance, *, cordon: bool) -> None:
+        """Block repairs of a node, and cordon it unless it is cordoned."""
+        self._change(name, lambda node: marks.begin_maintenance(node, made, cordon=cordon))
+
+    def end_maintenance(self, name: str) -> Maintenance | None:
+        """Undo ``begin_maintenance`` and its cordon; returns the maintenance that ended, None when there was none."""
+        before = self._change(name, marks.end_maintenance)
+        return marks.maintenance_of(before) if before is not None else None
+
+    def _change(self, name: str, change: Callable[[NodeObject], Patch | None]) -> NodeObject | None:
+        """Patch a node, starting from its current state; retry after a conflict.
+
+        Returns the node as it was before, None if it was not changed. Raises Refused when every attempt fails with a
+        conflict for ``patience_s``.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            node = self._find(nodes.path(name))
+            patch = change(node) if node is not None else None
+            if patch is None or node is None:
+                return None
+            try:
+                self._call("PATCH", f"{nodes.path(name)}?fieldManager=gpunodes", marks.finished(patch, node), _MERGE)
+            except Refused as error:
+                if error.status != CONFLICT:
+                    raise
+                if time.monotonic() > deadline:
+                    raise Refused(
+                        CONFLICT,
+                        f"another client changed the node {name} during every attempt for {self._patience_s:.0f} s",
+                    ) from None
+                time.sleep(_PAUSE_S)
+            else:
+                found: NodeObject = node
+                return found
+
+    # Pods
+
+    def pods_on(self, name: str) -> list[Pod]:
+        """The pods of a node."""
+        query = urlencode({"fieldSelector": f"spec.nodeName={name}"})
+        return [pods.parse(item) for item in self._call("GET", f"/api/v1/pods?{query}", keep=pods.KEEP).body["items"]]
+
+    def evict(self, pod: Pod) -> str:
+        """Request the eviction of a pod; returns why it is refused, "" when it is accepted or the pod is gone."""
+        response = self.session.request("POST", f"{pod.path}/eviction", pods.eviction(pod))
+        if response.status in {OK, NOT_FOUND, CONFLICT}:  # a conflict: a new pod has the same name
+            return ""
+        if response.status == TOO_MANY_REQUESTS:
+            return response.error.rpartition("reports: ")[2] or "a disruption budget forbids it"
+        return response.error
+
+    def delete_now(self, pod: Pod) -> None:
+        """Delete a pod without waiting for the kubelet."""
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
+        with contextlib.suppress(Refused):
+            self._call("DELETE", pod.path, body)
+
+    # Events
+
+    def event(self, node: str, reason: str, message: str, *, warning: bool) -> None:
+        """Create an Event for a node; a failure is ignored, because nothing depends on Events."""
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{node}.gpunodes-", "namespace": "default"},
+            # As the kubelet does, the name is given as uid: `kubectl describe` searches for it.
+            "involvedObject": {"kind": "Node", "name": node, "uid": node},
+            "reason": reason,
+            "message": printable(message)[:1000],
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": "gpunodes"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        self.session.request("POST", "/api/v1/namespaces/default/events", body)

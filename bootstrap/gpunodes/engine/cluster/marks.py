@@ -1,0 +1,194 @@
+"""The marks of gpunodes on a node (cordons, annotations, labels and taints), and the patches that change them. Pure.
+
+Each patch is made from the node's current object: a merge patch, or None if nothing is to be changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
+from gpunodes.model import printable
+from gpunodes.repair import maintenance
+from gpunodes.repair.maintenance import Maintenance
+
+_PREFIX = "gpunodes.dev/"
+CORDONED_BY = f"{_PREFIX}cordoned-by"
+"""Node annotation: the id of the repair that cordoned it."""
+REASON = f"{_PREFIX}repair-reason"
+REPAIRS = f"{_PREFIX}repairs"
+"""Node annotation: the times of recent repairs, for the loop protection of every user's controller."""
+NEEDS_REPAIR = f"{_PREFIX}needs-repair"
+"""Node annotation (the full reason), label and taint (the reason in short): gpunodes cannot repair the node."""
+TEMPORARY_TAINT = f"{_PREFIX}repair"
+"""Taint NoExecute while GPUs are reset: it evicts pods that do not tolerate every taint, also device plugins."""
+_REPAIRS_KEPT = 8
+
+NodeObject = Mapping[str, Any]
+Patch = dict[str, Any]
+
+
+# What is read
+
+
+def maintenance_of(node: NodeObject) -> Maintenance | None:
+    """The maintenance that a node is in."""
+    return maintenance.parse(_annotations(node).get(MAINTENANCE, ""))
+
+
+def repairs_of(node: NodeObject) -> list[float]:
+    """The times of a node's recent repairs, in seconds since 1970."""
+    found = []
+    for part in _annotations(node).get(REPAIRS, "").split(","):
+        with contextlib.suppress(ValueError):
+            found.append(dt.datetime.strptime(part, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=dt.UTC).timestamp())
+    return found
+
+
+def stays_cordoned(node: NodeObject, repair: str) -> bool:
+    """Whether a node has a cordon that does not belong to this repair."""
+    return _annotations(node).get(CORDONED_BY) != repair and _is_cordoned(node)
+
+
+# Patches, in the order of a repair
+
+
+def cordon(node: NodeObject, repair: str, reason: str) -> Patch | None:
+    """Cordon a node for a repair, unless it has a cordon that does not belong to gpunodes."""
+    if _is_cordoned(node) and CORDONED_BY not in _annotations(node):
+        return None
+    return {
+        "metadata": {"annotations": {CORDONED_BY: repair, REASON: reason}},
+        "spec": {"unschedulable": True},
+    }
+
+
+def note_repair(node: NodeObject, moment: float) -> Patch | None:
+    """Add the time of a repair."""
+    known = repairs_of(node)
+    if moment in known:
+        return None
+    kept = [*known, moment][-_REPAIRS_KEPT:]
+    return {"metadata": {"annotations": {REPAIRS: ",".join(_stamp(each) for each in kept)}}}
+
+
+def taint_temporarily(node: NodeObject, repair: str) -> Patch:
+    """Evict the pods that do not tolerate every taint."""
+    return _with_taint(node, TEMPORARY_TAINT, _short(repair), "NoExecute")
+
+
+def untaint(node: NodeObject) -> Patch:
+    """Undo :func:`taint_temporarily`."""
+    return _without_taint(node, TEMPORARY_TAINT)
+
+
+def uncordon(node: NodeObject, repair: str) -> Patch:
+    """Undo what a repair did to a node; a cordon that does not belong to this repair stays."""
+    own = _annotations(node).get(CORDONED_BY) == repair
+    patch = untaint(node)
+    patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if own else {}
+    if own:
+        patch.setdefault("spec", {})["unschedulable"] = False
+    return patch
+
+
+def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
+    """Cordon, taint and label a node that gpunodes cannot repair."""
+    patch = _with_taint(_merged(node, untaint(node)), NEEDS_REPAIR, _short(reason), "NoSchedule")
+    annotations = {NEEDS_REPAIR: reason}
+    if not _is_cordoned(node):
+        annotations |= {CORDONED_BY: repair, REASON: reason}
+    patch["metadata"] = {"annotations": annotations, "labels": {NEEDS_REPAIR: _short(reason)}}
+    patch["spec"]["unschedulable"] = True
+    return patch
+
+
+def clear(node: NodeObject) -> Patch:
+    """Remove all annotations, labels and taints of repairs, and their cordon."""
+    patch = _without_taint(_merged(node, untaint(node)), NEEDS_REPAIR)
+    removed = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
+    patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
+    if CORDONED_BY in _annotations(node):
+        patch["spec"]["unschedulable"] = False
+    return patch
+
+
+# Patches of maintenance
+
+
+def begin_maintenance(node: NodeObject, made: Maintenance, *, cordon: bool) -> Patch:
+    """Block repairs of a node, and cordon it unless it is cordoned."""
+    before = maintenance_of(node)
+    schedulable = not _is_cordoned(node)
+    own = cordon if schedulable else before is not None and before.cordoned
+    text = dataclasses.replace(made, cordoned=own).text()
+    patch: Patch = {"metadata": {"annotations": {MAINTENANCE: text}}}
+    if cordon and schedulable:
+        patch["spec"] = {"unschedulable": True}
+    return patch
+
+
+def end_maintenance(node: NodeObject) -> Patch | None:
+    """Undo :func:`begin_maintenance` and its cordon."""
+    before, annotations = maintenance_of(node), _annotations(node)
+    if MAINTENANCE not in annotations:
+        return None
+    patch: Patch = {"metadata": {"annotations": {MAINTENANCE: None}}}
+    if before and before.cordoned and NEEDS_REPAIR in annotations:
+        # A repair gave up the node after its maintenance expired: now the cordon belongs to the repair.
+        patch["metadata"]["annotations"][CORDONED_BY] = "maintenance"
+    elif before and before.cordoned and CORDONED_BY not in annotations:
+        patch["spec"] = {"unschedulable": False}
+    return patch
+
+
+# What all patches share
+
+
+def finished(patch: Patch, node: NodeObject) -> Patch:
+    """The patch, valid only for this version of the node, with each annotation as one printable line.
+
+    A reason may quote a machine's output, and `kubectl` prints it.
+    """
+    metadata = {**patch.get("metadata", {}), "resourceVersion": node["metadata"]["resourceVersion"]}
+    texts = metadata.get("annotations", {})
+    shown = {name: text if text is None else printable(text) for name, text in texts.items()}
+    return {**patch, "metadata": {**metadata, "annotations": shown} if shown else metadata}
+
+
+def _annotations(node: NodeObject) -> Mapping[str, str]:
+    return node["metadata"].get("annotations") or {}
+
+
+def _is_cordoned(node: NodeObject) -> bool:
+    return bool(node.get("spec", {}).get("unschedulable"))
+
+
+def _with_taint(node: NodeObject, key: str, value: str, effect: str) -> Patch:
+    patch = _without_taint(node, key)
+    patch["spec"]["taints"].append({"key": key, "value": value, "effect": effect})
+    return patch
+
+
+def _without_taint(node: NodeObject, key: str) -> Patch:
+    taints = [taint for taint in (node.get("spec") or {}).get("taints") or () if taint["key"] != key]
+    return {"spec": {"taints": taints}}
+
+
+def _merged(node: NodeObject, patch: Patch) -> NodeObject:
+    return {**node, "spec": {**(node.get("spec") or {}), **patch["spec"]}}
+
+
+def _short(reason: str) -> str:
+    """A reason as the value of a label or taint: at most 63 letters, digits, dashes, dots and underscores."""
+    replaced = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in reason.lower())
+    value = "-".join(part for part in replaced.split("-") if part)
+    return value[:60].strip("-._") or "unknown"
+
+
+def _stamp(moment: float) -> str:
+    return dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

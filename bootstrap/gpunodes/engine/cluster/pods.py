@@ -1,0 +1,72 @@
+"""Pods as the API has them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+KEEP = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "metadata.ownerReferences",
+    "metadata.annotations",
+    "metadata.deletionTimestamp",
+    "metadata.deletionGracePeriodSeconds",
+    "spec.terminationGracePeriodSeconds",
+    "status.phase",
+)
+"""The fields of a pod that are requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod on a node."""
+
+    namespace: str
+    name: str
+    uid: str
+    owner: str
+    """The kind of the Kubernetes controller that owns it, "" for none."""
+    mirror: bool
+    finished: bool
+    ending: bool
+    grace_s: float
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        """Its path in the API."""
+        return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/pods/{quote(self.name, safe='')}"
+
+
+def parse(item: Mapping[str, Any]) -> Pod:
+    """The pod of an object of the API."""
+    metadata, spec = item["metadata"], item.get("spec") or {}
+    owners = [owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
+    grace = metadata.get("deletionGracePeriodSeconds") or spec.get("terminationGracePeriodSeconds") or 30
+    return Pod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner=owners[0]["kind"] if owners else "",
+        mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
+        finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
+        ending="deletionTimestamp" in metadata,
+        grace_s=float(grace),
+    )
+
+
+def eviction(pod: Pod) -> dict[str, Any]:
+    """The request to evict a pod."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+    }

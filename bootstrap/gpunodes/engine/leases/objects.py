@@ -1,0 +1,165 @@
+"""Lease objects: their names, what is read from them, and what a command writes into its own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunodes.engine.leases.errors import Lost, Unsure
+from gpunodes.engine.leases.holders import dead_here
+from gpunodes.engine.locks import clock
+
+LABEL = ("app.kubernetes.io/managed-by", "gpunodes")
+PREFIX = "gpunodes-machine-"
+DECISION_LOCK = "gpunodes-decision"
+"""The lock that a command holds while it decides which machines are repaired."""
+_RECORD = "gpunodes.dev/record"
+_MACHINE = "gpunodes.dev/machine"
+"""Annotation: the name of the machine that the holder uses."""
+_ALONE = "gpunodes.dev/alone"
+"""Annotation: the holder works on the control plane, so no other command may work on any machine."""
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+_MAX_NAME_LENGTH = 253
+"""Maximum length of an object's name (Kubernetes, DNS subdomain names)."""
+_MARGIN = 1 / 6
+"""The last part of a Lease's duration, in which an own lock already counts as lost."""
+
+
+def lock_name(machine: str, node: str = "") -> str:
+    """The name of the Lease that locks a machine: from the name of its node, or else from its name in the inventory.
+
+    So all commands use the same Lease for a machine: a node has one name, even if two inventories name its machine
+    differently. A name that is invalid or too long for an object is replaced by a hash.
+    """
+    name = (node or machine).lower()
+    if len(PREFIX) + len(name) <= _MAX_NAME_LENGTH and re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        return PREFIX + name
+    readable = "-".join(re.findall(r"[a-z0-9]+", name))[:40].strip("-")
+    return f"{PREFIX}{readable or 'x'}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLease:
+    """A lock, as read from the cluster."""
+
+    name: str
+    """The name of the Lease, as of ``lock_name``."""
+    machine: str
+    """The name that the holder uses: of the node, or of the machine in an inventory."""
+    holder: str
+    since: str
+    """When the holder took the lock, in the control plane's time."""
+    live: bool
+    alone: bool
+    """The holder works on the control plane."""
+    record: str
+    """The text of the repair's record."""
+
+
+def observed(item: Mapping[str, Any], now: float) -> ObservedLease:
+    """The lock that a Lease is; ``now`` is the control plane's time, in seconds since 1970."""
+    metadata, spec = item["metadata"], item["spec"]
+    annotations = metadata.get("annotations") or {}
+    acquired = spec.get("acquireTime") or ""
+    return ObservedLease(
+        name=metadata["name"],
+        machine=annotations.get(_MACHINE) or metadata["name"].removeprefix(PREFIX),
+        holder=spec.get("holderIdentity") or "",
+        since=acquired.partition(".")[0].replace("T", " ") + " UTC" if acquired else "",
+        live=_is_live(spec, now),
+        alone=_ALONE in annotations,
+        record=annotations.get(_RECORD, ""),
+    )
+
+
+def _is_live(spec: Mapping[str, Any], now: float) -> bool:
+    """Whether a Lease is held; a Lease with an invalid time counts as free."""
+    holder = spec.get("holderIdentity") or ""
+    if not holder or dead_here(holder):
+        return False
+    try:
+        renewed = dt.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=dt.UTC).timestamp()
+        return bool(renewed + float(spec["leaseDurationSeconds"]) > now)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A lock of this command."""
+
+    name: str
+    """The name of the Lease, as of ``lock_name``."""
+    machine: str
+    record: str
+    """The text of the repair's record."""
+    alone: bool
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """The Lease as it was last read or written; empty before the first time."""
+    previous_record: str = ""
+    """The record found in the Lease, of a repair that a dead holder did not end."""
+    renewed: float = field(default_factory=clock)
+    """When the last successful renewal was sent, by ``clock``."""
+    lost: str = ""
+    """How the lock was lost, "" while it is held."""
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self, duration_s: float) -> None:
+        """Raise Lost or Unsure unless the lock is held for certain; sends no request."""
+        if self.lost:
+            raise Lost(
+                f"the lock on {self.machine} {self.lost}",
+                "a lock that is held to the end",
+                "check what the other command does",
+            )
+        age = clock() - self.renewed
+        if age > duration_s * (1 - _MARGIN):
+            raise Unsure(
+                f"the lock on {self.machine} could not be renewed for {age:.0f} s: another command may hold it now",
+                "a control plane that responds",
+                "run the command again when it responds",
+            )
+
+    def taken(self, holder: str, duration_s: float, now: float) -> dict[str, Any]:
+        """The Lease to write to take the lock; ``now`` is the control plane's time, in seconds since 1970."""
+        transitions = (self.found.get("spec", {}).get("leaseTransitions") or 0) + (1 if self.found else 0)
+        return self._object(holder, duration_s, _stamp(now), _stamp(now), transitions)
+
+    def held(self, holder: str, duration_s: float, now: float) -> dict[str, Any]:
+        """The Lease to write to renew the lock; ``now`` as above."""
+        before = self.found.get("spec", {})
+        acquired = before.get("acquireTime", _stamp(now))
+        return self._object(holder, duration_s, acquired, _stamp(now), before.get("leaseTransitions") or 0)
+
+    def _object(self, holder: str, duration_s: float, acquired: str, stamp: str, transitions: int) -> dict[str, Any]:
+        annotations = {_RECORD: self.record, _MACHINE: self.machine} | ({_ALONE: "true"} if self.alone else {})
+        metadata: dict[str, Any] = {"name": self.name, "labels": dict([LABEL]), "annotations": annotations}
+        if self.found:
+            metadata["resourceVersion"] = self.found["metadata"]["resourceVersion"]
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": round(duration_s),
+                "acquireTime": acquired,
+                "renewTime": stamp,
+                "leaseTransitions": transitions,
+            },
+        }
+
+    def released(self) -> dict[str, Any]:
+        """The Lease to write to release the lock: without a holder, with the record of the repair to resume."""
+        metadata = {name: self.found["metadata"][name] for name in ("name", "labels", "resourceVersion")}
+        metadata["annotations"] = {_RECORD: self.previous_record, _MACHINE: self.machine}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+
+
+def _stamp(moment: float) -> str:
+    return dt.datetime.fromtimestamp(moment, dt.UTC).strftime(_TIME)
