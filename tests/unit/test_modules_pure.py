@@ -173,10 +173,19 @@ class TestHost:
         suite = host.Repository("docker", "http://m/debian", "KEY", suite="bookworm", components="stable")
         assert "Suites: bookworm\nComponents: stable\n" in host.render_repository(suite, "/k.asc", apt=True)
 
-    def test_empty_parameters_do_not_hide_defaults(self) -> None:
-        spec = host.spec_from({"files": [{"path": "/a", "content": "x", "mode": None}], "swap_off": True})
-        assert spec.files == (host.File("/a", "x"),)
-        assert spec.swap_off
+    def test_plain_data_becomes_a_desired_state(self) -> None:
+        plain = {
+            "files": [{"path": "/a", "content": "x"}],
+            "driver": {"modules": ["nvidia"]},
+            "checks": [],
+            "groups": ["a"],
+        }
+        wanted = host.Spec(files=(host.File("/a", "x"),), driver=host.Driver(["nvidia"]), checks=[], groups=["a"])
+        assert host.spec_from(plain) == wanted
+        assert host.spec_from({"driver": None}) == host.Spec()
+        for wrong in ({"file": []}, {"files": [{"name": "/a"}]}):
+            with pytest.raises(MachineProblem, match="unexpected keyword argument"):
+                host.spec_from(wrong)
 
     def test_missing_parents(self, tmp_path: Path) -> None:
         assert host.missing_parents(str(tmp_path / "a" / "b" / "file")) == [str(tmp_path / "a"), str(tmp_path / "a/b")]

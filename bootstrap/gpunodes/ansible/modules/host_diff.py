@@ -10,11 +10,11 @@ module: host_diff
 short_description: Find out which roles have something to do on a machine
 version_added: "0.1.0"
 description:
-  - Compares the machine with the parameters that each role passes to M(host).
+  - Compares the machine with the desired state that each role passes to M(host).
   - Never changes anything.
 options:
   wanted:
-    description: Parameters of M(host), by role.
+    description: The desired state for M(host), by role.
     type: dict
     required: true
 attributes:

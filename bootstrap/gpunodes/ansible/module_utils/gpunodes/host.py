@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import disk, gpu_host, ledger, openpgp, packages
@@ -103,29 +103,35 @@ class Service:
 
 @dataclass(frozen=True)
 class Spec:
-    """The desired state that one role passes to the module host."""
+    """The desired state that one role passes to the module host.
 
-    repositories: Sequence[Repository] = ()
-    packages: Sequence[packages.RequestedPackage] = ()
-    files: Sequence[File] = ()
+    A field's ``kind`` makes its value, or each of its rows, from plain data.
+    """
+
+    repositories: Sequence[Repository] = field(default=(), metadata={"kind": Repository})
+    packages: Sequence[packages.RequestedPackage] = field(default=(), metadata={"kind": packages.RequestedPackage})
+    files: Sequence[File] = field(default=(), metadata={"kind": File})
     directories: Sequence[str] = ()
+    """Folders that contain only data of the installed software; those that are new are removed with it."""
     modules: Sequence[str] = ()
+    """Kernel modules to load now and at every boot; they replace the previous ones, as ``sysctls`` do."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
     swap_off: bool = False
-    services: Sequence[Service] = ()
+    """Whether to turn off swap and comment it out in /etc/fstab."""
+    services: Sequence[Service] = field(default=(), metadata={"kind": Service})
     groups: Sequence[str] = ()
     """Groups that the packages create and do not delete."""
     users: Sequence[str] = ()
     """System users, each with its own group, that the packages create and do not delete."""
     holds: Sequence[str] = ()
     """Shell patterns of installed packages to hold, so that they are not upgraded."""
-    generated: Sequence[Generated] = ()
-    checks: Sequence[OutputCheck] = ()
+    generated: Sequence[Generated] = field(default=(), metadata={"kind": Generated})
+    checks: Sequence[OutputCheck] = field(default=(), metadata={"kind": OutputCheck})
     absent: Sequence[str] = ()
     """Files to remove if an earlier run of gpunodes created them."""
     module_stream: str = ""
     """Module stream of dnf that contains the packages, such as ``nvidia-driver:580-open``; "" for none."""
-    driver: Driver | None = None
+    driver: Driver | None = field(default=None, metadata={"kind": Driver})
     devices: bool = False
     """Whether to keep a CDI specification for containers, and links that make the devices known to systemd."""
     images: Sequence[str] = ()
@@ -150,45 +156,27 @@ class ConvergeResult:
     """Why the machine must be rebooted to complete the changes, "" if no reboot is required."""
 
 
-def spec_from(parameters: Mapping[str, Any]) -> Spec:
-    """The desired state from a module's parameters."""
+def spec_from(wanted: Mapping[str, Any]) -> Spec:
+    """The desired state from plain data with the fields of Spec; raises MachineProblem if it has others."""
+    kinds = {each.name: each.metadata.get("kind") for each in fields(Spec)}
 
-    def each(kind: Callable[..., Any], key: str) -> tuple[Any, ...]:
-        return tuple(
-            kind(**{name: value for name, value in row.items() if value is not None})
-            for row in parameters.get(key) or ()
-        )
+    def made(kind: Callable[..., Any] | None, value: Any) -> Any:
+        if kind is None or not value:
+            return value
+        return kind(**value) if isinstance(value, Mapping) else tuple(kind(**row) for row in value)
 
-    driver = parameters.get("driver")
-    return Spec(
-        repositories=each(Repository, "repositories"),
-        packages=each(packages.RequestedPackage, "packages"),
-        files=each(File, "files"),
-        directories=tuple(parameters.get("directories") or ()),
-        modules=tuple(parameters.get("modules") or ()),
-        sysctls={name: str(value) for name, value in (parameters.get("sysctls") or {}).items()},
-        swap_off=bool(parameters.get("swap_off")),
-        services=each(Service, "services"),
-        groups=tuple(parameters.get("groups") or ()),
-        users=tuple(parameters.get("users") or ()),
-        holds=tuple(parameters.get("holds") or ()),
-        generated=each(Generated, "generated"),
-        checks=each(OutputCheck, "checks"),
-        absent=tuple(parameters.get("absent") or ()),
-        module_stream=parameters.get("module_stream") or "",
-        driver=Driver(tuple(driver["modules"]), driver.get("conflicting_module") or "") if driver else None,
-        devices=bool(parameters.get("devices")),
-        images=tuple(parameters.get("images") or ()),
-        section=parameters.get("section") or "",
-    )
+    try:
+        return Spec(**{name: made(kinds.get(name), value) for name, value in wanted.items()})
+    except TypeError as error:
+        raise MachineProblem(f"the desired state is invalid: {error}", "the fields of host.Spec") from error
 
 
 def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
     """The roles with pending changes, and the versions of the installed packages."""
     pending = []
     versions: dict[str, str] = {}
-    for role, parameters in wanted.items():
-        spec = spec_from(parameters)
+    for role, part in wanted.items():
+        spec = spec_from(part)
         try:
             outcome = Converger(spec, check=True).run()
         except MachineProblem:
