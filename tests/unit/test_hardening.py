@@ -12,7 +12,8 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from gpunodes.ansible.filter_plugins import gpunodes as filters
-from gpunodes.ansible.module_utils.gpunodes import facts, gpu_verify, host, kube_api, kubeadm, kubeconfig, ledger
+from gpunodes.ansible.module_utils.gpunodes import facts, gpu_verify, kube_api, kubeadm, kubeconfig, ledger
+from gpunodes.ansible.module_utils.gpunodes.host import services
 
 ROLES = Path(__file__).parents[2] / "roles"
 
@@ -154,7 +155,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "admin"))
     monkeypatch.setattr(kubeadm, "_MANIFEST", str(tmp_path / "manifest"))
     monkeypatch.setattr(kubeadm, "_KUBELET_CONFIG", str(config))
-    monkeypatch.setattr(host, "service_states", lambda _: {"kubelet": {"active": True}})
+    monkeypatch.setattr(services, "states", lambda _: {"kubelet": {"active": True}})
     return config
 
 

@@ -14,7 +14,6 @@ from gpunodes.ansible.module_utils.gpunodes import (
     docker_images,
     facts,
     firewall,
-    host,
     kube_api,
     kubeadm,
     kubeconfig,
@@ -23,12 +22,13 @@ from gpunodes.ansible.module_utils.gpunodes import (
     packages,
     process,
 )
+from gpunodes.ansible.module_utils.gpunodes.host import files, keys, services, sources, spec, swap
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 from gpunodes.planner import reports
 
 MODULES = sorted(
-    path for path in (Path(host.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
+    path for path in (Path(kubeadm.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
 )
 
 
@@ -139,57 +139,57 @@ class TestLedger:
 class TestHost:
     def test_swap_lines_go_and_come_back(self) -> None:
         fstab = "UUID=1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n# /old none swap sw 0 0\n"
-        quiet = host.without_swap(fstab)
+        quiet = swap.without_swap(fstab)
         assert "\n/swap.img" not in quiet
-        assert host.without_swap(quiet) == quiet
-        assert host.with_swap(quiet) == fstab
+        assert swap.without_swap(quiet) == quiet
+        assert swap.with_swap(quiet) == fstab
 
     def test_active_swaps(self) -> None:
         listing = "Filename\tType\tSize\tUsed\tPriority\n/dev/vda2 partition 1 0 -2\n"
-        assert host.active_swaps(listing) == ["/dev/vda2"]
+        assert swap.active_swaps(listing) == ["/dev/vda2"]
 
     def test_services(self) -> None:
         listing = (
             "Id=containerd.service\nActiveState=active\nUnitFileState=enabled\n\n"
             "Id=kubelet.service\nActiveState=inactive\nUnitFileState=\n"
         )
-        assert host.parse_services(listing) == {
+        assert services.parse(listing) == {
             "containerd": {"enabled": True, "active": True},
             "kubelet": {"enabled": False, "active": False},
         }
 
     def test_a_file_follows_its_package_version(self) -> None:
-        file = host.File("/etc/c", package="containerd", contents={"1.[67].*": "two", "2.*": "three"})
-        assert host.variant(file, {"containerd": "1.7.24~ds1-6"}).content == "two"
-        assert host.variant(file, {"containerd": "2.2.9-1"}).content == "three"
+        file = spec.File("/etc/c", package="containerd", contents={"1.[67].*": "two", "2.*": "three"})
+        assert files.variant(file, {"containerd": "1.7.24~ds1-6"}).content == "two"
+        assert files.variant(file, {"containerd": "2.2.9-1"}).content == "three"
         with pytest.raises(MachineProblem, match=r"containerd is 3\.0"):
-            host.variant(file, {"containerd": "3.0"})
+            files.variant(file, {"containerd": "3.0"})
 
     def test_apt_source(self) -> None:
-        source = host.Repository("kubernetes", "http://m/v1.36/deb/", "KEY")
-        assert host.render_repository(source, "/k.asc", apt=True) == (
+        source = spec.Repository("kubernetes", "http://m/v1.36/deb/", "KEY")
+        assert sources.render(source, "/k.asc", apt=True) == (
             "Types: deb\nURIs: http://m/v1.36/deb/\nSuites: /\nSigned-By: /k.asc\n"
         )
-        suite = host.Repository("docker", "http://m/debian", "KEY", suite="bookworm", components="stable")
-        assert "Suites: bookworm\nComponents: stable\n" in host.render_repository(suite, "/k.asc", apt=True)
+        suite = spec.Repository("docker", "http://m/debian", "KEY", suite="bookworm", components="stable")
+        assert "Suites: bookworm\nComponents: stable\n" in sources.render(suite, "/k.asc", apt=True)
 
     def test_empty_parameters_do_not_hide_defaults(self) -> None:
-        spec = host.spec_from({"files": [{"path": "/a", "content": "x", "mode": None}], "swap_off": True})
-        assert spec.files == (host.File("/a", "x"),)
-        assert spec.swap_off
+        found = spec.spec_from({"files": [{"path": "/a", "content": "x", "mode": None}], "swap_off": True})
+        assert found.files == (spec.File("/a", "x"),)
+        assert found.swap_off
 
     def test_missing_parents(self, tmp_path: Path) -> None:
-        assert host.missing_parents(str(tmp_path / "a" / "b" / "file")) == [str(tmp_path / "a"), str(tmp_path / "a/b")]
+        assert files.missing_parents(str(tmp_path / "a" / "b" / "file")) == [str(tmp_path / "a"), str(tmp_path / "a/b")]
 
     def test_a_wrong_key_is_refused(self) -> None:
-        source = host.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
+        source = spec.Repository("kubernetes", "http://m/", KEY, fingerprint="00")
         with pytest.raises(MachineProblem, match=FINGERPRINT):
-            host.checked_key(KEY, source)
+            keys.checked_key(KEY, source)
         with pytest.raises(MachineProblem, match="not an OpenPGP key"):
-            host.checked_key("<html>", source)
+            keys.checked_key("<html>", source)
         with pytest.raises(MachineProblem, match="plain HTTP"):
-            host.checked_key(KEY, host.Repository("kubernetes", "http://m/", "http://m/key"))
-        host.checked_key(KEY, host.Repository("kubernetes", "http://m/", KEY, fingerprint=FINGERPRINT.lower()))
+            keys.checked_key(KEY, spec.Repository("kubernetes", "http://m/", "http://m/key"))
+        keys.checked_key(KEY, spec.Repository("kubernetes", "http://m/", KEY, fingerprint=FINGERPRINT.lower()))
 
 
 # Made for this test with Ed25519; nothing is signed by it.

@@ -25,6 +25,7 @@ NAMESPACE = ["unshare", "--mount", "--net", "--propagation=private", *(["--map-r
 SETUP = """
 import json, os, pathlib, subprocess, sys
 from gpunodes.ansible.module_utils.gpunodes import firewall, kubeadm, ledger, packages, undo
+from gpunodes.ansible.module_utils.gpunodes.host import services
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult, run
 
@@ -37,7 +38,7 @@ def only_mounts(argv, *rest, **options):
     return run(argv, *rest, **options) if argv[0] == "umount" else CommandResult(argv, 0, "", "")
 kubeadm.run = undo.run = only_mounts
 states = {}
-kubeadm.host.service_states = lambda names: states
+services.states = lambda names: states
 firewall.clean = firewall.remove_empty_tables = lambda *_: None
 
 def make(path, text="precious"):

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import host, ledger, openpgp, packages
+from gpunodes.ansible.module_utils.gpunodes import ledger, openpgp, packages
+from gpunodes.ansible.module_utils.gpunodes.host import keys, sources
+from gpunodes.ansible.module_utils.gpunodes.host.converge import converge
+from gpunodes.ansible.module_utils.gpunodes.host.spec import Repository, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
 FIXTURES = Path(__file__).with_name("fixtures") / "openpgp"
@@ -17,8 +20,8 @@ SOURCE, OTHER = ((FIXTURES / f"{name}.asc").read_text() for name in ("source", "
 PINNED, UNRELATED = (openpgp.fingerprints(text)[0] for text in (SOURCE, OTHER))
 
 
-def repository(key: str = "https://packages.example/key.asc", fingerprint: str = PINNED) -> host.Repository:
-    return host.Repository("kubernetes", "https://packages.example/", key, fingerprint)
+def repository(key: str = "https://packages.example/key.asc", fingerprint: str = PINNED) -> Repository:
+    return Repository("kubernetes", "https://packages.example/", key, fingerprint)
 
 
 def packets_of(text: str) -> list[tuple[int, bytes]]:
@@ -54,33 +57,33 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path of the source's key on a machine."""
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(packages, "detect", packages.Apt)
-    monkeypatch.setattr(host, "repository_paths", lambda *_: (str(tmp_path / "key.asc"), str(tmp_path / "source")))
+    monkeypatch.setattr(sources, "paths", lambda *_: (str(tmp_path / "key.asc"), str(tmp_path / "source")))
     return tmp_path / "key.asc"
 
 
-def converge(**settings: str) -> list[str]:
+def actions(**settings: str) -> list[str]:
     """The actions of a run on this machine."""
-    return host.Converger(host.Spec(repositories=(repository(**settings),))).run().actions
+    return converge(Spec(repositories=(repository(**settings),))).actions
 
 
 @pytest.mark.parametrize("file", COMBINED.values(), ids=COMBINED.keys())
 def test_only_the_pinned_key_is_installed(file: str, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attacker on the network appends another key to the source's key: apt and rpm would trust both."""
-    monkeypatch.setattr(host, "fetch", lambda _: file)
-    assert f"write {key_file}" in converge()
+    monkeypatch.setattr(keys, "fetch", lambda _: file)
+    assert f"write {key_file}" in actions()
     assert openpgp.fingerprints(key_file.read_text()) == [PINNED]
     assert key_file.read_text() == SOURCE
-    assert converge() == []
-    assert converge(key=file) == []
+    assert actions() == []
+    assert actions(key=file) == []
 
 
 def test_unpinned_key_is_removed_from_a_machine(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched for that."""
-    monkeypatch.setattr(host, "fetch", lambda _: pytest.fail("fetched"))
+    monkeypatch.setattr(keys, "fetch", lambda _: pytest.fail("fetched"))
     key_file.write_text(SOURCE + OTHER)
-    assert f"write {key_file}" in converge()
+    assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
-    assert converge() == []
+    assert actions() == []
 
 
 KEY, USER_ID, SIGNATURE, *SUBKEYS = packets_of(SOURCE)
@@ -99,10 +102,10 @@ def test_incomplete_pinned_key_is_refused(
 ) -> None:
     """If a machine already has an incomplete key, the key is fetched again."""
     with pytest.raises(MachineProblem, match="has no signed user id"):
-        host.checked_key(armoured(packets), repository())
+        keys.checked_key(armoured(packets), repository())
     key_file.write_text(armoured(packets))
-    monkeypatch.setattr(host, "fetch", lambda _: SOURCE)
-    assert f"write {key_file}" in converge()
+    monkeypatch.setattr(keys, "fetch", lambda _: SOURCE)
+    assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
 
 
@@ -157,14 +160,14 @@ def test_key_that_does_not_verify_its_source_is_fetched_again(
     source = Source(key_file, known=known, late=late)
     monkeypatch.setattr(packages, "detect", lambda: source)
     key_file.write_text(openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED))
-    spec = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
+    spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
 
     def fetch(_: str) -> str:
         source.calls.append("fetch")
         return SOURCE
 
-    monkeypatch.setattr(host, "fetch", fetch)
-    assert "install kubelet 1.36.3-1.1" in host.Converger(spec).run().actions
+    monkeypatch.setattr(keys, "fetch", fetch)
+    assert "install kubelet 1.36.3-1.1" in converge(spec).actions
     assert key_file.read_text() == SOURCE
     assert source.calls.count("fetch") == 1
     assert source.calls[-1] == "install"
@@ -180,17 +183,17 @@ def test_key_of_an_unsigned_source_is_fetched_once(
     monkeypatch.setattr(packages, "detect", lambda: source)
     before = openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED)
     key_file.write_text(before)
-    monkeypatch.setattr(host, "fetch", lambda _: fetched)
-    spec = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
+    monkeypatch.setattr(keys, "fetch", lambda _: fetched)
+    spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
     with pytest.raises(MachineProblem, match="is not signed"):
-        host.Converger(spec).run()
+        converge(spec)
     assert key_file.read_text() == before
 
 
 @pytest.mark.parametrize("fingerprint", [UNRELATED, PINNED[-16:], " ", "0" * 40])
 def test_file_without_the_pinned_key_is_refused(fingerprint: str) -> None:
     with pytest.raises(MachineProblem, match=PINNED):
-        host.checked_key(SOURCE, repository(fingerprint=fingerprint))
+        keys.checked_key(SOURCE, repository(fingerprint=fingerprint))
 
 
 def test_picture_and_its_signatures_are_removed() -> None:
@@ -235,7 +238,7 @@ def accepts(tmp_path: Path, key: str, signature: str) -> bool:
 @needs_gpgv
 def test_gpgv_accepts_only_signatures_of_the_source(tmp_path: Path) -> None:
     assert accepts(tmp_path, SOURCE + OTHER, "by-other"), "the signature itself is invalid"
-    checked = host.checked_key(SOURCE + OTHER, repository())
+    checked = keys.checked_key(SOURCE + OTHER, repository())
     assert {name: accepts(tmp_path, checked, name) for name in ("by-source", "by-subkey", "by-other")} == {
         "by-source": True,
         "by-subkey": True,
@@ -248,7 +251,7 @@ def test_gpgv_accepts_only_signatures_of_the_source(tmp_path: Path) -> None:
 def test_gpgv_ignores_a_subkey_that_the_source_has_not_signed(tmp_path: Path, bound: bool) -> None:
     """A subkey that an attacker appends to the pinned key is installed, but has no effect."""
     added = [(14, packets_of(OTHER)[0][1])] + ([packets_of(SOURCE)[-1]] if bound else [])
-    checked = host.checked_key(armoured([*packets_of(SOURCE), *added]), repository())
+    checked = keys.checked_key(armoured([*packets_of(SOURCE), *added]), repository())
     assert len(packets_of(checked)) > len(packets_of(SOURCE))
     assert accepts(tmp_path, checked, "by-subkey")
     assert not accepts(tmp_path, checked, "by-other")

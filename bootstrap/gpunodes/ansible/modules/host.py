@@ -266,8 +266,10 @@ reboot:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import host, ledger
+from ansible.module_utils.gpunodes import ledger
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.host.converge import converge
+from ansible.module_utils.gpunodes.host.spec import spec_from
 
 ARGUMENTS = {
     "repositories": {
@@ -366,13 +368,13 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        outcome = host.Converger(host.spec_from(module.params), module.check_mode).run()
+        changes = converge(spec_from(module.params), module.check_mode)
         return {
-            "changed": bool(outcome.actions),
-            "actions": outcome.actions,
-            "diff": outcome.diffs,
-            "versions": outcome.versions,
-            "reboot": outcome.reboot,
+            "changed": bool(changes.actions),
+            "actions": changes.actions,
+            "diff": changes.diffs,
+            "versions": changes.versions,
+            "reboot": changes.reboot,
         }
 
     carry_out(module, work)

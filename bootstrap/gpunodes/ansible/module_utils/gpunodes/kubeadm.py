@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, facts, firewall, host, kube_api, kubeconfig, ledger, tree
+from . import disk, facts, firewall, kube_api, kubeconfig, ledger, tree
+from .host import services
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
 from .process import CommandResult, run, run_while_connected
@@ -147,7 +148,7 @@ def _finalised() -> bool:
 
 def _responds(client: Client, limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
-    if not host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
+    if not services.states(["kubelet"]).get("kubelet", {}).get("active"):
         run(["systemctl", "start", "kubelet"])
     while True:
         with contextlib.suppress(ApiError):
@@ -392,7 +393,7 @@ def reset() -> None:
     kubelet, removes the pods, and empties the same folders.
     """
     run(["systemctl", "stop", "kubelet"])
-    if host.service_states(["kubelet"]).get("kubelet", {}).get("active"):
+    if services.states(["kubelet"]).get("kubelet", {}).get("active"):
         raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
     _remove_pods()
     _stop_containers()
