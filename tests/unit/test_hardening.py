@@ -12,8 +12,9 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from gpunodes.ansible.filter_plugins import gpunodes as filters
-from gpunodes.ansible.module_utils.gpunodes import facts, gpu_verify, kube_api, kubeadm, kubeconfig, ledger
+from gpunodes.ansible.module_utils.gpunodes import facts, gpu_verify, kube_api, kubeconfig, ledger
 from gpunodes.ansible.module_utils.gpunodes.host import services
+from gpunodes.ansible.module_utils.gpunodes.kubeadm import command, init, join, reset
 
 ROLES = Path(__file__).parents[2] / "roles"
 
@@ -74,7 +75,7 @@ def test_secrets_are_encrypted_in_etcd_unless_the_setting_denies_it() -> None:
     assert entry["resources"] == ["secrets"]
     # Not even for reading may a Secret lie there in the clear.
     assert [list(provider) for provider in entry["providers"]] == [["secretbox"]]
-    assert entry["providers"][0]["secretbox"]["keys"][0]["secret"] == kubeadm.RANDOM_KEY
+    assert entry["providers"][0]["secretbox"]["keys"][0]["secret"] == init.RANDOM_KEY
     off = {"control_plane_audit_rules": [], "control_plane_encrypt_secrets": False}
     assert rendered("control_plane", "_control_plane_files", **off) == {}
     assert arguments(cluster(**off)["apiServer"]) == {"profiling": "false"}
@@ -100,22 +101,22 @@ def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyP
         config.write_text("")
         config.chmod(0o644)
 
-    monkeypatch.setattr(kubeadm, "_MANIFEST", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_ETCD", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "none"))
+    monkeypatch.setattr(reset, "ETCD", str(tmp_path / "none"))
+    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
     monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_leftovers", list)
-    monkeypatch.setattr(kubeadm, "_begin", lambda *_: None)
-    monkeypatch.setattr(kubeadm, "_kubeadm", run)
+    monkeypatch.setattr(reset, "leftovers", list)
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
     monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
     monkeypatch.setattr(ledger.Ledger, "save", lambda *_: None)
-    files = {str(path): {"secret": kubeadm.RANDOM_KEY}}
-    assert kubeadm.init([], {}, files, 60, check=True) == ["kubeadm init"]
+    files = {str(path): {"secret": init.RANDOM_KEY}}
+    assert init.init([], {}, files, 60, check=True) == ["kubeadm init"]
     assert not path.exists()
     for _ in range(2):
-        kubeadm.init([], {}, files, 60, check=False)
+        init.init([], {}, files, 60, check=False)
     assert path.stat().st_mode & 0o777 == 0o600
     assert config.stat().st_mode & 0o777 == 0o600
     assert len({one["secret"] for one in seen}) == 2
@@ -153,8 +154,8 @@ def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     config.chmod(0o644)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "admin"))
-    monkeypatch.setattr(kubeadm, "_MANIFEST", str(tmp_path / "manifest"))
-    monkeypatch.setattr(kubeadm, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "manifest"))
+    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
     monkeypatch.setattr(services, "states", lambda _: {"kubelet": {"active": True}})
     return config
 
@@ -169,23 +170,23 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     tokens = {"bootstrap-token-a": "kubeadm init", "bootstrap-token-b": "gpunodes join", "bootstrap-token-c": ""}
     monkeypatch.setattr(kube_api, "admin", lambda **_: Api(tokens))
     done = ["finish an interrupted kubeadm init"]
-    assert kubeadm.init([], {}, {}, 60, check=True) == done
+    assert init.init([], {}, {}, 60, check=True) == done
     assert (mode(killed), len(tokens), ledger.load().kubeadm) == (0o644, 3, "init started")
-    assert kubeadm.init([], {}, {}, 60, check=False) == done
+    assert init.init([], {}, {}, 60, check=False) == done
     assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
     assert ledger.load().kubeadm == "init done"
-    assert kubeadm.init([], {}, {}, 60, check=False) == []
+    assert init.init([], {}, {}, 60, check=False) == []
 
 
 def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
     monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
     ledger.Ledger(kubeadm="join started").save()
     done = ["finish an interrupted kubeadm join"]
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True) == done
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True) == done
     assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == done
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == done
     assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == []
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == []
 
 
 @pytest.mark.parametrize(

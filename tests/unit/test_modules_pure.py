@@ -10,25 +10,25 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from gpunodes.ansible.module_utils.gpunodes import (
-    cluster,
     docker_images,
     facts,
     firewall,
     kube_api,
-    kubeadm,
     kubeconfig,
     ledger,
     openpgp,
     packages,
     process,
 )
+from gpunodes.ansible.module_utils.gpunodes.cluster import nodes, readiness, removal, tokens
 from gpunodes.ansible.module_utils.gpunodes.host import files, keys, services, sources, spec, swap
+from gpunodes.ansible.module_utils.gpunodes.kubeadm import command, errors, init
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 from gpunodes.planner import reports
 
 MODULES = sorted(
-    path for path in (Path(kubeadm.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
+    path for path in (Path(packages.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
 )
 
 
@@ -316,23 +316,23 @@ class TestKubeadm:
             "\t[ERROR Port-10250]: Port 10250 is in use\n\t[ERROR Swap]: running with swap on is not supported\n"
             "error: error execution phase preflight: preflight checks failed\n"
         )
-        assert kubeadm.kubeadm_error(text) == (
+        assert errors.kubeadm_error(text) == (
             "[ERROR Port-10250]: Port 10250 is in use; [ERROR Swap]: running with swap on is not supported"
         )
 
     def test_images_are_not_listed_one_by_one(self) -> None:
         text = "\t[ERROR ImagePull]: [failed to pull image a: no, failed to pull image b: no]\n"
-        assert kubeadm.kubeadm_error(text) == "[ERROR ImagePull]: [failed to pull image a: no; and others"
+        assert errors.kubeadm_error(text) == "[ERROR ImagePull]: [failed to pull image a: no; and others"
 
     def test_the_phase_that_failed(self) -> None:
         text = (
             "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap\n"
             "To see the stack trace of this error execute with --v=5 or higher\n"
         )
-        message = kubeadm.kubeadm_error(text)
+        message = errors.kubeadm_error(text)
         assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
         done = CommandResult(["kubeadm"], 1, "", text)
-        assert kubeadm.failure(done, "no such host") == f"{message}; kubelet: no such host"
+        assert errors.failure(done, "no such host") == f"{message}; kubelet: no such host"
 
     def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -340,12 +340,12 @@ class TestKubeadm:
         slow = "[ERROR CRI]: could not connect to the container runtime: rpc error: code = DeadlineExceeded desc = ..."
         answers = [slow, slow, "[ERROR Port-10250]: Port 10250 is in use", ""]
         calls = iter(answers)
-        monkeypatch.setattr(kubeadm, "PRIVATE", str(tmp_path / "private"))
-        monkeypatch.setattr(kubeadm, "_RUNTIME_PAUSE_S", 0)
-        monkeypatch.setattr(kubeadm, "kubelet_error", lambda _: "")
-        monkeypatch.setattr(kubeadm, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+        monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
+        monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
+        monkeypatch.setattr(command, "kubelet_error", lambda _: "")
+        monkeypatch.setattr(command, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
         with pytest.raises(MachineProblem, match="Port 10250 is in use"):
-            kubeadm._kubeadm("join", [{"kind": "JoinConfiguration"}], 60)
+            command.run("join", [{"kind": "JoinConfiguration"}], 60)
         assert list(calls) == [""]
 
     def test_patches_are_files_that_kubeadm_finds_while_it_runs(
@@ -358,35 +358,35 @@ class TestKubeadm:
             seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
             return CommandResult(argv, 0, "", "")
 
-        monkeypatch.setattr(kubeadm, "PRIVATE", str(private))
-        monkeypatch.setattr(kubeadm, "run_while_connected", run)
-        kubeadm._kubeadm("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
+        monkeypatch.setattr(command, "PRIVATE", str(private))
+        monkeypatch.setattr(command, "run_while_connected", run)
+        command.run("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
         assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
         assert not private.exists()
-        assert kubeadm._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
+        assert init._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
 
     def test_the_kubelet_is_quoted_only_where_it_matters(self) -> None:
         done = CommandResult(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
-        assert kubeadm.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
+        assert errors.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
 
     def test_why_the_kubelet_ended(self) -> None:
         journal = (
             'E1121 13:24:01.100000     890 run.go:72] "command failed" err="failed to run Kubelet: running with swap"\n'
             'I1121 13:24:02.100000     890 server.go:1] "Starting"\n'
         )
-        assert kubeadm.parse_kubelet(journal) == "failed to run Kubelet: running with swap"
+        assert errors.parse_kubelet(journal) == "failed to run Kubelet: running with swap"
 
     def test_the_last_error_line(self) -> None:
         journal = (
             'E1121 13:24:01.1     890 a.go:1] "first" err="x"\nE1121 13:24:02.1     890 b.go:2] "second" err="y"\n'
         )
-        assert kubeadm.parse_kubelet(journal) == '"second" err="y"'
-        assert kubeadm.parse_kubelet("") == ""
+        assert errors.parse_kubelet(journal) == '"second" err="y"'
+        assert errors.parse_kubelet("") == ""
 
     def test_token_form(self) -> None:
-        name, _, secret = kubeadm.new_token().partition(".")
+        name, _, secret = tokens.new_token().partition(".")
         assert (len(name), len(secret)) == (6, 16)
-        assert kubeadm.new_token() != kubeadm.new_token()
+        assert tokens.new_token() != tokens.new_token()
 
 
 class TestFirewall:
@@ -432,7 +432,7 @@ class TestCluster:
     NODE: ClassVar[dict[str, Any]] = {
         "metadata": {
             "name": "worker-1",
-            "annotations": {cluster.READY_BOOT: "boot"},
+            "annotations": {nodes.READY_BOOT: "boot"},
             "labels": {},
         },
         "spec": {},
@@ -447,7 +447,7 @@ class TestCluster:
         return {"metadata": {"name": "p"}, "spec": {"nodeName": "worker-1"}, "status": status}
 
     def test_a_proven_node(self) -> None:
-        described = cluster.describe(self.NODE, [])
+        described = nodes.describe(self.NODE, [])
         assert described["verified"]
         assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
 
@@ -471,15 +471,15 @@ class TestCluster:
             return True
 
         monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.kube_api.admin", Client)
-        monkeypatch.setattr(cluster, "_drain", drained)
-        described = cluster.describe(node, [])
+        monkeypatch.setattr(removal, "_drain", drained)
+        described = nodes.describe(node, [])
         expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
         if changed:
             with pytest.raises(MachineProblem, match=f"belongs to another machine now: it reports {changed}"):
-                cluster.remove("worker-1", 10, False, False, {**expected, changed: "before"})
+                removal.remove("worker-1", 10, False, False, {**expected, changed: "before"})
             assert calls == []
         else:
-            cluster.remove("worker-1", 10, False, False, expected)
+            removal.remove("worker-1", 10, False, False, expected)
             assert calls == [
                 ("drain",),
                 ("DELETE", "/api/v1/nodes/worker-1", {"preconditions": {"uid": "uid-1"}}),
@@ -489,9 +489,7 @@ class TestCluster:
     def test_an_annotation_that_cannot_be_read_tells_of_nothing_of_ours(self, text: str) -> None:
         """A node that writes it keeps nobody from the others."""
         annotations = {**self.NODE["metadata"]["annotations"], "gpunodes.dev/managed": text}
-        described = cluster.describe(
-            {**self.NODE, "metadata": {**self.NODE["metadata"], "annotations": annotations}}, []
-        )
+        described = nodes.describe({**self.NODE, "metadata": {**self.NODE["metadata"], "annotations": annotations}}, [])
         assert described["managed"] == {"labels": {}, "taints": []}
 
     def test_what_one_node_reports_oddly_is_its_own_trouble(self) -> None:
@@ -500,7 +498,7 @@ class TestCluster:
         resources = {"nvidia.com/gpu": str((1 << 63) - 1), "nvidia.com/gpu.shared": str((1 << 63) - 1)}
         addresses = [{"type": "InternalIP", "address": "not an ip"}]
         status = {**self.NODE["status"], "nodeInfo": info, "allocatable": resources, "addresses": addresses}
-        told = cluster.describe({**self.NODE, "status": status}, [])
+        told = nodes.describe({**self.NODE, "status": status}, [])
         assert (told["address"], told["version"], told["runtime"], told["gpus"]) == ("", "", "", 0)
         assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
         assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
@@ -510,25 +508,25 @@ class TestCluster:
     def test_a_reboot_ends_the_proof(self) -> None:
         info = {**self.NODE["status"]["nodeInfo"], "bootID": "later"}
         node = {**self.NODE, "status": {**self.NODE["status"], "nodeInfo": info}}
-        assert not cluster.describe(node, [])["verified"]
+        assert not nodes.describe(node, [])["verified"]
 
     def test_a_pod_that_waits_ends_the_proof_and_is_the_reason(self) -> None:
         state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-        described = cluster.describe(self.NODE, [self.pod(containerStatuses=[{"state": state}])])
+        described = nodes.describe(self.NODE, [self.pod(containerStatuses=[{"state": state}])])
         assert not described["verified"]
         assert described["reason"] == "pod p: ImagePullBackOff: no such image"
 
     def test_pod_problems(self) -> None:
         ready = [{"type": "Ready", "status": "True"}]
-        assert cluster.pod_problem(self.pod(conditions=ready)) == ""
-        assert cluster.pod_problem(self.pod(phase="Pending")) == "pod p is pending"
+        assert nodes.pod_problem(self.pod(conditions=ready)) == ""
+        assert nodes.pod_problem(self.pod(phase="Pending")) == "pod p is pending"
         unplaced = [{"type": "PodScheduled", "status": "False", "message": "no nodes"}]
-        assert cluster.pod_problem(self.pod(conditions=unplaced)) == "pod p: no nodes"
+        assert nodes.pod_problem(self.pod(conditions=unplaced)) == "pod p: no nodes"
 
     def test_a_node_is_proven_step_by_step_and_nothing_else_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ready = [{"type": "Ready", "status": "True"}]
         up = [*ready, {"type": "NetworkUnavailable", "status": "False"}]
-        parts = ({"k8s-app": "kube-proxy"}, {cluster.NETWORK_LABEL: "flannel"})
+        parts = ({"k8s-app": "kube-proxy"}, {nodes.NETWORK_LABEL: "flannel"})
         here = [
             {"metadata": {"name": f"p{n}", "labels": labels}, "spec": {"nodeName": "worker-1"}, "status": {}}
             for n, labels in enumerate(parts)
@@ -556,9 +554,9 @@ class TestCluster:
                 return {"items": here}
 
         monkeypatch.setattr(kube_api, "admin", Api)
-        monkeypatch.setattr(cluster, "_clean", lambda *_: None)
-        monkeypatch.setattr(cluster, "_POLL_S", 0)
-        assert cluster.wait_until_ready(["worker-1"], "image", 60) == {"worker-1": ""}
+        monkeypatch.setattr(readiness, "_clean", lambda *_: None)
+        monkeypatch.setattr(readiness, "_POLL_S", 0)
+        assert readiness.wait_until_ready(["worker-1"], "image", 60) == {"worker-1": ""}
         probes = [line for line in asked if "gpunodes-ready-" in line]
         assert len(probes) == 2
         assert [line for line in asked if "/nodes" in line] == [
@@ -578,7 +576,7 @@ class TestCluster:
             meta = {"name": name, "namespace": "kube-flannel", "labels": labels}
             return {"metadata": meta, "spec": {"nodeName": "worker-1"}, "status": {"conditions": ready}}
 
-        here = [pod("proxy", {"k8s-app": "kube-proxy"}), pod("flannel", {cluster.NETWORK_LABEL: "flannel"})]
+        here = [pod("proxy", {"k8s-app": "kube-proxy"}), pod("flannel", {nodes.NETWORK_LABEL: "flannel"})]
 
         class Api:
             def call(self, verb: str, *_: object) -> None:
@@ -596,14 +594,14 @@ class TestCluster:
                 return {"items": here}
 
         monkeypatch.setattr(kube_api, "admin", Api)
-        monkeypatch.setattr(cluster, "_clean", lambda *_: None)
-        monkeypatch.setattr(cluster, "_POLL_S", 0.01)
-        assert cluster.wait_until_ready(["worker-1"], "image", 0.1) == {
+        monkeypatch.setattr(readiness, "_clean", lambda *_: None)
+        monkeypatch.setattr(readiness, "_POLL_S", 0.01)
+        assert readiness.wait_until_ready(["worker-1"], "image", 0.1) == {
             "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log ends with: iptables: exec format error"
         }
 
     def test_probe_tolerates_all_and_needs_no_token(self) -> None:
-        spec = cluster.probe_pod("n", "worker-1", "image")["spec"]
+        spec = readiness.probe_pod("n", "worker-1", "image")["spec"]
         assert spec["nodeName"] == "worker-1"
         assert spec["tolerations"] == [{"operator": "Exists"}]
         assert spec["automountServiceAccountToken"] is False

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode
 
 from gpunodes import settings, shape
 from gpunodes.ansible.module_utils.gpunodes import devices
-from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
+from gpunodes.ansible.module_utils.gpunodes.cluster.nodes import MAINTENANCE
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.errors import GpunodesError

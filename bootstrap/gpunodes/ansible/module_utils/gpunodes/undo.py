@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import disk, firewall, kubeadm, ledger, lock, packages, tree
+from . import disk, firewall, ledger, lock, packages, tree
 from .host import gpu_driver, services, swap, users
+from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
 
@@ -58,7 +59,7 @@ class Undoer:
         """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
         for undoer in (self, *self._sections()):
             folders = undoer._folders()
-            tree.check_unmounted(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, created=folders)
+            tree.check_unmounted(set(folders) - {*_RUNTIMES, reset.KUBELET}, created=folders)
             if _DOCKER_DATA in folders:
                 tree.check_unmounted([_VOLUMES])
 
