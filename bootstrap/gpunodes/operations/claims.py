@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
 from gpunodes.engine import cluster as clusters
 from gpunodes.engine import identities, leases, locks
 from gpunodes.engine.cluster import Cluster, NoCluster, NoResponse, NoSession, Refused, Session
 from gpunodes.errors import GpunodesError
+from gpunodes.identity.matcher import Matcher
+from gpunodes.identity.model import reported
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.repair.policy import Node

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.identity.model import BmcIdentity
 from gpunodes.model import printable
 
 
