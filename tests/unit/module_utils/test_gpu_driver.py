@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import ledger, packages
-from gpunodes.ansible.module_utils.gpunodes.host import files, gpu_driver, installation
+from gpunodes.ansible.module_utils.gpunodes import ledger
+from gpunodes.ansible.module_utils.gpunodes.host import gpu_driver
 from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
-from gpunodes.ansible.module_utils.gpunodes.host.converge import converge
-from gpunodes.ansible.module_utils.gpunodes.host.sources import Sources
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Driver, Generated, Spec
+from gpunodes.ansible.module_utils.gpunodes.host.spec import Driver, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
@@ -208,48 +203,6 @@ def test_a_specification_of_other_devices_is_written_anew() -> None:
     assert not gpu_driver.matches_devices(specification, ["/dev/nvidia0"], "590.44.01")
     with pytest.raises(MachineProblem, match="nvidia0"):
         gpu_driver.publish_devices(changes())
-
-
-def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = machine.root / "config.toml", machine.root / "conf.d/99.toml"
-    source.write_text("base")
-
-    def must(argv: Sequence[str], *_: object) -> str:
-        Path(argv[2]).write_text(Path(argv[1]).read_text() + " and more")
-        Path(argv[1]).write_text("spoilt")
-        return ""
-
-    monkeypatch.setattr(files, "must", must)
-    me = pwd.getpwuid(os.getuid())
-    monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
-    spec = Spec(generated=(Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu")
-    assert converge(spec).actions == [f"write {target}"]
-    assert (target.read_text(), source.read_text()) == ("base and more", "base")
-    assert converge(spec).actions == []
-    source.unlink()
-    assert converge(spec).actions == []
-
-
-def test_versions_follow_the_package_that_they_must_equal() -> None:
-    class Manager:
-        def available(self, names: Sequence[str]) -> dict[str, list[str]]:
-            return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
-
-        def refresh(self, _: object = ()) -> None:
-            pass
-
-        def finish_interrupted(self) -> bool:
-            return False
-
-    sources = Sources(Changes(Spec()))
-    sources.manager = Manager()  # type: ignore[assignment]  # a stand-in
-    wanted = [
-        packages.RequestedPackage("nvidia-open", "580.*"),
-        packages.RequestedPackage("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
-    ]
-    chosen = partial(installation._choose, Changes(Spec()), sources)
-    assert chosen(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
-    assert chosen(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}
 
 
 def test_users_of_a_gpu_are_named_and_its_own_services_are_not(

@@ -7,14 +7,16 @@ import os
 import pwd
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, ledger, lock, packages, probe, undo
-from gpunodes.ansible.module_utils.gpunodes.host import images, sources, users
+from gpunodes.ansible.module_utils.gpunodes.host import files, images, installation, sources, users
+from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
 from gpunodes.ansible.module_utils.gpunodes.host.converge import converge, diff
-from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Repository, Spec
+from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Generated, Repository, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
@@ -296,3 +298,47 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
     assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_generated_file_is_ours_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "config.toml", tmp_path / "conf.d/99.toml"
+    source.write_text("base")
+
+    def must(argv: Sequence[str], *_: object) -> str:
+        Path(argv[2]).write_text(Path(argv[1]).read_text() + " and more")
+        Path(argv[1]).write_text("spoilt")
+        return ""
+
+    monkeypatch.setattr(files, "must", must)
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
+    wanted = Spec(generated=(Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu")
+    assert converge(wanted).actions == [f"write {target}"]
+    assert (target.read_text(), source.read_text()) == ("base and more", "base")
+    assert converge(wanted).actions == []
+    source.unlink()
+    assert converge(wanted).actions == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_versions_follow_the_package_that_they_must_equal() -> None:
+    class Manager:
+        def available(self, names: Sequence[str]) -> dict[str, list[str]]:
+            return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
+
+        def refresh(self, _: object = ()) -> None:
+            pass
+
+        def finish_interrupted(self) -> bool:
+            return False
+
+    of_a_run = sources.Sources(Changes(Spec()))
+    of_a_run.manager = Manager()  # type: ignore[assignment]  # a stand-in
+    wanted = [
+        packages.RequestedPackage("nvidia-open", "580.*"),
+        packages.RequestedPackage("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
+    ]
+    chosen = partial(installation._choose, Changes(Spec()), of_a_run)
+    assert chosen(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
+    assert chosen(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}

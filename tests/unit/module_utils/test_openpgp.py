@@ -1,4 +1,4 @@
-"""The key of a package source: only the pinned key of a file is installed on a machine."""
+"""OpenPGP keys of package sources: only the pinned key of a file is installed on a machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ from gpunodes.ansible.module_utils.gpunodes.host.converge import converge
 from gpunodes.ansible.module_utils.gpunodes.host.spec import Repository, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
-FIXTURES = Path(__file__).with_name("fixtures") / "openpgp"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "openpgp"
 """Made with gpg: a key with a signing subkey, another key, and a signature of ``Release\\n`` by each of the three."""
 SOURCE, OTHER = ((FIXTURES / f"{name}.asc").read_text() for name in ("source", "other"))
 PINNED, UNRELATED = (openpgp.fingerprints(text)[0] for text in (SOURCE, OTHER))
+# Made for this test with Ed25519; nothing is signed by it.
+ED25519_KEY = """-----BEGIN PGP PUBLIC KEY BLOCK-----
+
+mDMEawGT8hYJKwYBBAHaRw8BAQdAnehdWTWYShR7GtZub5cqYDt5kvYOp2RkQ4KH
++LatUKq0E2dwdW5vZGVzIGxhYiBtaXJyb3KIkAQTFggAOBYhBINrGt4kdwI+/wTJ
+PNW+LQWxg07jBQJrAZPyAhsDBQsJCAcCBhUKCQgLAgQWAgMBAh4BAheAAAoJENW+
+LQWxg07j0Y0BAI+OJxdEOtoYJPHMX1HXXUIwzwV/lXMPLqhqTztKiaH3AQDGyrB8
+E8kTDqhKytdsO+MRgpsCT66IGV5lTUJsLkGJCQ==
+=9n4c
+-----END PGP PUBLIC KEY BLOCK-----
+"""
+ED25519_FINGERPRINT = "836B1ADE2477023EFF04C93CD5BE2D05B1834EE3"
 
 
 def repository(key: str = "https://packages.example/key.asc", fingerprint: str = PINNED) -> Repository:
@@ -255,3 +267,29 @@ def test_gpgv_ignores_a_subkey_that_the_source_has_not_signed(tmp_path: Path, bo
     assert len(packets_of(checked)) > len(packets_of(SOURCE))
     assert accepts(tmp_path, checked, "by-subkey")
     assert not accepts(tmp_path, checked, "by-other")
+
+
+def test_fingerprint() -> None:
+    assert openpgp.fingerprints(ED25519_KEY) == [ED25519_FINGERPRINT]
+
+
+def test_as_people_write_it() -> None:
+    assert openpgp.plain("836b 1ADE 2477") == "836B1ADE2477"
+
+
+@pytest.mark.parametrize("text", ["", "no key", ED25519_KEY[:80], ED25519_KEY.replace("mDME", "!!!!")])
+def test_no_key(text: str) -> None:
+    assert openpgp.fingerprints(text) == []
+
+
+def test_a_wrong_key_is_refused() -> None:
+    source = Repository("kubernetes", "http://m/", ED25519_KEY, fingerprint="00")
+    with pytest.raises(MachineProblem, match=ED25519_FINGERPRINT):
+        keys.checked_key(ED25519_KEY, source)
+    with pytest.raises(MachineProblem, match="not an OpenPGP key"):
+        keys.checked_key("<html>", source)
+    with pytest.raises(MachineProblem, match="plain HTTP"):
+        keys.checked_key(ED25519_KEY, Repository("kubernetes", "http://m/", "http://m/key"))
+    keys.checked_key(
+        ED25519_KEY, Repository("kubernetes", "http://m/", ED25519_KEY, fingerprint=ED25519_FINGERPRINT.lower())
+    )
