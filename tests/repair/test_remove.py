@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils.gpunodes import cluster, kubeconfig, process
+from gpunodes.ansible.module_utils.gpunodes import kubeconfig, process
+from gpunodes.ansible.module_utils.gpunodes.cluster.removal import remove
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
 from . import apiserver, kwok
@@ -72,11 +73,11 @@ def test_a_node_that_is_not_ready_keeps_its_pods_without_force(server: ApiServer
     """Without force a node that is not ready is not changed, not even cordoned, and the pods are named."""
     report(server, node, ready=False)
     with pytest.raises(MachineProblem, match=r"these pods have ended: default/web;.*--force-drain"):
-        cluster.remove(node, 5, force=False, check=check)
+        remove(node, 5, force=False, check=check)
     assert names(server, PODS) == ["agent", "ended", "web"]
     assert "unschedulable" not in server.call("GET", f"/api/v1/nodes/{node}")["spec"]
 
-    _, notes = cluster.remove(node, 5, force=True, check=check)
+    _, notes = remove(node, 5, force=True, check=check)
     assert notes == ["pods of n1 deleted by force: default/web"]
     assert names(server, PODS) == (["agent", "ended", "web"] if check else ["agent", "ended"])
     assert names(server, "/api/v1/nodes") == ([node] if check else [])
@@ -86,9 +87,9 @@ def test_a_node_that_is_ready_is_drained_within_the_budgets(server: ApiServer, n
     """A disruption budget blocks the drain of a working node; with force the pod is deleted and named."""
     report(server, node, ready=True)
     with pytest.raises(MachineProblem, match=r"n1 cannot be drained within 3 s.*--force-drain"):
-        cluster.remove(node, 3, force=False, check=False)
+        remove(node, 3, force=False, check=False)
     assert "web" in names(server, PODS)
-    _, notes = cluster.remove(node, 3, force=True, check=False)
+    _, notes = remove(node, 3, force=True, check=False)
     assert notes == ["pods of n1 deleted by force: default/web"]
     assert names(server, "/api/v1/nodes") == []
 
@@ -102,7 +103,7 @@ def test_a_machine_that_was_reset_joins_again_whatever_its_old_node_lists(
     tasks = yaml.safe_load((Path(__file__).parents[2] / "roles/worker/tasks/main.yml").read_text())
     [order] = [task["node_removed"] for block in tasks for task in block.get("block", ()) if "node_removed" in task]
     began = time.monotonic()
-    _, notes = cluster.remove(node, order["timeout"], order.get("force", False), check=False)
+    _, notes = remove(node, order["timeout"], order.get("force", False), check=False)
     assert time.monotonic() - began < 15
     assert notes == ["pods of n1 deleted by force: default/web"]
     assert names(server, "/api/v1/nodes") == []
@@ -113,5 +114,5 @@ def test_a_node_without_pods_is_removed_without_notes(server: ApiServer, node: s
     """A node without pods that is not ready needs no force."""
     server.call("DELETE", f"{PODS}/web", {"gracePeriodSeconds": 0})
     report(server, node, ready=False)
-    assert cluster.remove(node, 5, force=False, check=False) == (["drain n1", "delete node n1"], [])
+    assert remove(node, 5, force=False, check=False) == (["drain n1", "delete node n1"], [])
     assert names(server, "/api/v1/nodes") == []

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
+from gpunodes.ansible.module_utils.gpunodes.cluster import tokens as bootstrap_tokens
 from gpunodes.engine import identities, locks, runner, shell
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.session import Response
@@ -412,7 +412,7 @@ def test_the_lock_on_a_restarted_machine_is_taken_again_or_reported_as_taken(
 
 
 def test_the_tokens_of_a_running_join_stay_when_another_join_ends() -> None:
-    ours = {"description": remote_cluster._DESCRIPTION}
+    ours = {"description": bootstrap_tokens._DESCRIPTION}
     tokens: list[dict[str, Any]] = [
         {"metadata": {"name": "mine", "annotations": {"gpunodes.dev/run": "me"}}, "data": ours},
         {"metadata": {"name": "anns", "annotations": {"gpunodes.dev/run": "ann"}}, "data": ours},
@@ -426,6 +426,6 @@ def test_the_tokens_of_a_running_join_stay_when_another_join_ends() -> None:
         {"spec": {"holderIdentity": "dead", "renewTime": "2027-01-15T07:50:00.000000Z", "leaseDurationSeconds": 60}},
         {"spec": {}},
     ]
-    assert remote_cluster.unused_tokens(tokens, held, "me", now) == ["mine", "killed", "old"]
-    assert remote_cluster.unused_tokens(tokens, held, "", now) == ["mine", "killed", "old"]
+    assert bootstrap_tokens.unused(tokens, held, "me", now) == ["mine", "killed", "old"]
+    assert bootstrap_tokens.unused(tokens, held, "", now) == ["mine", "killed", "old"]
     assert json.dumps(identity("join"))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from gpunodes.ansible.filter_plugins import gpunodes as filters
-from gpunodes.ansible.module_utils.gpunodes import facts, gpu_verify, host, kube_api, kubeadm, kubeconfig, ledger
+from gpunodes.ansible.module_utils.gpunodes import gpu_verify
+from gpunodes.ansible.module_utils.gpunodes.kubeadm import init
 
 ROLES = Path(__file__).parents[2] / "roles"
 
@@ -73,7 +71,7 @@ def test_secrets_are_encrypted_in_etcd_unless_the_setting_denies_it() -> None:
     assert entry["resources"] == ["secrets"]
     # Not even for reading may a Secret lie there in the clear.
     assert [list(provider) for provider in entry["providers"]] == [["secretbox"]]
-    assert entry["providers"][0]["secretbox"]["keys"][0]["secret"] == kubeadm.RANDOM_KEY
+    assert entry["providers"][0]["secretbox"]["keys"][0]["secret"] == init.RANDOM_KEY
     off = {"control_plane_audit_rules": [], "control_plane_encrypt_secrets": False}
     assert rendered("control_plane", "_control_plane_files", **off) == {}
     assert arguments(cluster(**off)["apiServer"]) == {"profiling": "false"}
@@ -86,117 +84,6 @@ def test_the_settings_arguments_win() -> None:
     assert arguments(made["apiServer"])["profiling"] == "true"
     assert arguments(made["apiServer"])["v"] == "4"
     assert arguments(made["scheduler"]) == {"profiling": "false", "v": "2"}
-
-
-def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two clusters never share a key, kubeadm finds it when it starts, the kubelet's configuration is for root."""
-    seen: list[dict[str, Any]] = []
-    path = tmp_path / "gpunodes" / "encryption.json"
-    config = tmp_path / "config.yaml"
-
-    def run(verb: str, *_: Any) -> None:
-        seen.append({"verb": verb, **json.loads(path.read_text())})
-        config.write_text("")
-        config.chmod(0o644)
-
-    monkeypatch.setattr(kubeadm, "_MANIFEST", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_ETCD", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_KUBELET_CONFIG", str(config))
-    monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
-    monkeypatch.setattr(kubeadm, "_leftovers", list)
-    monkeypatch.setattr(kubeadm, "_begin", lambda *_: None)
-    monkeypatch.setattr(kubeadm, "_kubeadm", run)
-    monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
-    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
-    monkeypatch.setattr(ledger.Ledger, "save", lambda *_: None)
-    files = {str(path): {"secret": kubeadm.RANDOM_KEY}}
-    assert kubeadm.init([], {}, files, 60, check=True) == ["kubeadm init"]
-    assert not path.exists()
-    for _ in range(2):
-        kubeadm.init([], {}, files, 60, check=False)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert config.stat().st_mode & 0o777 == 0o600
-    assert len({one["secret"] for one in seen}) == 2
-    assert {len(one["secret"]) for one in seen} == {44}
-
-
-class Api:
-    """A cluster whose init came to its end, with these bootstrap tokens: descriptions by name."""
-
-    def __init__(self, tokens: dict[str, str]) -> None:
-        self.tokens = tokens
-
-    def get(self, path: str, **_: str) -> Any:
-        data = {
-            name: {"description": base64.b64encode(message.encode()).decode()} for name, message in self.tokens.items()
-        }
-        items = [{"metadata": {"name": name}, "data": each} for name, each in data.items()]
-        return {"items": items} if path.endswith("/secrets") else {}
-
-    def find(self, _: str) -> Any:
-        return {}
-
-    def delete(self, path: str) -> None:
-        del self.tokens[path.rpartition("/")[2]]
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine whose kubeadm ended well, and whose run was killed just behind it; its kubelet's configuration."""
-    pem = base64.b64encode(b"x").decode()
-    for name in ("admin", "manifest"):
-        (tmp_path / name).write_text(f"server: https://127.0.0.1\ncertificate-authority-data: {pem}\n")
-    config = tmp_path / "config.yaml"
-    config.write_text("")
-    config.chmod(0o644)
-    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
-    monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "admin"))
-    monkeypatch.setattr(kubeadm, "_MANIFEST", str(tmp_path / "manifest"))
-    monkeypatch.setattr(kubeadm, "_KUBELET_CONFIG", str(config))
-    monkeypatch.setattr(host, "service_states", lambda _: {"kubelet": {"active": True}})
-    return config
-
-
-def mode(path: Path) -> int:
-    return path.stat().st_mode & 0o777
-
-
-def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
-    """kubeadm's own token goes, of all that there are, and the kubelet's configuration is root's alone."""
-    ledger.Ledger(kubeadm="init started").save()
-    tokens = {"bootstrap-token-a": "kubeadm init", "bootstrap-token-b": "gpunodes join", "bootstrap-token-c": ""}
-    monkeypatch.setattr(kube_api, "admin", lambda **_: Api(tokens))
-    done = ["finish an interrupted kubeadm init"]
-    assert kubeadm.init([], {}, {}, 60, check=True) == done
-    assert (mode(killed), len(tokens), ledger.load().kubeadm) == (0o644, 3, "init started")
-    assert kubeadm.init([], {}, {}, 60, check=False) == done
-    assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
-    assert ledger.load().kubeadm == "init done"
-    assert kubeadm.init([], {}, {}, 60, check=False) == []
-
-
-def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
-    monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
-    ledger.Ledger(kubeadm="join started").save()
-    done = ["finish an interrupted kubeadm join"]
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True) == done
-    assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == done
-    assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
-    assert kubeadm.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == []
-
-
-@pytest.mark.parametrize(
-    ("stage", "unfinished"), [("", False), ("join started", True), ("init started", True), ("join done", False)]
-)
-def test_a_machine_says_that_its_join_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: str, unfinished: bool
-) -> None:
-    """The role worker asks kubeadm_join of a machine that says so: else nobody would finish what is left."""
-    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
-    ledger.Ledger(kubeadm=stage).save()
-    assert facts.kubernetes()["unfinished"] is unfinished
 
 
 # The device plugin

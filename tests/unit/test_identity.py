@@ -1,4 +1,4 @@
-"""Matches of machines, nodes and BMCs: every row of the tables in identity.py."""
+"""Matches of machines, nodes and BMCs: every row of the tables in identity/matcher.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import identity
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, MachineIdentity, Matcher, NodeIdentity
+from gpunodes.identity.bmc import match_bmc
+from gpunodes.identity.matcher import Match, Matcher
+from gpunodes.identity.model import BmcIdentity, MachineIdentity, NodeIdentity, described, reported
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 SWAPPED = "44454c4c-4200-1048-8052-b2c04f595331"
@@ -216,7 +217,7 @@ def test_every_row_of_the_table(
         assert found.node is not None
         assert f"{found.node.name} by {found.by}" == expected
     elif row == 13:
-        assert found == identity.Match()
+        assert found == Match()
     else:
         assert found.node is None
         assert expected in found.contradiction
@@ -273,7 +274,7 @@ def test_joining_machine_replaces_only_its_own_node(
     """The second table: a reinstalled machine has a new machine-id, a cloned disk another machine's name."""
     found = Matcher(nodes, [subject, *others]).joining(subject)
     if not expected:
-        assert found == identity.Match()
+        assert found == Match()
     elif found.node:
         assert f"{found.node.name} by {found.by}" == expected
     else:
@@ -283,9 +284,9 @@ def test_joining_machine_replaces_only_its_own_node(
 def test_invalid_reported_values_are_unknown() -> None:
     """Values of a wrong type, with several lines or of excessive length are unknown, not errors."""
     invalid = {"hostname": ["a"], "boot_id": 0.42, "machine_id": "a\nb", "product_uuid": "x" * 999, "macs": {"a": 1}}
-    assert identity.reported("a", "10.0.0.1", invalid) == MachineIdentity("a", ("10.0.0.1",), responded=True)
-    assert not identity.reported("a", "10.0.0.1", None).responded
-    assert identity.described({"name": "a", "address": "", "machine_id": None}) == NodeIdentity("a")
+    assert reported("a", "10.0.0.1", invalid) == MachineIdentity("a", ("10.0.0.1",), responded=True)
+    assert not reported("a", "10.0.0.1", None).responded
+    assert described({"name": "a", "address": "", "machine_id": None}) == NodeIdentity("a")
 
 
 BMC = BmcIdentity(UUID, "ABC123", ("3c:ec:ef:00:00:01",))
@@ -318,7 +319,7 @@ MAC = "3C-EC-EF-00-00-01"
 )
 def test_bmc_is_compared_with_its_machine(subject: MachineIdentity, bmc: BmcIdentity, same: bool | None) -> None:
     """By UUID in any byte order, MAC address and serial number; the message always names both."""
-    found = identity.match_bmc(subject, bmc)
+    found = match_bmc(subject, bmc)
     assert found.same is same, found
     assert f"machine {subject.name}" in found.why
     assert "its BMC" in found.why

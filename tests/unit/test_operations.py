@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import (
     Machine,
     MachineResult,

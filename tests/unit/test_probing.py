@@ -521,7 +521,7 @@ def test_a_wrong_type_anywhere_makes_the_document_invalid(facts: dict[str, Any])
 
 
 def test_a_missing_field_makes_the_document_invalid(facts: dict[str, Any]) -> None:
-    # Who it is may be unknown: identity.py takes odd values for that.
+    # Who it is may be unknown: the matcher takes odd values for that.
     free = {"services", "hostname", "machine_id", "product_uuid", "product_serial", "macs"}
     for path in leaves(facts):
         if path and isinstance(path[-1], str) and path[0] not in free:

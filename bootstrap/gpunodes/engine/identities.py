@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity, reported
 from gpunodes.errors import GpunodesError
+from gpunodes.identity.model import MachineIdentity, reported
 from gpunodes.settings import state_home
 
 

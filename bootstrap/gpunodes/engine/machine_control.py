@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcMatch, MachineIdentity, match_bmc
 from gpunodes.engine import power as powers
 from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
 from gpunodes.engine.shell import Reached
+from gpunodes.identity.bmc import BmcMatch, match_bmc
+from gpunodes.identity.model import MachineIdentity
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
 
 _BOOT_S = 15.0

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, reported
 from gpunodes.engine import identities, locks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
@@ -19,6 +18,8 @@ from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import DURATION_S, Leases
 from gpunodes.errors import GpunodesError
+from gpunodes.identity.matcher import Matcher
+from gpunodes.identity.model import reported
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.repair.policy import Node

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Matcher
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.identity.matcher import Matcher
 from gpunodes.model import Machine
 from gpunodes.operations.repair import Fleet, missing
 from gpunodes.repair.maintenance import Maintenance

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import identities, journal
 from gpunodes.errors import GpunodesError, Interrupted
+from gpunodes.identity.matcher import Match, Matcher
+from gpunodes.identity.model import described, reported
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
@@ -19,7 +20,7 @@ class Chosen:
     """Machines and their nodes. ``seen`` is what the machines and the cluster reported."""
 
     seen: preflight.Inspection
-    nodes: Mapping[str, identity.Match]
+    nodes: Mapping[str, Match]
 
     @property
     def lines(self) -> list[str]:
@@ -59,13 +60,13 @@ def choose(
     return Chosen(seen, match(inventory, machines, seen))
 
 
-def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, identity.Match]:
+def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, Match]:
     """The nodes of machines; raises GpunodesError for a contradiction."""
     addresses = {machine.name: machine.address for machine in inventory.machines()}
     known = identities.recall_all(inventory.cluster, addresses)
-    known |= {name: identity.reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
-    nodes = [identity.described(node) for node in (seen.cluster or {}).get("nodes", ())]
-    matcher = identity.Matcher(nodes, known.values())
+    known |= {name: reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
+    nodes = [described(node) for node in (seen.cluster or {}).get("nodes", ())]
+    matcher = Matcher(nodes, known.values())
     found = {machine.name: matcher.match(known[machine.name]) for machine in machines}
     for each in found.values():
         if each.contradiction:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Match, Matcher
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
 from gpunodes.engine.cluster.client import Cluster
@@ -21,6 +20,7 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import NoLock
 from gpunodes.engine.power import Order, PowerState
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.model import Machine
 from gpunodes.operations import claims
 from gpunodes.operations.repair import Fleet, MachineScan, unmatched

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes import identity
-from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.engine import evidence, history, identities, locks, probing, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
@@ -33,6 +31,8 @@ from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
+from gpunodes.identity.matcher import Match, Matcher
+from gpunodes.identity.model import MachineIdentity, reported
 from gpunodes.inventory import GROUPS, Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair_one, scan
@@ -204,7 +204,7 @@ class Fleet:
         for name, each in seen.items():
             if each.verdict.state is not State.UNREACHABLE and (each.facts or each.verdict.boot_id):
                 facts = {"boot_id": each.verdict.boot_id, **(each.facts or {})}
-                live, before = identity.reported(name, machines.get(name, ""), facts), found.get(name)
+                live, before = reported(name, machines.get(name, ""), facts), found.get(name)
                 if before and live.machine_id and before.machine_id == live.machine_id:
                     # The probe does not report the machine's addresses; the same installation reported them before.
                     addresses = tuple(dict.fromkeys([*live.addresses, *before.addresses]))
@@ -512,7 +512,7 @@ class _Repairs:
         if not self._cluster:
             return lambda name: (by_name[name.lower()], "")
         known = self._fleet.identities(self._seen)
-        matcher = identity.Matcher([node.identity for node in nodes], known.values())
+        matcher = Matcher([node.identity for node in nodes], known.values())
 
         def match(name: str) -> tuple[Node | None, str]:
             before = self._node.get(name)
@@ -656,7 +656,7 @@ class _Repairs:
             # A machine that was rebooted is no longer in the recorded boot.
             again = [machine for machine in self._fleet.inventory.machines() if machine.name in found]
             machines = self._fleet.identities(self._scan(again))
-            matcher = identity.Matcher([node.identity for node in nodes], machines.values())
+            matcher = Matcher([node.identity for node in nodes], machines.values())
             matches = {name: matcher.match(machine) for name, machine in machines.items()}
             names_of = {match.node.name: name for name, match in matches.items() if match.node}
             for node in nodes:
@@ -940,11 +940,11 @@ def _locked(node: Node) -> Node:
     return dataclasses.replace(node, cordoned=True, cordoned_by_repair=node.cordoned_by_repair or "a repair")
 
 
-def unmatched(match: identity.Match) -> str:
+def unmatched(match: Match) -> str:
     """Why no node matches a machine, and how to repair it anyway."""
     return f"{missing(match)}; nothing is changed; --without-cluster ignores the cluster"
 
 
-def missing(match: identity.Match) -> str:
+def missing(match: Match) -> str:
     """Why no node matches a machine."""
     return match.contradiction or "no node of the cluster matches it by boot id, name or address"

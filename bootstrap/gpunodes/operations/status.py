@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted
+from gpunodes.identity.matcher import Matcher
+from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, no_contact
@@ -71,9 +72,9 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
 
 
-def assemble(machines: Sequence[identity.MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:
+def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:
     """Match the cluster's nodes and the inventory's machines by recorded identities; no machine is queried."""
-    matcher = identity.Matcher([identity.described(node) for node in cluster["nodes"]], machines)
+    matcher = Matcher([described(node) for node in cluster["nodes"]], machines)
     matches = [(machine.name, matcher.match(machine, confirmed=False).node) for machine in machines]
     machine_of = {node.name: name for name, node in matches if node}
     nodes, now = [], time.time()

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.identity import Matcher, described, reported, same_uuid
 from gpunodes.errors import WrongInput
+from gpunodes.identity.matcher import Matcher
+from gpunodes.identity.model import described, reported
+from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import gates, gpu, tables, versions
 

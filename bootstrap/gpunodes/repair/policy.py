@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpunodes.ansible.module_utils.gpunodes.identity import NodeIdentity
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, State, Verdict
+from gpunodes.identity.model import NodeIdentity
 from gpunodes.repair.maintenance import Maintenance
 
 # The pools of nodes without a pool label; a label's value contains no space (RFC 1123), so none can have these names.

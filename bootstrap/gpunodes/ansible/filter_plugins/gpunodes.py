@@ -58,13 +58,14 @@ def match(
     ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
     addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
     """
-    from gpunodes.ansible.module_utils.gpunodes import identity
     from gpunodes.engine import identities
+    from gpunodes.identity.matcher import Matcher
+    from gpunodes.identity.model import described, reported
 
     known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
     if facts:
-        known[name] = identity.reported(name, machines[name] or name, facts)
-    matcher = identity.Matcher([identity.described(node) for node in nodes], known.values())
+        known[name] = reported(name, machines[name] or name, facts)
+    matcher = Matcher([described(node) for node in nodes], known.values())
     found = matcher.joining(known[name]) if joins else matcher.match(known[name])
     node_name = found.node.name if found.node else ""
     return {

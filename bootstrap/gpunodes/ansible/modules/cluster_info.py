@@ -43,7 +43,7 @@ cluster:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.cluster import nodes
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         argument_spec={"required": {"type": "bool", "default": True}},
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "cluster": cluster.info(module.params["required"])}, changes=False)
+    carry_out(module, lambda: {"changed": False, "cluster": nodes.info(module.params["required"])}, changes=False)
 
 
 if __name__ == "__main__":

@@ -65,21 +65,22 @@ reboot:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import host
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.host.converge import converge
+from ansible.module_utils.gpunodes.host.spec import spec_from
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={"wanted": {"type": "dict", "required": True}}, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        outcome = host.Converger(host.spec_from(module.params["wanted"]), module.check_mode).run()
+        changes = converge(spec_from(module.params["wanted"]), module.check_mode)
         return {
-            "changed": bool(outcome.actions),
-            "actions": outcome.actions,
-            "diff": outcome.diffs,
-            "versions": outcome.versions,
-            "reboot": outcome.reboot,
+            "changed": bool(changes.actions),
+            "actions": changes.actions,
+            "diff": changes.diffs,
+            "versions": changes.versions,
+            "reboot": changes.reboot,
         }
 
     carry_out(module, work)

@@ -51,8 +51,8 @@ versions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import host
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.host.converge import diff
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        pending, versions = host.diff(module.params["wanted"])
+        pending, versions = diff(module.params["wanted"])
         return {"changed": False, "pending": pending, "versions": versions}
 
     carry_out(module, work, changes=False)

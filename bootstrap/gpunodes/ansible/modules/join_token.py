@@ -66,7 +66,7 @@ deleted:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.cluster import tokens
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -85,9 +85,9 @@ def main() -> None:
         if module.check_mode:
             return {"changed": True, "token": "", "deleted": 0}
         if module.params["state"] == "present":
-            token = cluster.create_token(module.params["ttl"], module.params["timeout"], module.params["run"])
+            token = tokens.create(module.params["ttl"], module.params["timeout"], module.params["run"])
             return {"changed": True, "token": token}
-        deleted = cluster.delete_tokens(module.params["run"])
+        deleted = tokens.delete(module.params["run"])
         return {"changed": bool(deleted), "deleted": len(deleted)}
 
     # Several controllers may join machines at the same time: creating a token needs no lock.

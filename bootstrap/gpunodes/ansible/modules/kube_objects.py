@@ -45,7 +45,7 @@ objects:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.cluster import objects
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        changed, diffs = cluster.apply(module.params["objects"], module.check_mode)
+        changed, diffs = objects.apply(module.params["objects"], module.check_mode)
         return {"changed": bool(changed), "objects": changed, "diff": diffs}
 
     carry_out(module, work, changes=False)

@@ -64,8 +64,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import kubeadm
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.kubeadm.init import init
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = kubeadm.init(
+        actions = init(
             parameters["documents"],
             parameters["patches"],
             parameters["files"],

@@ -67,8 +67,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import kubeadm
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.kubeadm.join import join
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = kubeadm.join(
+        actions = join(
             parameters["endpoint"],
             parameters["token"],
             parameters["ca_hash"],

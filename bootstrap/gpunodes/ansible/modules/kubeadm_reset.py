@@ -40,19 +40,20 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import kubeadm, undo
+from ansible.module_utils.gpunodes import undo
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.kubeadm import reset
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        remains = kubeadm.remains()
+        remains = reset.remains()
         # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
         undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:
-            kubeadm.reset()
+            reset.reset()
         return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}
 
     carry_out(module, work)

@@ -54,7 +54,7 @@ not_ready:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.cluster import readiness
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -72,7 +72,7 @@ def main() -> None:
         parameters = module.params
         if module.check_mode:
             return {"changed": False, "not_ready": {}}
-        reasons = cluster.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
+        reasons = readiness.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
         # The pod and the annotation are not changes that the user requested.
         return {"changed": False, "not_ready": {name: reason for name, reason in reasons.items() if reason}}
 

@@ -64,7 +64,7 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import cluster
+from ansible.module_utils.gpunodes.cluster import removal
 from ansible.module_utils.gpunodes.entry import carry_out
 
 
@@ -81,7 +81,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions, notes = cluster.remove(
+        actions, notes = removal.remove(
             parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
         )
         return {"changed": bool(actions), "actions": actions, "notes": notes}

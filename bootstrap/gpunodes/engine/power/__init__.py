@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity
 from gpunodes.errors import GpunodesError
+from gpunodes.identity.model import BmcIdentity
 from gpunodes.model import printable
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
+from gpunodes.identity.model import BmcIdentity
 
 _TIMEOUT_S = 30
 _ORDERS = {Order.ON: "on", Order.OFF: "off", Order.RESET: "reset"}

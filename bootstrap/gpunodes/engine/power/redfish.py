@@ -14,9 +14,9 @@ import sushy
 from sushy import exceptions
 from sushy.connector import Connector
 
-from gpunodes.ansible.module_utils.gpunodes.identity import BmcIdentity, described_bmc
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
 from gpunodes.engine.power.web import NotRedfish, Timeout, Untrusted, Web
+from gpunodes.identity.model import BmcIdentity, described_bmc
 
 _CALL_S = 60.0
 """Time limit in seconds for a whole call; the first call also opens a session and lists the systems."""

@@ -14,7 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, gpu_facts, host, kubeconfig, ledger, packages, probe
+from . import disk, gpu_facts, kubeconfig, ledger, packages, probe
+from .host import keys, swap
+from .host.spec import Repository
 from .problem import MachineProblem
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
@@ -53,7 +55,7 @@ def _machine() -> dict[str, Any]:
         "memory_mib": parse_memory(disk.read("/proc/meminfo") or ""),
         "disk_free_mib": _free_mib("/var/lib"),
         "cgroup": 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else 1,
-        "swap": host.active_swaps(disk.read("/proc/swaps") or ""),
+        "swap": swap.active_swaps(disk.read("/proc/swaps") or ""),
         "hostname": socket.gethostname(),
         "machine_id": _line("/etc/machine-id"),
         "product_uuid": _line("/sys/class/dmi/id/product_uuid"),
@@ -249,5 +251,5 @@ def check_source(source: Mapping[str, Any]) -> None:
     except OSError as error:
         raise MachineProblem(f"it does not respond: {getattr(error, 'reason', None) or error}") from error
     if key := source.get("key"):
-        repository = host.Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
-        host.checked_key(host.fetch(repository.key) if "://" in repository.key else repository.key, repository)
+        repository = Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
+        keys.checked_key(keys.fetch(repository.key) if "://" in repository.key else repository.key, repository)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import cluster, devices, kube_api
+from . import devices, kube_api
+from .cluster.nodes import GPU_BOOT, on_node, pod_problem
 from .gpu_verify import Level
 from .kube_api import ApiError, Client
 
 PLUGIN = "name=nvidia-device-plugin-ds"
-_MERGE = "application/merge-patch+json"
 _JOBS = "/apis/batch/v1/namespaces/kube-system/jobs"
-_PODS = "/api/v1/namespaces/kube-system/pods"
+_PODS = f"{kube_api.SYSTEM}/pods"
 _POLL_S = 2.0
 
 
@@ -89,8 +89,8 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
     if sum(watch.offered.values()) >= watch.gpus:
         watch.levels.append(Level("kubelet", "ok", message))
         return
-    pods = cluster.on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
-    problems = [problem for problem in map(cluster.pod_problem, pods) if problem]
+    pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
+    problems = [problem for problem in map(pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin runs on it"
     watch.reason = message + (f"; {plugin}" if plugin else "")
 
@@ -130,7 +130,7 @@ def _check_job(client: Client, watch: _Watch) -> None:
     pod = pods[0]
     name, phase = pod["metadata"]["name"], pod["status"].get("phase")
     if phase not in {"Succeeded", "Failed"}:
-        watch.reason = cluster.pod_problem(pod) or f"pod {name} has not ended"
+        watch.reason = pod_problem(pod) or f"pod {name} has not ended"
         return
     message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # nvidia-smi lists slices below their GPU, with separate identities (MIG-...).
@@ -139,7 +139,7 @@ def _check_job(client: Client, watch: _Watch) -> None:
         watch.levels.append(Level("pod", "ok", f"a job that requested one GPU got {listed[0]}"))
         _record(client, watch)
         return
-    fact = f"the job's nvidia-smi listed {len(listed)} GPUs" if phase == "Succeeded" else cluster.pod_problem(pod)
+    fact = f"the job's nvidia-smi listed {len(listed)} GPUs" if phase == "Succeeded" else pod_problem(pod)
     remedy = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
     watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], "one GPU", remedy))
     watch.done = True
@@ -147,8 +147,8 @@ def _check_job(client: Client, watch: _Watch) -> None:
 
 def _record(client: Client, watch: _Watch) -> None:
     """Record in an annotation of the node that its GPUs are verified in this boot."""
-    patch = {"metadata": {"annotations": {cluster.GPU_BOOT: watch.boot_id}}}
-    client.call("PATCH", f"/api/v1/nodes/{watch.node}", patch, {"fieldManager": kube_api.MANAGER}, _MERGE)
+    patch = {"metadata": {"annotations": {GPU_BOOT: watch.boot_id}}}
+    client.call("PATCH", f"/api/v1/nodes/{watch.node}", patch, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
     watch.done = True
 
 
@@ -170,7 +170,7 @@ def _give_up(client: Client, watch: _Watch, limit_s: float) -> None:
 def _events(client: Client, job_name: str) -> list[str]:
     """The last warning about a job's pod: failed image pulls are reported only in events."""
     try:
-        found = client.get("/api/v1/namespaces/kube-system/events", fieldSelector="type=Warning")["items"]
+        found = client.get(f"{kube_api.SYSTEM}/events", fieldSelector="type=Warning")["items"]
     except ApiError:
         return []
     matching = [event for event in found if str(event.get("involvedObject", {}).get("name", "")).startswith(job_name)]

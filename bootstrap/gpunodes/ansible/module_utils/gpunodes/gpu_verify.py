@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from . import gpu_facts, gpu_host
+from . import gpu_facts
+from .host import gpu_driver
 from .problem import MachineProblem
 from .process import PATH, CommandResult, last_line, run
 
@@ -102,14 +103,14 @@ def _host(expected_count: int, services: Sequence[str]) -> SmiReport:
     """nvidia-smi's report on all GPUs; raises MachineProblem with the first problem."""
     if not expected_count:
         raise MachineProblem("no NVIDIA GPU on the PCI bus", "at least one", "see `lspci -d 10de:` and the firmware")
-    if not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
+    if not os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
         raise MachineProblem(
             "the module nvidia is not loaded",
             "a loaded driver",
             "run `gpunodes gpu install` for this machine; see `dkms status`",
         )
-    nodes = gpu_host.device_nodes()
-    if len(nodes) < expected_count or not os.path.exists(f"{gpu_host.DEV}/nvidiactl"):
+    nodes = gpu_driver.device_nodes()
+    if len(nodes) < expected_count or not os.path.exists(f"{gpu_driver.DEV}/nvidiactl"):
         raise MachineProblem(
             f"{len(nodes)} of {expected_count} device nodes exist",
             "/dev/nvidia0 and following, and /dev/nvidiactl",
@@ -164,9 +165,9 @@ def parse_smi(text: str) -> SmiReport:
 
 def _stuck() -> str:
     """Process id of an nvidia-smi in uninterruptible sleep, "" if there is none. A second one would get stuck too."""
-    for folder in os.listdir(gpu_host.PROC):
+    for folder in os.listdir(gpu_driver.PROC):
         if folder.isdigit():
-            with contextlib.suppress(OSError), open(f"{gpu_host.PROC}/{folder}/stat", encoding="utf-8") as file:
+            with contextlib.suppress(OSError), open(f"{gpu_driver.PROC}/{folder}/stat", encoding="utf-8") as file:
                 found = re.match(r"\d+ \((.*)\) (\S)", file.read())
                 if found and found.groups() == ("nvidia-smi", "D"):
                     return folder
@@ -195,7 +196,7 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
         raise MachineProblem(
             f"`{program}` with a GPU: {last_line(result.err) or last_line(result.out)}",
             "a container in which nvidia-smi runs",
-            f"see {gpu_host.CDI}, `nvidia-ctk cdi list` and `journalctl -u {runtime}`",
+            f"see {gpu_driver.CDI}, `nvidia-ctk cdi list` and `journalctl -u {runtime}`",
         )
     inside = set(re.findall(r"UUID: (\S+?)\)", result.out))
     outside = {gpu["uuid"] for gpu in report.gpus}
@@ -203,7 +204,7 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
         raise MachineProblem(
             f"a container sees {len(inside)} of {len(outside)} GPUs",
             "all GPUs",
-            f"run `gpunodes gpu install` for this machine to configure NVIDIA's runtime; see {gpu_host.CDI}",
+            f"run `gpunodes gpu install` for this machine to configure NVIDIA's runtime; see {gpu_driver.CDI}",
         )
     return Level("container", "ok", f"a container of {runtime} sees {len(inside)} GPUs")
 

@@ -24,6 +24,9 @@ _TEMPORARY = frozenset({0, 403, 429, 500, 503, 504})
 _FIRST_ERROR = 400
 # No empty segment, no segment of dots only, and no percent-encoding that a server may decode.
 _PATH = re.compile(r"(?:/(?!\.+(?:/|\?|$))[A-Za-z0-9._:~-]+)+(?:\?[^\s#]*)?")
+SYSTEM = "/api/v1/namespaces/kube-system"
+MERGE = "application/merge-patch+json"
+"""Content type of a patch whose null values remove fields (RFC 7386)."""
 MANAGER = "gpunodes"
 """The field manager of gpunodes in server-side apply."""
 

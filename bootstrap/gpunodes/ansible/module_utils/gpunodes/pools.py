@@ -14,7 +14,6 @@ from .problem import MachineProblem
 
 MANAGED = "gpunodes.dev/managed"
 """Node annotation: the names of the managed labels and taints."""
-_MERGE = "application/merge-patch+json"
 _LONGEST = 1 << 16
 """Maximum length of the annotation in characters; a node could write a much longer one."""
 # Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
@@ -70,7 +69,7 @@ def apply(
         diff = {"before": before, "after": after, "before_header": f"Node {name}", "after_header": f"Node {name}"}
         if not check:
             try:
-                client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, _MERGE)
+                client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
             except ApiError as error:
                 if error.status != _CONFLICT:
                     raise

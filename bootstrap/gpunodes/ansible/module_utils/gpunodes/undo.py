@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import disk, firewall, gpu_host, host, kubeadm, ledger, lock, packages, tree
+from . import disk, firewall, ledger, lock, packages, tree
+from .host import gpu_driver, services, swap, users
+from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
 
@@ -57,7 +59,7 @@ class Undoer:
         """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
         for undoer in (self, *self._sections()):
             folders = undoer._folders()
-            tree.check_unmounted(set(folders) - {*_RUNTIMES, kubeadm.KUBELET}, created=folders)
+            tree.check_unmounted(set(folders) - {*_RUNTIMES, reset.KUBELET}, created=folders)
             if _DOCKER_DATA in folders:
                 tree.check_unmounted([_VOLUMES])
 
@@ -96,13 +98,13 @@ class Undoer:
 
     def _drivers(self) -> None:
         """Check that no process uses the GPUs; services in the ledger do not count."""
-        if "nvidia" not in self.ledger.modules or not os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
+        if "nvidia" not in self.ledger.modules or not os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
             return
         deadline = time.monotonic() + (0 if self.check else _GPU_RELEASE_S)
-        while users := gpu_host.holders([name for name in self.ledger.services if name.startswith("nvidia-")]):
+        while holders := gpu_driver.holders([name for name in self.ledger.services if name.startswith("nvidia-")]):
             if time.monotonic() >= deadline:
                 raise MachineProblem(
-                    f"{', '.join(users)} use{'s' if len(users) == 1 else ''} the GPUs",
+                    f"{', '.join(holders)} use{'s' if len(holders) == 1 else ''} the GPUs",
                     "no process: the driver is not removed while it is in use",
                     "end these processes (pods: `kubectl drain`), then run the command again",
                 )
@@ -111,20 +113,20 @@ class Undoer:
     def _conflicting_modules(self) -> None:
         """Restore the kernel modules that conflicted with the driver."""
         if self.ledger.initramfs == "rebuilt":
-            self._do("rebuild the initramfs", lambda: gpu_host.rebuild(gpu_host.images()))
+            self._do("rebuild the initramfs", lambda: gpu_driver.rebuild(gpu_driver.images()))
         for name in self.ledger.unloaded:
-            if not os.path.exists(f"{gpu_host.SYS}/module/{name}"):
+            if not os.path.exists(f"{gpu_driver.SYS}/module/{name}"):
                 self._do(f"load {name}", partial(run, ["modprobe", name]))
 
     def _restarts(self) -> None:
         """Restart services that existed before gpunodes and still run with files that were just removed."""
-        states = host.service_states(list(self.ledger.services)) if self.section and self.ledger.services else {}
+        states = services.states(list(self.ledger.services)) if self.section and self.ledger.services else {}
         for name, before in self.ledger.services.items():
             if before["active"] and states.get(name, {}).get("active"):
-                self._do(f"restart {name}", partial(host.start, name, "restart"))
+                self._do(f"restart {name}", partial(services.start, name, "restart"))
 
     def _services(self) -> None:
-        states = host.service_states(list(self.ledger.services)) if self.ledger.services else {}
+        states = services.states(list(self.ledger.services)) if self.ledger.services else {}
         for name, before in self.ledger.services.items():
             now = states.get(name, {"enabled": False, "active": False})
             if now["active"] and not before["active"]:
@@ -143,11 +145,11 @@ class Undoer:
 
     def _users(self) -> None:
         for name in self.ledger.users:
-            if host.has_user(name):
+            if users.has_user(name):
                 # That also removes its group (login.defs: USERGROUPS_ENAB).
                 self._do(f"remove the user {name}", partial(run, ["userdel", name]))
         for name in self.ledger.groups:
-            if host.has_group(name):
+            if users.has_group(name):
                 self._do(f"remove the group {name}", partial(run, ["groupdel", name]))
 
     def _packages(self) -> None:
@@ -214,8 +216,8 @@ class Undoer:
             now = disk.read(path)
             if now is not None and now.split() != value.split():
                 self._do(f"set {name} back to {value}", partial(_write, path, value))
-        if "nvidia" in self.ledger.modules and os.path.exists(f"{gpu_host.SYS}/module/nvidia"):
-            self._do("unload nvidia", lambda: gpu_host.unload(self.ledger.modules))
+        if "nvidia" in self.ledger.modules and os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
+            self._do("unload nvidia", lambda: gpu_driver.unload(self.ledger.modules))
         for name in reversed(self.ledger.modules):
             if not name.startswith("nvidia") and os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
                 # A module that is in use stays.
@@ -223,11 +225,11 @@ class Undoer:
 
     def _swap(self) -> None:
         fstab = disk.read("/etc/fstab") or ""
-        if host.with_swap(fstab) != fstab:
+        if swap.with_swap(fstab) != fstab:
             mode = stat.S_IMODE(os.stat("/etc/fstab").st_mode)
-            self._do("enable swap in /etc/fstab", lambda: disk.write("/etc/fstab", host.with_swap(fstab), mode))
+            self._do("enable swap in /etc/fstab", lambda: disk.write("/etc/fstab", swap.with_swap(fstab), mode))
         off = [
-            device for device in self.ledger.swaps if device not in host.active_swaps(disk.read("/proc/swaps") or "")
+            device for device in self.ledger.swaps if device not in swap.active_swaps(disk.read("/proc/swaps") or "")
         ]
         for device in off:
             if os.path.exists(device):
@@ -236,7 +238,7 @@ class Undoer:
 
 def _has_other_modules(path: str) -> bool:
     """Whether a folder that DKMS shares among modules now contains modules other than NVIDIA's."""
-    if path == gpu_host.DKMS:
+    if path == gpu_driver.DKMS:
         names = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     elif path.startswith("/lib/modules/"):
         names = [name for _, _, files in os.walk(path) for name in files if ".ko" in name]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import gpu_host, host, ledger, packages
+from gpunodes.ansible.module_utils.gpunodes import ledger
+from gpunodes.ansible.module_utils.gpunodes.host import gpu_driver
+from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
+from gpunodes.ansible.module_utils.gpunodes.host.spec import Driver, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
-DRIVER = host.Driver(("nvidia", "nvidia-uvm"), "nouveau")
+DRIVER = Driver(("nvidia", "nvidia-uvm"), "nouveau")
 GCC = """\
 make -C /lib/modules/6.12.1/build M=/var/lib/dkms/nvidia/580.65.06/build
   CC [M]  /var/lib/dkms/nvidia/580.65.06/build/nvidia.o
@@ -73,56 +74,56 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path)
     for name, folder in {"SYS": "sys", "DEV": "dev", "DKMS": "dkms", "MODULES": "modules", "BOOT": "boot"}.items():
-        monkeypatch.setattr(gpu_host, name, str(tmp_path / folder))
+        monkeypatch.setattr(gpu_driver, name, str(tmp_path / folder))
         (tmp_path / folder).mkdir()
     (tmp_path / "sys/module").mkdir()
-    monkeypatch.setattr(gpu_host, "CDI", str(tmp_path / "cdi/nvidia.yaml"))
-    monkeypatch.setattr(gpu_host, "run", made.run)
+    monkeypatch.setattr(gpu_driver, "CDI", str(tmp_path / "cdi/nvidia.yaml"))
+    monkeypatch.setattr(gpu_driver, "run", made.run)
     monkeypatch.setattr(platform, "release", lambda: "6.12.1")
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     return made
 
 
-def converger(check: bool = False) -> host.Converger:
-    return host.Converger(host.Spec(section="gpu"), check)
+def changes(check: bool = False) -> Changes:
+    return Changes(Spec(section="gpu"), check)
 
 
 @pytest.mark.usefixtures("machine")
 def test_the_modules_are_loaded_once_and_noted() -> None:
-    first = converger()
-    gpu_host.load_driver(first, DRIVER)
-    assert first.outcome.actions == ["load kernel modules nvidia, nvidia-uvm"]
+    first = changes()
+    gpu_driver.load_driver(first, DRIVER)
+    assert first.actions == ["load kernel modules nvidia, nvidia-uvm"]
     first.save()
     assert ledger.load(ledger.path_of("gpu")).modules == ["nvidia", "nvidia-uvm"]
     assert not Path(ledger.PATH).exists()
-    second = converger()
-    gpu_host.load_driver(second, DRIVER)
-    assert second.outcome.actions == []
+    second = changes()
+    gpu_driver.load_driver(second, DRIVER)
+    assert second.actions == []
 
 
 def test_check_mode_loads_nothing(machine: Machine) -> None:
     machine.load("nouveau")
-    look = converger(check=True)
-    gpu_host.load_driver(look, DRIVER)
-    assert look.outcome.actions == ["unload nouveau", "load kernel modules nvidia, nvidia-uvm"]
+    look = changes(check=True)
+    gpu_driver.load_driver(look, DRIVER)
+    assert look.actions == ["unload nouveau", "load kernel modules nvidia, nvidia-uvm"]
     assert "modprobe" not in str(machine.calls)
 
 
 def test_a_rival_that_does_not_let_go_takes_a_reboot(machine: Machine) -> None:
     machine.load("nouveau")
     machine.stuck = True
-    run = converger()
-    gpu_host.load_driver(run, DRIVER)
-    assert "Module nouveau is in use" in run.outcome.reboot
+    run = changes()
+    gpu_driver.load_driver(run, DRIVER)
+    assert "Module nouveau is in use" in run.reboot
     assert ["modprobe", "nvidia"] not in machine.calls
     assert run.ledger.unloaded == ["nouveau"]
 
 
 def test_a_rival_that_lets_go_takes_none(machine: Machine) -> None:
     machine.load("nouveau")
-    run = converger()
-    gpu_host.load_driver(run, DRIVER)
-    assert run.outcome.reboot == ""
+    run = changes()
+    gpu_driver.load_driver(run, DRIVER)
+    assert run.reboot == ""
     assert ["modprobe", "nvidia"] in machine.calls
 
 
@@ -130,8 +131,8 @@ def test_a_rival_that_lets_go_takes_none(machine: Machine) -> None:
 def test_the_initramfs_is_rebuilt_only_where_the_rival_is_in_it(machine: Machine, inside: str, noted: str) -> None:
     (machine.root / "boot/initrd.img-6.12.1").write_text("")
     machine.initramfs = inside
-    run = converger()
-    gpu_host.load_driver(run, DRIVER)
+    run = changes()
+    gpu_driver.load_driver(run, DRIVER)
     assert run.ledger.initramfs == noted
     assert any(call[0] in {"update-initramfs", "dracut"} for call in machine.calls) == (noted == "rebuilt")
 
@@ -140,24 +141,24 @@ def test_a_loaded_driver_is_not_replaced_under_its_users(machine: Machine) -> No
     machine.load("nvidia", "580.65.06")
     machine.load("nvidia-uvm")
     machine.installed = "590.44.01"
-    run = converger()
-    gpu_host.load_driver(run, DRIVER)
-    assert run.outcome.reboot == "the driver 580.65.06 is loaded, and 590.44.01 is installed"
-    assert run.outcome.actions == []
+    run = changes()
+    gpu_driver.load_driver(run, DRIVER)
+    assert run.reboot == "the driver 580.65.06 is loaded, and 590.44.01 is installed"
+    assert run.actions == []
 
 
 def test_a_module_that_was_not_built_is_built(machine: Machine) -> None:
     machine.installed = ""
     (machine.root / "modules/6.12.1/build").mkdir(parents=True)
     (machine.root / "modules/6.12.1/build/Makefile").write_text("")
-    gpu_host.load_driver(converger(), DRIVER)
+    gpu_driver.load_driver(changes(), DRIVER)
     assert ["dkms", "autoinstall", "-k", "6.12.1"] in machine.calls
 
 
 def test_without_headers_nothing_is_built(machine: Machine) -> None:
     machine.installed = ""
     with pytest.raises(MachineProblem, match=r"headers of the running kernel 6\.12\.1"):
-        gpu_host.load_driver(converger(), DRIVER)
+        gpu_driver.load_driver(changes(), DRIVER)
 
 
 def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> None:
@@ -165,11 +166,11 @@ def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> Non
     log = machine.root / "dkms/nvidia/580.65.06/build/make.log"
     log.parent.mkdir(parents=True)
     log.write_text(GCC)
-    problem = gpu_host.build_problem("nvidia", "6.12.1")
+    problem = gpu_driver.build_problem("nvidia", "6.12.1")
     assert problem
     assert "nvidia/nv-mm.c:412:9: error: implicit declaration of function 'vm_flags_set'" in problem.found
     assert str(log) in problem.remedy
-    assert gpu_host.build_problem("nvidia", "6.12.1", since=log.stat().st_mtime + 1) is None
+    assert gpu_driver.build_problem("nvidia", "6.12.1", since=log.stat().st_mtime + 1) is None
 
 
 @pytest.mark.parametrize(
@@ -184,73 +185,30 @@ def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> Non
     ],
 )
 def test_first_errors(log: str, error: str) -> None:
-    assert gpu_host.first_error(log).startswith(error)
-    assert bool(gpu_host.first_error(log)) == bool(error)
+    assert gpu_driver.first_error(log).startswith(error)
+    assert bool(gpu_driver.first_error(log)) == bool(error)
 
 
 def test_secure_boot_is_named(machine: Machine) -> None:
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
     with pytest.raises(MachineProblem, match="Secure Boot is on"):
-        gpu_host.load_driver(converger(), DRIVER)
+        gpu_driver.load_driver(changes(), DRIVER)
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_specification_of_other_devices_is_written_anew() -> None:
     specification = "path: /dev/nvidia0\n hostPath: /usr/lib/libcuda.so.580.65.06\n"
-    assert gpu_host.matches_devices(specification, ["/dev/nvidia0"], "580.65.06")
-    assert not gpu_host.matches_devices(specification, ["/dev/nvidia0", "/dev/nvidia1"], "580.65.06")
-    assert not gpu_host.matches_devices(specification, ["/dev/nvidia0"], "590.44.01")
+    assert gpu_driver.matches_devices(specification, ["/dev/nvidia0"], "580.65.06")
+    assert not gpu_driver.matches_devices(specification, ["/dev/nvidia0", "/dev/nvidia1"], "580.65.06")
+    assert not gpu_driver.matches_devices(specification, ["/dev/nvidia0"], "590.44.01")
     with pytest.raises(MachineProblem, match="nvidia0"):
-        gpu_host.publish_devices(converger())
-
-
-def test_a_generated_file_is_ours_like_any_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = machine.root / "config.toml", machine.root / "conf.d/99.toml"
-    source.write_text("base")
-
-    def must(argv: Sequence[str], *_: object) -> str:
-        Path(argv[2]).write_text(Path(argv[1]).read_text() + " and more")
-        Path(argv[1]).write_text("spoilt")
-        return ""
-
-    monkeypatch.setattr(host, "must", must)
-    me = pwd.getpwuid(os.getuid())
-    monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
-    spec = host.Spec(
-        generated=(host.Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu"
-    )
-    assert host.Converger(spec).run().actions == [f"write {target}"]
-    assert (target.read_text(), source.read_text()) == ("base and more", "base")
-    assert host.Converger(spec).run().actions == []
-    source.unlink()
-    assert host.Converger(spec).run().actions == []
-
-
-def test_versions_follow_the_package_that_they_must_equal() -> None:
-    class Sources:
-        def available(self, names: Sequence[str]) -> dict[str, list[str]]:
-            return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
-
-        def refresh(self, _: object = ()) -> None:
-            pass
-
-        def finish_interrupted(self) -> bool:
-            return False
-
-    run = host.Converger(host.Spec(), check=False)
-    run._manager = Sources()  # type: ignore[assignment]  # a stand-in
-    wanted = [
-        packages.RequestedPackage("nvidia-open", "580.*"),
-        packages.RequestedPackage("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
-    ]
-    assert run._choose(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
-    assert run._choose(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}
+        gpu_driver.publish_devices(changes())
 
 
 def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_host, "PROC", str(machine.root / "proc"))
+    monkeypatch.setattr(gpu_driver, "PROC", str(machine.root / "proc"))
     groups = {"7": "nvidia-persistenced.service", "8": "kubepods.slice/pod1", "9": "user.slice"}
     for number, group in groups.items():
         folder = machine.root / "proc" / number
@@ -258,14 +216,14 @@ def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
         (folder / "fd/3").symlink_to("/dev/null" if number == "9" else "/dev/nvidia0")
         (folder / "comm").write_text("python3\n")
         (folder / "cgroup").write_text(f"0::/system.slice/{group}\n")
-    assert gpu_host.holders(["nvidia-persistenced"]) == ["python3 (8)"]
-    assert sorted(gpu_host.holders([])) == ["python3 (7)", "python3 (8)"]
+    assert gpu_driver.holders(["nvidia-persistenced"]) == ["python3 (8)"]
+    assert sorted(gpu_driver.holders([])) == ["python3 (7)", "python3 (8)"]
 
 
 def test_debian_calls_its_module_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/lib/modules/6.12/updates/dkms/nvidia-current.ko.xz"
     monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.gpu_facts.module_file", lambda _: path)
     monkeypatch.setattr(
-        gpu_host, "run", lambda argv, *_: CommandResult(argv, 0, "550.163.01\n" if argv[-1] == path else "", "")
+        gpu_driver, "run", lambda argv, *_: CommandResult(argv, 0, "550.163.01\n" if argv[-1] == path else "", "")
     )
-    assert gpu_host._version("nvidia", "6.12") == "550.163.01"
+    assert gpu_driver._version("nvidia", "6.12") == "550.163.01"

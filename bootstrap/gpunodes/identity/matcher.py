@@ -1,4 +1,4 @@
-"""Matches machines, nodes and BMCs. Pure functions; the only place that decides these matches.
+"""Matches machines and nodes.
 
 The boot id identifies a machine: the kernel generates a new one at every boot, and the kubelet reports it. The system
 UUID and the machine-id only contradict or confirm what a name or an address suggests: clones share them, and boards
@@ -69,106 +69,14 @@ Names are compared in lower case: the kubelet's node name is the host name in lo
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-_MAX_LENGTH = 253
-"""Maximum length of a reported value: that of a DNS name."""
-_MAX_MACS = 64
+from .model import MachineIdentity, NodeIdentity
+from .values import byte_orders, is_address, same_machine_id, same_uuid, uuid
+
 _Item = TypeVar("_Item")
-
-# UUIDs of boards whose vendor did not set one: AMI's default in both byte orders, a sample of the SMBIOS documents, and
-# those that osquery lists (osquery/core/system.cpp, kPlaceholderHardwareUUIDList).
-_PLACEHOLDERS = frozenset(
-    {
-        "03000200040005000006000700080009",
-        "00020003000400050006000700080009",
-        "030201000504070608090a0b0c0d0e0f",
-        "10000000000080000040000000000000",
-        "12345678123456781234567812345678",
-        "123456781234567890abcddeefaabbcc",
-    }
-)
-_NO_SERIALS = frozenset(
-    {
-        "0123456789",
-        "123456789",
-        "1234567890",
-        "default string",
-        "none",
-        "not applicable",
-        "not available",
-        "not present",
-        "not specified",
-        "null",
-        "o.e.m.",
-        "system serial number",
-        "to be filled by o.e.m.",
-        "unknown",
-        "n/a",
-    }
-)
-
-
-@dataclass(frozen=True)
-class MachineIdentity:
-    """A machine of the inventory: its inventory entry, and what it reports or once reported."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    """The inventory address first, then the reported ones."""
-    hostname: str = ""
-    boot_id: str = ""
-    machine_id: str = ""
-    system_uuid: str = ""
-    serial: str = ""
-    macs: tuple[str, ...] = ()
-    """The MAC addresses of its physical network interfaces."""
-    responded: bool = False
-    """Whether these are current values; recorded ones may be out of date."""
-
-    @property
-    def address(self) -> str:
-        """The inventory address."""
-        return self.addresses[0] if self.addresses else ""
-
-    @property
-    def text(self) -> str:
-        known = (("boot", self.boot_id), ("UUID", self.system_uuid), ("machine-id", self.machine_id))
-        missing = "it reports no identity" if self.responded else "it has never responded"
-        return _text(f"machine {self.name}", known, missing)
-
-
-@dataclass(frozen=True)
-class NodeIdentity:
-    """A node as its API object describes it."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    boot_id: str = ""
-    machine_id: str = ""
-    system_uuid: str = ""
-
-    @property
-    def text(self) -> str:
-        known = (("boot", self.boot_id), ("UUID", self.system_uuid), ("machine-id", self.machine_id))
-        return _text(f"node {self.name}", known, "it reports no identity")
-
-
-@dataclass(frozen=True)
-class BmcIdentity:
-    """The identity of a machine that its BMC reports."""
-
-    system_uuid: str = ""
-    serial: str = ""
-    macs: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        known = (("UUID", self.system_uuid), ("serial number", self.serial), ("MAC", " ".join(self.macs)))
-        return _text("its BMC", known, "it reports no UUID, serial number or MAC address")
 
 
 @dataclass(frozen=True)
@@ -180,53 +88,6 @@ class Match:
     contradiction: str = ""
 
 
-@dataclass(frozen=True)
-class BmcMatch:
-    """Whether a BMC belongs to the machine: True, False, or None where that is unknown; ``why`` is the reason."""
-
-    same: bool | None
-    why: str
-
-
-def reported(name: str, address: str, facts: Mapping[str, Any] | None, *, responded: bool = True) -> MachineIdentity:
-    """The identity in facts of a machine: a document of the probe, a result of ``host_facts``, or a record of either.
-
-    A value of an unexpected type counts as unknown: the machine controls these facts.
-    """
-    facts = facts or {}
-    default_address = _string(facts.get("default_address"))
-    macs = facts.get("macs")
-    return MachineIdentity(
-        name=name,
-        addresses=tuple(dict.fromkeys(each for each in (address, default_address) if each)),
-        hostname=_string(facts.get("hostname")).lower(),
-        boot_id=_string(facts.get("boot_id")).lower(),
-        machine_id=_string(facts.get("machine_id")).lower(),
-        system_uuid=_string(facts.get("product_uuid")).lower(),
-        serial=_string(facts.get("product_serial")),
-        macs=tuple(_string(mac).lower() for mac in macs[:_MAX_MACS]) if isinstance(macs, (list, tuple)) else (),
-        responded=responded and bool(facts),
-    )
-
-
-def described_bmc(document: Mapping[str, Any]) -> BmcIdentity:
-    """The identity that a BMC reports, under the key names of machine facts; a value of another type is unknown."""
-    machine = reported("", "", document)
-    return BmcIdentity(machine.system_uuid, machine.serial, machine.macs)
-
-
-def described(node: Mapping[str, Any]) -> NodeIdentity:
-    """The identity of a node from a document of ``cluster.describe``."""
-    addresses = node.get("addresses") or [node.get("address")]
-    return NodeIdentity(
-        name=_string(node.get("name")),
-        addresses=tuple(_string(address) for address in addresses if address),
-        boot_id=_string(node.get("boot_id")).lower(),
-        machine_id=_string(node.get("machine_id")).lower(),
-        system_uuid=_string(node.get("product_uuid")).lower(),
-    )
-
-
 class Matcher:
     """Finds the nodes of machines; ``nodes``: all nodes of the cluster, ``machines``: all machines of the inventory."""
 
@@ -236,7 +97,7 @@ class Matcher:
         self._nodes_by_boot = _grouped((node.boot_id, node) for node in nodes)
         self._nodes_by_short_name = _grouped((_short(node.name), node) for node in nodes)
         self._nodes_by_machine_id = _grouped((node.machine_id, node) for node in nodes)
-        self._nodes_by_uuid = _grouped((uuid, node) for node in nodes for uuid in _byte_orders(_uuid(node.system_uuid)))
+        self._nodes_by_uuid = _grouped((key, node) for node in nodes for key in byte_orders(uuid(node.system_uuid)))
         self._nodes_by_address = _grouped((address, node) for node in nodes for address in set(node.addresses))
         self._machines_by_name = _grouped((machine.name.lower(), machine) for machine in machines)
         self._machines_by_boot = _grouped((machine.boot_id, machine) for machine in machines)
@@ -329,7 +190,7 @@ class Matcher:
     def _better_match(self, machine: MachineIdentity, node: NodeIdentity) -> Match | None:
         """A refusal where another node than the one with its address or short name has its UUID or host name."""
         by_hostname = self._nodes.get(machine.hostname)
-        same_uuids = self._nodes_by_uuid.get(_uuid(machine.system_uuid), ())
+        same_uuids = self._nodes_by_uuid.get(uuid(machine.system_uuid), ())
         by_uuid = next((each for each in same_uuids if each is not node), None)
         if other := by_uuid or (by_hostname if by_hostname is not node else None):
             what = "UUID" if other is by_uuid else "host name"
@@ -363,7 +224,7 @@ class Matcher:
     def _by_short_name(self, machine: MachineIdentity) -> NodeIdentity | None:
         """The node whose name differs only by a domain that one of both names lacks."""
         name = machine.name.lower()
-        if _is_address(name) or self._other_owner(self._machines_by_short_name, _short(name), machine):
+        if is_address(name) or self._other_owner(self._machines_by_short_name, _short(name), machine):
             return None
         same_short = self._nodes_by_short_name.get(_short(name), ())
         found = [node for node in same_short if ("." in node.name) != ("." in name)]
@@ -385,7 +246,7 @@ class Matcher:
         """Another machine with that inventory name, or one that differs only by a domain that one of both lacks."""
         if other := self._other_owner(self._machines_by_name, name, machine):
             return other
-        if not name or _is_address(name) or _short(machine.name.lower()) == _short(name):
+        if not name or is_address(name) or _short(machine.name.lower()) == _short(name):
             return None
         others = self._machines_by_short_name.get(_short(name), ())
         return next((other for other in others if ("." in other.name) != ("." in name)), None)
@@ -406,52 +267,6 @@ class Matcher:
         return next((other for other in group.get(key, ()) if key and other.name != machine.name), None)
 
 
-def match_bmc(machine: MachineIdentity, bmc: BmcIdentity) -> BmcMatch:
-    """Whether a BMC belongs to ``machine``.
-
-    The first of these decides: the UUIDs, in any byte order; a common MAC address; the serial numbers; MAC addresses
-    without a common one. Machines of one chassis may share a serial number: an equal one decides nothing where the MAC
-    addresses have none in common. ``why`` names both sides.
-    """
-    both = f"{machine_text(machine)}; {bmc.text}"
-    machine_macs, bmc_macs = _macs(machine.macs), _macs(bmc.macs)
-    common = sorted(machine_macs & bmc_macs)
-    disjoint = bool(machine_macs and bmc_macs) and not common
-    if (same := same_uuid(machine.system_uuid, bmc.system_uuid)) is not None:
-        return BmcMatch(same, f"{'same UUID' if same else 'different UUIDs'}: {both}")
-    if common:
-        return BmcMatch(True, f"both have the MAC address {common[0]}: {both}")
-    machine_serial, bmc_serial = _serial(machine.serial), _serial(bmc.serial)
-    if machine_serial and bmc_serial and machine_serial != bmc_serial:
-        return BmcMatch(False, f"different serial numbers: {both}")
-    if machine_serial and bmc_serial:
-        return BmcMatch(
-            None if disjoint else True,
-            f"same serial number{', no common MAC address' if disjoint else ''}: {both}",
-        )
-    return BmcMatch(
-        False if disjoint else None, f"{'no common MAC address' if disjoint else 'nothing to compare'}: {both}"
-    )
-
-
-def machine_text(machine: MachineIdentity) -> str:
-    """The hardware identity that a machine reports, as text."""
-    known = (("UUID", machine.system_uuid), ("serial number", machine.serial), ("MAC", " ".join(machine.macs)))
-    return _text(f"machine {machine.name}", known, "its hardware is unknown")
-
-
-def same_uuid(one: str, other: str) -> bool | None:
-    """Whether two UUIDs are the same, in any byte order; None where one is unknown or a placeholder.
-
-    SMBIOS stores the first three fields little-endian, and vendors differ in whether they display them so (SMBIOS 2.6,
-    7.2.1); IPMI sends all bytes in reverse (IPMI 2.0, 20.8).
-    """
-    first, second = _uuid(one), _uuid(other)
-    if not first or not second:
-        return None
-    return first in _byte_orders(second)
-
-
 def _has_name_or_address(machine: MachineIdentity, node: NodeIdentity) -> bool:
     """Whether a node has the name or the address that the inventory assigns to a machine."""
     return node.name == machine.name.lower() or bool(machine.address and machine.address in node.addresses)
@@ -461,7 +276,7 @@ def _compared(machine: MachineIdentity, node: NodeIdentity) -> tuple[list[str], 
     """The names of the identifiers that are equal, and of those that differ."""
     results = {
         "UUID": same_uuid(machine.system_uuid, node.system_uuid),
-        "machine-id": _same_machine_id(machine.machine_id, node.machine_id),
+        "machine-id": same_machine_id(machine.machine_id, node.machine_id),
     }
     return [what for what, same in results.items() if same], [what for what, same in results.items() if same is False]
 
@@ -480,63 +295,3 @@ def _short(name: str) -> str:
 
 def _refused(machine: MachineIdentity, node: NodeIdentity, why: str) -> Match:
     return Match(contradiction=f"{machine.text} and {node.text} may not be the same machine: {why}")
-
-
-def _text(what: str, known: Sequence[tuple[str, str]], missing: str) -> str:
-    values = ", ".join(f"{name} {value}" for name, value in known if value)
-    return f"{what} ({values or missing})"
-
-
-def _string(value: object) -> str:
-    """A reported value if it is one line of printable characters, otherwise ""."""
-    if not isinstance(value, str) or len(value) > _MAX_LENGTH or not value.isprintable():
-        return ""
-    return value.strip()
-
-
-def _uuid(text: str) -> str:
-    """32 hexadecimal digits; "" for a text that is not a UUID, and for a placeholder."""
-    digits = text.strip().lower().replace("-", "")
-    if not re.fullmatch(r"[0-9a-f]{32}", digits) or digits == digits[:2] * 16 or digits in _PLACEHOLDERS:
-        return ""
-    return digits
-
-
-def _byte_orders(digits: str) -> set[str]:
-    """A UUID's digits in each byte order in which it may be displayed; empty for ""."""
-    reverse = bytes.fromhex(digits)[::-1].hex()
-    return {digits, _swapped(digits), reverse, _swapped(reverse)} if digits else set()
-
-
-def _swapped(digits: str) -> str:
-    """A UUID with its first three fields in the other byte order."""
-    data = bytes.fromhex(digits)
-    return (data[3::-1] + data[5:3:-1] + data[7:5:-1] + data[8:]).hex()
-
-
-def _same_machine_id(one: str, other: str) -> bool | None:
-    """Whether both are equal (machine-id(5)); None where one is unknown: empty, "uninitialized" or a repeated digit."""
-    first, second = (text.strip().lower().replace("-", "") for text in (one, other))
-    if any(not text or text == "uninitialized" or len(set(text)) == 1 for text in (first, second)):
-        return None
-    return first == second
-
-
-def _serial(text: str) -> str:
-    value = text.strip().lower()
-    return "" if value in _NO_SERIALS or len(set(value)) < 2 else value  # noqa: PLR2004 - one repeated character
-
-
-def _macs(addresses: Sequence[str]) -> set[str]:
-    """MAC addresses that are unique to one interface: not all zeros, and not locally administered."""
-    found = set()
-    for address in addresses:
-        digits = re.sub(r"[^0-9a-f]", "", address.lower())
-        # The second bit of the first byte: locally administered (IEEE 802).
-        if len(digits) == 12 and len(set(digits)) > 1 and not int(digits[:2], 16) & 2:  # noqa: PLR2004 - 48 bits
-            found.add(":".join(digits[index : index + 2] for index in range(0, 12, 2)))
-    return found
-
-
-def _is_address(name: str) -> bool:
-    return bool(re.fullmatch(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:.]*", name))

@@ -24,7 +24,9 @@ NAMESPACE = ["unshare", "--mount", "--net", "--propagation=private", *(["--map-r
 
 SETUP = """
 import json, os, pathlib, subprocess, sys
-from gpunodes.ansible.module_utils.gpunodes import firewall, kubeadm, ledger, packages, undo
+from gpunodes.ansible.module_utils.gpunodes import firewall, ledger, packages, undo
+from gpunodes.ansible.module_utils.gpunodes.host import services
+from gpunodes.ansible.module_utils.gpunodes.kubeadm import reset
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult, run
 
@@ -35,9 +37,9 @@ calls = []
 def only_mounts(argv, *rest, **options):
     calls.append(" ".join(argv))
     return run(argv, *rest, **options) if argv[0] == "umount" else CommandResult(argv, 0, "", "")
-kubeadm.run = undo.run = only_mounts
+reset.run = undo.run = only_mounts
 states = {}
-kubeadm.host.service_states = lambda names: states
+services.states = lambda names: states
 firewall.clean = firewall.remove_empty_tables = lambda *_: None
 
 def make(path, text="precious"):
@@ -93,13 +95,13 @@ save_ledger("/var/lib/kubelet")
 mount("-t", "tmpfs", "server:/export", "{NFS}")
 make("{NFS}/data")
 user = hold("{NFS}")
-refused = error(kubeadm.reset)
+refused = error(reset.reset)
 survived = os.path.exists("{NFS}/data")
 kept = os.path.exists("/etc/kubernetes/kubelet.conf") and os.path.exists("/var/lib/etcd/member/wal")
 user.kill(); user.wait()
-again = error(kubeadm.reset)
+again = error(reset.reset)
 report(refused=refused, survived=survived, kept=kept, again=again, pid=user.pid,
-     paths=["/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd"], removed=kubeadm.remains())
+     paths=["/var/lib/kubelet", "/etc/kubernetes", "/var/lib/etcd"], removed=reset.remains())
 """)
     assert found["survived"]
     assert found["kept"]
@@ -114,7 +116,7 @@ def test_running_kubelet_blocks_a_reset() -> None:
     found = in_namespace("""
 make("/etc/kubernetes/kubelet.conf")
 states["kubelet"] = {"enabled": True, "active": True}
-report(refused=error(kubeadm.reset), paths=["/etc/kubernetes/kubelet.conf"])
+report(refused=error(reset.reset), paths=["/etc/kubernetes/kubelet.conf"])
 """)
     assert "the kubelet does not stop" in found["refused"]
     assert found["existing"] == ["/etc/kubernetes/kubelet.conf"]
@@ -130,9 +132,9 @@ for folder in ("/var/lib/kubelet/pods/a/volumes/token", "/var/lib/kubelet/pods/a
         mount("-t", "tmpfs", "tmpfs", folder)
         make(f"{folder}/secret")
 mount("--bind", "/var/lib/kubelet/pods/a", "/var/lib/kubelet/subpath")
-refused = error(kubeadm.reset)
+refused = error(reset.reset)
 report(refused=refused, left=sorted(os.listdir("/var/lib/kubelet")), mounted=os.path.ismount("/var/lib/kubelet"),
-     removed=kubeadm.remains() if ledger.load().kubeadm else [])
+     removed=reset.remains() if ledger.load().kubeadm else [])
 """)
     assert (found["refused"], found["left"], found["mounted"], found["removed"]) == ("", ["lost+found"], True, [])
 
@@ -143,7 +145,7 @@ def test_disk_that_is_mounted_on_a_created_folder_survives() -> None:
 save_ledger("/var/lib/etcd")
 mount("-t", "tmpfs", "backup", "/var/lib/etcd")
 make("/var/lib/etcd/data")
-report(refused=error(kubeadm.reset), dry_run=error(kubeadm.remains), paths=["/var/lib/etcd/data"])
+report(refused=error(reset.reset), dry_run=error(reset.remains), paths=["/var/lib/etcd/data"])
 """)
     assert "/var/lib/etcd (backup) is mounted" in found["refused"]
     assert found["dry_run"] == found["refused"]
@@ -205,7 +207,7 @@ def slow(path, **options):
         make(f"{path}/data")
     remove(path, **options)
 tree.remove = slow
-report(refused=error(kubeadm.reset), paths=["/var/lib/etcd/data"])
+report(refused=error(reset.reset), paths=["/var/lib/etcd/data"])
 """)
     assert "/var/lib/etcd is a mount point" in found["refused"]
     assert found["existing"] == ["/var/lib/etcd/data"]
@@ -251,7 +253,7 @@ make("/var/lib/cni/networks/podman/10.88.0.2")
 make("/var/lib/cni/networks/cbr0/10.244.1.2")
 make("/var/lib/cni/flannel/x")
 save_ledger("/var/lib/cni")
-report(refused=error(kubeadm.reset), paths=["/var/lib/cni/networks/podman/10.88.0.2", "/var/lib/cni/networks/cbr0"])
+report(refused=error(reset.reset), paths=["/var/lib/cni/networks/podman/10.88.0.2", "/var/lib/cni/networks/cbr0"])
 """)
     assert (found["refused"], found["existing"]) == ("", ["/var/lib/cni/networks/podman/10.88.0.2"])
 
@@ -346,10 +348,10 @@ make("/var/lib/data/kubelet/config.yaml")
 mount("-t", "tmpfs", "x", "/var/lib/data/kubelet/pods/v")
 user = hold("/var/lib/data/kubelet/pods/v")
 make("/var/lib/data/kubelet/pods/v/data")
-refused = error(kubeadm.reset)
+refused = error(reset.reset)
 survived = os.path.exists("/var/lib/data/kubelet/pods/v/data")
 user.kill(); user.wait()
-report(refused=refused, survived=survived, again=error(kubeadm.reset), left=os.listdir("/var/lib/kubelet"))
+report(refused=refused, survived=survived, again=error(reset.reset), left=os.listdir("/var/lib/kubelet"))
 """)
     assert "/var/lib/data/kubelet/pods/v" in found["refused"]
     assert found["survived"]

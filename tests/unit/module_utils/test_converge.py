@@ -7,11 +7,16 @@ import os
 import pwd
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, host, ledger, lock, packages, probe, undo
+from gpunodes.ansible.module_utils.gpunodes import escalate, ledger, lock, packages, probe, undo
+from gpunodes.ansible.module_utils.gpunodes.host import files, images, installation, sources, users
+from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
+from gpunodes.ansible.module_utils.gpunodes.host.converge import converge, diff
+from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Generated, Repository, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
@@ -67,13 +72,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     return manager
 
 
-def spec(root: Path, content: str = "ours") -> host.Spec:
+def spec(root: Path, content: str = "ours") -> Spec:
     me = pwd.getpwuid(os.getuid()).pw_name
-    return host.Spec(
+    return Spec(
         packages=(packages.RequestedPackage("containerd", "1.7.*", hold=True),),
         files=(
-            host.File(str(root / "new" / "deep" / "file"), content, owner=me),
-            host.File(str(root / "old"), content, owner=me),
+            File(str(root / "new" / "deep" / "file"), content, owner=me),
+            File(str(root / "old"), content, owner=me),
         ),
         directories=(str(root / "state"),),
     )
@@ -85,7 +90,7 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
     (root / "old").write_text("theirs")
     (root / "old").chmod(0o640)
 
-    first = host.Converger(spec(root)).run()
+    first = converge(spec(root))
     assert first.actions == [
         f"write {root}/new/deep/file",
         f"write {root}/old",
@@ -93,7 +98,7 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
         "hold containerd",
     ]
     assert [diff["before"] for diff in first.diffs] == ["", "theirs"]
-    assert host.Converger(spec(root)).run().actions == []
+    assert converge(spec(root)).actions == []
 
     (root / "state").mkdir()
     (root / "state" / "left").write_text("x")
@@ -116,9 +121,9 @@ def test_users_that_came_with_packages_go(tmp_path: Path, monkeypatch: pytest.Mo
         commands.append(argv)
         return CommandResult(argv, 0, "", "")
 
-    monkeypatch.setattr(host, "has_user", lambda name: name in there)
+    monkeypatch.setattr(users, "has_user", lambda name: name in there)
     monkeypatch.setattr(undo, "run", note)
-    host.Converger(dataclasses.replace(spec(tmp_path), users=("daemon", "nvpd", "other"))).run()
+    converge(dataclasses.replace(spec(tmp_path), users=("daemon", "nvpd", "other")))
     there.add("nvpd")
     assert "remove the user nvpd" in undo.Undoer().run()
     assert [words for words in commands if words[0] == "userdel"] == [["userdel", "nvpd"]]
@@ -132,7 +137,7 @@ def test_an_undo_of_nothing_leaves_no_lock_behind() -> None:
 
 
 def test_check_mode_changes_nothing(machine: Packages, tmp_path: Path) -> None:
-    outcome = host.Converger(spec(tmp_path / "root"), check=True).run()
+    outcome = converge(spec(tmp_path / "root"), check=True)
     assert outcome.actions
     assert machine.calls == []
     assert not (tmp_path / "root").exists()
@@ -144,16 +149,16 @@ def test_only_a_new_source_is_read_where_that_suffices(
 ) -> None:
     there: list[str] = []
     monkeypatch.setattr(machine, "available", lambda names: dict.fromkeys(names, there))
-    monkeypatch.setattr(host, "repository_paths", lambda *_: (str(tmp_path / "key"), str(tmp_path / "kube.sources")))
-    monkeypatch.setattr(host.Converger, "_key", lambda *_: "key")
+    monkeypatch.setattr(sources, "paths", lambda *_: (str(tmp_path / "key"), str(tmp_path / "kube.sources")))
+    monkeypatch.setattr(sources.Sources, "_key", lambda *_: "key")
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.getpwuid(os.getuid()))
-    wanted = dataclasses.replace(spec(tmp_path), repositories=(host.Repository("kube", "http://x/", "key"),))
+    wanted = dataclasses.replace(spec(tmp_path), repositories=(Repository("kube", "http://x/", "key"),))
     with pytest.raises(MachineProblem, match="no version is available"):
-        host.Converger(wanted).run()
+        converge(wanted)
     assert machine.calls == [f"refresh {tmp_path}/kube.sources", "refresh"]
     there.append("1.7.24-1")
     (tmp_path / "kube.sources").write_text("another")
-    host.Converger(wanted).run()
+    converge(wanted)
     assert machine.calls[2:] == [f"refresh {tmp_path}/kube.sources", "install"]
 
 
@@ -161,12 +166,12 @@ def test_images_come_in_the_background_once_and_never_in_check_mode(
     machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[tuple[str, ...]] = []
-    monkeypatch.setattr(host, "fetch_images", lambda names: started.append(tuple(names)))
+    monkeypatch.setattr(images, "start_fetching", lambda names: started.append(tuple(names)))
     wanted = dataclasses.replace(spec(tmp_path), images=("registry.k8s.io/pause:3.10", "example/tool:v{containerd}"))
-    host.Converger(wanted, check=True).run()
+    converge(wanted, check=True)
     assert started == []
-    host.Converger(wanted).run()
-    host.Converger(wanted).run()
+    converge(wanted)
+    converge(wanted)
     assert started == [("registry.k8s.io/pause:3.10", "example/tool:v1.7.24")]
     assert machine
 
@@ -176,20 +181,20 @@ def test_an_image_that_a_power_cut_interrupted_is_pending_though_nothing_else_is
 ) -> None:
     """A join left it as it was: the comparison with the machine did not know of images, and so the role was skipped."""
     started: list[tuple[str, ...]] = []
-    monkeypatch.setattr(host, "fetch_images", lambda names: started.append(tuple(names)))
-    monkeypatch.setattr(host, "_FETCHES", str(tmp_path / "fetches"))
+    monkeypatch.setattr(images, "start_fetching", lambda names: started.append(tuple(names)))
+    monkeypatch.setattr(images, "_FETCHES", str(tmp_path / "fetches"))
     wanted = dataclasses.replace(spec(tmp_path), images=("registry.k8s.io/pause:3.10", "example/tool:v{containerd}"))
-    host.Converger(wanted).run()
+    converge(wanted)
     started.clear()
     mark = tmp_path / "fetches" / "example_tool:v1.7.24"
     mark.parent.mkdir()
     mark.write_text(Path("/proc/sys/kernel/random/boot_id").read_text())
-    assert host.Converger(wanted, check=True).run().actions == [], "it is being fetched, or its registry is down"
+    assert converge(wanted, check=True).actions == [], "it is being fetched, or its registry is down"
     mark.write_text("another boot\n")
     again = ["fetch example/tool:v1.7.24 again"]
-    assert host.Converger(wanted, check=True).run().actions == again
+    assert converge(wanted, check=True).actions == again
     assert started == []
-    assert host.Converger(wanted).run().actions == again
+    assert converge(wanted).actions == again
     assert started == [("registry.k8s.io/pause:3.10", "example/tool:v1.7.24")]
     assert machine
 
@@ -217,7 +222,7 @@ def test_what_a_power_cut_left_of_an_image_is_dropped_before_it_is_fetched_again
     (tmp_path / "bin/ctr").chmod(0o755)
     this = Path("/proc/sys/kernel/random/boot_id").read_text()
     (fetches / "k8s_pause:3").write_text("another" if boot == "another" else this)
-    script = host._FETCH.replace("/var/lib/containerd", str(tmp_path))
+    script = images._FETCH.replace("/var/lib/containerd", str(tmp_path))
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script, "sh", "k8s/pause:3", "other:1"], env=environment, check=True)
     told = (tmp_path / "log").read_text().splitlines()
@@ -230,29 +235,29 @@ def test_what_a_power_cut_left_of_an_image_is_dropped_before_it_is_fetched_again
 def test_an_interrupted_installation_is_in_the_ledger(machine: Packages, tmp_path: Path) -> None:
     machine.broken = True
     with pytest.raises(MachineProblem, match="power cut"):
-        host.Converger(spec(tmp_path / "root")).run()
+        converge(spec(tmp_path / "root"))
     assert ledger.load().packages == ["containerd", "runc"]
     machine.broken = False
-    again = host.Converger(spec(tmp_path / "root")).run()
+    again = converge(spec(tmp_path / "root"))
     assert again.actions == ["install containerd 1.7.24-1", "hold containerd"]
 
 
 def test_nothing_that_is_there_is_removed(machine: Packages, tmp_path: Path) -> None:
     machine.removes = ["docker.io"]
     with pytest.raises(MachineProblem, match=r"would remove docker\.io"):
-        host.Converger(spec(tmp_path / "root")).run()
+        converge(spec(tmp_path / "root"))
     assert "install" not in machine.calls
 
 
 def test_nothing_is_upgraded(machine: Packages, tmp_path: Path) -> None:
     machine.there["containerd"] = packages.PackageState("2.0.0", held=False)
     with pytest.raises(MachineProblem, match=r"containerd 2\.0\.0 is installed"):
-        host.Converger(spec(tmp_path / "root")).run()
+        converge(spec(tmp_path / "root"))
 
 
 def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
     machine.there["containerd"] = packages.PackageState("1.7.1-1", held=True)
-    host.Converger(spec(tmp_path / "root")).run()
+    converge(spec(tmp_path / "root"))
     undo.Undoer().run()
     assert machine.there == {"containerd": packages.PackageState("1.7.1-1", held=True)}
 
@@ -263,7 +268,7 @@ def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
         "one": {"files": [{"path": str(tmp_path / "a"), "content": "x"}]},
         "two": {"directories": ["/tmp"]},
     }
-    assert host.diff(wanted) == (["one"], {})
+    assert diff(wanted) == (["one"], {})
     assert not (tmp_path / "a").exists()
 
 
@@ -281,15 +286,59 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
     file = tmp_path / "nvidia-driver.module"
     monkeypatch.setattr(packages, "stream_file", lambda _: str(file))
     chosen = "[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n"
-    monkeypatch.setattr(host, "must", lambda *_: file.write_text(chosen))
-    wanted = host.Spec(module_stream="nvidia-driver:580-open")
-    assert host.Converger(wanted).run().actions == ["enable the module stream nvidia-driver:580-open"]
-    assert host.Converger(wanted).run().actions == []
+    monkeypatch.setattr(sources, "must", lambda *_: file.write_text(chosen))
+    wanted = Spec(module_stream="nvidia-driver:580-open")
+    assert converge(wanted).actions == ["enable the module stream nvidia-driver:580-open"]
+    assert converge(wanted).actions == []
     with pytest.raises(MachineProblem, match="580-open is enabled"):
-        host.Converger(host.Spec(module_stream="nvidia-driver:590-open")).run()
+        converge(Spec(module_stream="nvidia-driver:590-open"))
     undo.Undoer().run()
     assert not file.exists()
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
     assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_generated_file_is_ours_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "config.toml", tmp_path / "conf.d/99.toml"
+    source.write_text("base")
+
+    def must(argv: Sequence[str], *_: object) -> str:
+        Path(argv[2]).write_text(Path(argv[1]).read_text() + " and more")
+        Path(argv[1]).write_text("spoilt")
+        return ""
+
+    monkeypatch.setattr(files, "must", must)
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: me)
+    wanted = Spec(generated=(Generated(str(target), ("tool", "%i", "%o"), str(source), str(source)),), section="gpu")
+    assert converge(wanted).actions == [f"write {target}"]
+    assert (target.read_text(), source.read_text()) == ("base and more", "base")
+    assert converge(wanted).actions == []
+    source.unlink()
+    assert converge(wanted).actions == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_versions_follow_the_package_that_they_must_equal() -> None:
+    class Manager:
+        def available(self, names: Sequence[str]) -> dict[str, list[str]]:
+            return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
+
+        def refresh(self, _: object = ()) -> None:
+            pass
+
+        def finish_interrupted(self) -> bool:
+            return False
+
+    of_a_run = sources.Sources(Changes(Spec()))
+    of_a_run.manager = Manager()  # type: ignore[assignment]  # a stand-in
+    wanted = [
+        packages.RequestedPackage("nvidia-open", "580.*"),
+        packages.RequestedPackage("nvidia-fabricmanager", "580.*", False, "nvidia-open"),
+    ]
+    chosen = partial(installation._choose, Changes(Spec()), of_a_run)
+    assert chosen(wanted, {}) == {"nvidia-open": "580.82.07-1", "nvidia-fabricmanager": "580.82.07-1"}
+    assert chosen(wanted[1:], {"nvidia-open": "580.65.06-1"}) == {"nvidia-fabricmanager": "580.65.06-1"}

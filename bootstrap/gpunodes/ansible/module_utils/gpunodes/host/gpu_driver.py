@@ -1,7 +1,4 @@
-"""A GPU driver on a machine: builds and loads modules, unloads the conflicting one, makes devices known to containers.
-
-The class Converger manages packages, files and services; this module does the rest.
-"""
+"""A GPU driver: builds and loads its modules, unloads the conflicting one, makes its devices known to containers."""
 
 from __future__ import annotations
 
@@ -11,14 +8,12 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from . import disk, gpu_facts, ledger
-from .problem import MachineProblem
-from .process import CommandResult, last_line, run
-
-if TYPE_CHECKING:
-    from .host import Converger, Driver
+from .. import disk, gpu_facts, ledger
+from ..problem import MachineProblem
+from ..process import CommandResult, last_line, run
+from .changes import Changes
+from .spec import Driver
 
 SYS = "/sys"
 DEV = "/dev"
@@ -36,33 +31,31 @@ _LOAD_LIMIT_S = 180
 # --- the driver ---
 
 
-def load_driver(converger: Converger, driver: Driver) -> None:
-    """Load the driver's modules; if that requires a reboot, the reason is recorded in the outcome.
+def load_driver(changes: Changes, driver: Driver) -> None:
+    """Load the driver's modules; if that requires a reboot, the reason is recorded in the changes.
 
     Raises MachineProblem with the first cause: the compiler's first error, or a module that the kernel rejects.
     """
     if driver.conflicting_module:
-        _clean_initramfs(converger, driver.conflicting_module)
-        _unload_conflicting(converger, driver.conflicting_module)
-    if converger.outcome.reboot:
+        _clean_initramfs(changes, driver.conflicting_module)
+        _unload_conflicting(changes, driver.conflicting_module)
+    if changes.reboot:
         return
     name = driver.modules[0]
     kernel = platform.release()
     loaded = _loaded(name)
-    installed = not converger.check and _version(name, kernel)
+    installed = not changes.check and _version(name, kernel)
     if loaded and installed and _text(f"{SYS}/module/{name}/version") not in {"", installed}:
         # Pods may use the GPUs: a loaded driver is replaced only by a reboot.
-        converger.outcome.reboot = (
-            f"the driver {_text(f'{SYS}/module/{name}/version')} is loaded, and {installed} is installed"
-        )
+        changes.reboot = f"the driver {_text(f'{SYS}/module/{name}/version')} is loaded, and {installed} is installed"
         return
-    if not loaded and not converger.check and not installed:
+    if not loaded and not changes.check and not installed:
         _build(name, kernel)
     missing = [module for module in driver.modules if not _loaded(module)]
     if not missing:
         return
-    converger.ledger.note_modules(missing)
-    if converger.step(f"load kernel modules {', '.join(missing)}"):
+    changes.ledger.note_modules(missing)
+    if changes.step(f"load kernel modules {', '.join(missing)}"):
         for module in missing:
             _load(module)
         if not os.path.exists(f"{DEV}/nvidiactl"):
@@ -158,13 +151,13 @@ def _load(module: str) -> None:
 # --- the conflicting module ---
 
 
-def _clean_initramfs(converger: Converger, conflicting_module: str) -> None:
+def _clean_initramfs(changes: Changes, conflicting_module: str) -> None:
     """Rebuild the initramfs if it contains the conflicting module, which would be loaded early; checked only once."""
-    if converger.ledger.initramfs or converger.check:
+    if changes.ledger.initramfs or changes.check:
         return
     affected = [path for path in images() if _contains(path, conflicting_module)]
-    converger.ledger.initramfs = "rebuilt" if affected else "seen"
-    if affected and converger.step(f"rebuild {', '.join(affected)} without {conflicting_module}"):
+    changes.ledger.initramfs = "rebuilt" if affected else "seen"
+    if affected and changes.step(f"rebuild {', '.join(affected)} without {conflicting_module}"):
         rebuild(affected)
 
 
@@ -193,12 +186,12 @@ def _contains(image: str, module: str) -> bool:
     return re.search(rf"/{module}\.ko", run([lister, image], 300).out) is not None
 
 
-def _unload_conflicting(converger: Converger, conflicting_module: str) -> None:
+def _unload_conflicting(changes: Changes, conflicting_module: str) -> None:
     """Unload the conflicting module; if a console keeps it in use, a reboot is required."""
     if not _loaded(conflicting_module):
         return
-    converger.ledger.note_unloaded([conflicting_module])
-    if not converger.step(f"unload {conflicting_module}"):
+    changes.ledger.note_unloaded([conflicting_module])
+    if not changes.step(f"unload {conflicting_module}"):
         return
     for console in glob.glob(f"{SYS}/class/vtconsole/vtcon*"):
         if "frame buffer" in _text(f"{console}/name"):
@@ -206,7 +199,7 @@ def _unload_conflicting(converger: Converger, conflicting_module: str) -> None:
                 file.write("0")
     result = run(["modprobe", "--remove", conflicting_module])
     if _loaded(conflicting_module):
-        converger.outcome.reboot = (
+        changes.reboot = (
             f"{conflicting_module} uses the GPU and cannot be unloaded: {last_line(result.text) or 'it is in use'}"
         )
 
@@ -214,22 +207,22 @@ def _unload_conflicting(converger: Converger, conflicting_module: str) -> None:
 # --- its devices ---
 
 
-def publish_devices(converger: Converger) -> None:
+def publish_devices(changes: Changes) -> None:
     """Write the CDI specification if it does not match the present devices, and make them known to systemd."""
     nodes = device_nodes()
-    if not nodes and not converger.check:
+    if not nodes and not changes.check:
         raise MachineProblem(
             f"{DEV}/nvidia0 does not exist", "the devices of the GPUs", "see `nvidia-smi` and `dmesg | grep NVRM`"
         )
-    if not matches_devices(disk.read(CDI) or "", nodes, _text(f"{SYS}/module/nvidia/version")) and converger.step(
+    if not matches_devices(disk.read(CDI) or "", nodes, _text(f"{SYS}/module/nvidia/version")) and changes.step(
         f"write {CDI}"
     ):
         os.makedirs(os.path.dirname(CDI), mode=0o755, exist_ok=True)
         # An undo always deletes the file, even if the toolkit's service wrote it: it is useless without the toolkit.
-        converger.ledger.note_file(CDI, ledger.OldFile(None))
+        changes.ledger.note_file(CDI, ledger.OldFile(None))
         _check_nvidia_ctk(run(["nvidia-ctk", "cdi", "generate", f"--output={CDI}"], _LOAD_LIMIT_S))
     unnamed = [path for path in nodes if not os.path.exists(_link(path))]
-    if unnamed and converger.step(f"name {', '.join(unnamed)} in {DEV}/char"):
+    if unnamed and changes.step(f"name {', '.join(unnamed)} in {DEV}/char"):
         _check_nvidia_ctk(run(["nvidia-ctk", "system", "create-dev-char-symlinks"], _LOAD_LIMIT_S))
 
 

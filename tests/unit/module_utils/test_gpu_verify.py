@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import cluster, gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils.gpunodes import gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils.gpunodes.cluster.nodes import GPU_BOOT, describe
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
 SMI = """<?xml version="1.0" ?>
@@ -261,6 +262,6 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made = node({"gpunodes.dev/pool": "x"}, [], {"labels": ["gpunodes.dev/pool"], "taints": []})
     about = {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "b"}
     made["status"] = {"nodeInfo": about, "allocatable": {"nvidia.com/gpu": "8"}}
-    made["metadata"]["annotations"][cluster.GPU_BOOT] = "b"
-    told = cluster.describe(made, [])
+    made["metadata"]["annotations"][GPU_BOOT] = "b"
+    told = describe(made, [])
     assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})

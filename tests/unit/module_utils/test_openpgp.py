@@ -1,4 +1,4 @@
-"""The key of a package source: only the pinned key of a file is installed on a machine."""
+"""OpenPGP keys of package sources: only the pinned key of a file is installed on a machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import host, ledger, openpgp, packages
+from gpunodes.ansible.module_utils.gpunodes import ledger, openpgp, packages
+from gpunodes.ansible.module_utils.gpunodes.host import keys, sources
+from gpunodes.ansible.module_utils.gpunodes.host.converge import converge
+from gpunodes.ansible.module_utils.gpunodes.host.spec import Repository, Spec
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 
-FIXTURES = Path(__file__).with_name("fixtures") / "openpgp"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "openpgp"
 """Made with gpg: a key with a signing subkey, another key, and a signature of ``Release\\n`` by each of the three."""
 SOURCE, OTHER = ((FIXTURES / f"{name}.asc").read_text() for name in ("source", "other"))
 PINNED, UNRELATED = (openpgp.fingerprints(text)[0] for text in (SOURCE, OTHER))
+# Made for this test with Ed25519; nothing is signed by it.
+ED25519_KEY = """-----BEGIN PGP PUBLIC KEY BLOCK-----
+
+mDMEawGT8hYJKwYBBAHaRw8BAQdAnehdWTWYShR7GtZub5cqYDt5kvYOp2RkQ4KH
++LatUKq0E2dwdW5vZGVzIGxhYiBtaXJyb3KIkAQTFggAOBYhBINrGt4kdwI+/wTJ
+PNW+LQWxg07jBQJrAZPyAhsDBQsJCAcCBhUKCQgLAgQWAgMBAh4BAheAAAoJENW+
+LQWxg07j0Y0BAI+OJxdEOtoYJPHMX1HXXUIwzwV/lXMPLqhqTztKiaH3AQDGyrB8
+E8kTDqhKytdsO+MRgpsCT66IGV5lTUJsLkGJCQ==
+=9n4c
+-----END PGP PUBLIC KEY BLOCK-----
+"""
+ED25519_FINGERPRINT = "836B1ADE2477023EFF04C93CD5BE2D05B1834EE3"
 
 
-def repository(key: str = "https://packages.example/key.asc", fingerprint: str = PINNED) -> host.Repository:
-    return host.Repository("kubernetes", "https://packages.example/", key, fingerprint)
+def repository(key: str = "https://packages.example/key.asc", fingerprint: str = PINNED) -> Repository:
+    return Repository("kubernetes", "https://packages.example/", key, fingerprint)
 
 
 def packets_of(text: str) -> list[tuple[int, bytes]]:
@@ -54,33 +69,33 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path of the source's key on a machine."""
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(packages, "detect", packages.Apt)
-    monkeypatch.setattr(host, "repository_paths", lambda *_: (str(tmp_path / "key.asc"), str(tmp_path / "source")))
+    monkeypatch.setattr(sources, "paths", lambda *_: (str(tmp_path / "key.asc"), str(tmp_path / "source")))
     return tmp_path / "key.asc"
 
 
-def converge(**settings: str) -> list[str]:
+def actions(**settings: str) -> list[str]:
     """The actions of a run on this machine."""
-    return host.Converger(host.Spec(repositories=(repository(**settings),))).run().actions
+    return converge(Spec(repositories=(repository(**settings),))).actions
 
 
 @pytest.mark.parametrize("file", COMBINED.values(), ids=COMBINED.keys())
 def test_only_the_pinned_key_is_installed(file: str, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attacker on the network appends another key to the source's key: apt and rpm would trust both."""
-    monkeypatch.setattr(host, "fetch", lambda _: file)
-    assert f"write {key_file}" in converge()
+    monkeypatch.setattr(keys, "fetch", lambda _: file)
+    assert f"write {key_file}" in actions()
     assert openpgp.fingerprints(key_file.read_text()) == [PINNED]
     assert key_file.read_text() == SOURCE
-    assert converge() == []
-    assert converge(key=file) == []
+    assert actions() == []
+    assert actions(key=file) == []
 
 
 def test_unpinned_key_is_removed_from_a_machine(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched for that."""
-    monkeypatch.setattr(host, "fetch", lambda _: pytest.fail("fetched"))
+    monkeypatch.setattr(keys, "fetch", lambda _: pytest.fail("fetched"))
     key_file.write_text(SOURCE + OTHER)
-    assert f"write {key_file}" in converge()
+    assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
-    assert converge() == []
+    assert actions() == []
 
 
 KEY, USER_ID, SIGNATURE, *SUBKEYS = packets_of(SOURCE)
@@ -99,10 +114,10 @@ def test_incomplete_pinned_key_is_refused(
 ) -> None:
     """If a machine already has an incomplete key, the key is fetched again."""
     with pytest.raises(MachineProblem, match="has no signed user id"):
-        host.checked_key(armoured(packets), repository())
+        keys.checked_key(armoured(packets), repository())
     key_file.write_text(armoured(packets))
-    monkeypatch.setattr(host, "fetch", lambda _: SOURCE)
-    assert f"write {key_file}" in converge()
+    monkeypatch.setattr(keys, "fetch", lambda _: SOURCE)
+    assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
 
 
@@ -157,14 +172,14 @@ def test_key_that_does_not_verify_its_source_is_fetched_again(
     source = Source(key_file, known=known, late=late)
     monkeypatch.setattr(packages, "detect", lambda: source)
     key_file.write_text(openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED))
-    spec = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
+    spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
 
     def fetch(_: str) -> str:
         source.calls.append("fetch")
         return SOURCE
 
-    monkeypatch.setattr(host, "fetch", fetch)
-    assert "install kubelet 1.36.3-1.1" in host.Converger(spec).run().actions
+    monkeypatch.setattr(keys, "fetch", fetch)
+    assert "install kubelet 1.36.3-1.1" in converge(spec).actions
     assert key_file.read_text() == SOURCE
     assert source.calls.count("fetch") == 1
     assert source.calls[-1] == "install"
@@ -180,17 +195,17 @@ def test_key_of_an_unsigned_source_is_fetched_once(
     monkeypatch.setattr(packages, "detect", lambda: source)
     before = openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED)
     key_file.write_text(before)
-    monkeypatch.setattr(host, "fetch", lambda _: fetched)
-    spec = host.Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
+    monkeypatch.setattr(keys, "fetch", lambda _: fetched)
+    spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
     with pytest.raises(MachineProblem, match="is not signed"):
-        host.Converger(spec).run()
+        converge(spec)
     assert key_file.read_text() == before
 
 
 @pytest.mark.parametrize("fingerprint", [UNRELATED, PINNED[-16:], " ", "0" * 40])
 def test_file_without_the_pinned_key_is_refused(fingerprint: str) -> None:
     with pytest.raises(MachineProblem, match=PINNED):
-        host.checked_key(SOURCE, repository(fingerprint=fingerprint))
+        keys.checked_key(SOURCE, repository(fingerprint=fingerprint))
 
 
 def test_picture_and_its_signatures_are_removed() -> None:
@@ -235,7 +250,7 @@ def accepts(tmp_path: Path, key: str, signature: str) -> bool:
 @needs_gpgv
 def test_gpgv_accepts_only_signatures_of_the_source(tmp_path: Path) -> None:
     assert accepts(tmp_path, SOURCE + OTHER, "by-other"), "the signature itself is invalid"
-    checked = host.checked_key(SOURCE + OTHER, repository())
+    checked = keys.checked_key(SOURCE + OTHER, repository())
     assert {name: accepts(tmp_path, checked, name) for name in ("by-source", "by-subkey", "by-other")} == {
         "by-source": True,
         "by-subkey": True,
@@ -248,7 +263,33 @@ def test_gpgv_accepts_only_signatures_of_the_source(tmp_path: Path) -> None:
 def test_gpgv_ignores_a_subkey_that_the_source_has_not_signed(tmp_path: Path, bound: bool) -> None:
     """A subkey that an attacker appends to the pinned key is installed, but has no effect."""
     added = [(14, packets_of(OTHER)[0][1])] + ([packets_of(SOURCE)[-1]] if bound else [])
-    checked = host.checked_key(armoured([*packets_of(SOURCE), *added]), repository())
+    checked = keys.checked_key(armoured([*packets_of(SOURCE), *added]), repository())
     assert len(packets_of(checked)) > len(packets_of(SOURCE))
     assert accepts(tmp_path, checked, "by-subkey")
     assert not accepts(tmp_path, checked, "by-other")
+
+
+def test_fingerprint() -> None:
+    assert openpgp.fingerprints(ED25519_KEY) == [ED25519_FINGERPRINT]
+
+
+def test_as_people_write_it() -> None:
+    assert openpgp.plain("836b 1ADE 2477") == "836B1ADE2477"
+
+
+@pytest.mark.parametrize("text", ["", "no key", ED25519_KEY[:80], ED25519_KEY.replace("mDME", "!!!!")])
+def test_no_key(text: str) -> None:
+    assert openpgp.fingerprints(text) == []
+
+
+def test_a_wrong_key_is_refused() -> None:
+    source = Repository("kubernetes", "http://m/", ED25519_KEY, fingerprint="00")
+    with pytest.raises(MachineProblem, match=ED25519_FINGERPRINT):
+        keys.checked_key(ED25519_KEY, source)
+    with pytest.raises(MachineProblem, match="not an OpenPGP key"):
+        keys.checked_key("<html>", source)
+    with pytest.raises(MachineProblem, match="plain HTTP"):
+        keys.checked_key(ED25519_KEY, Repository("kubernetes", "http://m/", "http://m/key"))
+    keys.checked_key(
+        ED25519_KEY, Repository("kubernetes", "http://m/", ED25519_KEY, fingerprint=ED25519_FINGERPRINT.lower())
+    )

@@ -1,0 +1,126 @@
+"""The nodes of the cluster, and their pods, as the API describes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import devices, kube_api, kubeconfig, pools
+from ..kube_api import ApiError, Client
+
+READY_BOOT = "gpunodes.dev/ready-boot"
+"""Node annotation: the machine's boot id when it was verified as ready."""
+GPU_BOOT = "gpunodes.dev/gpu-boot"
+"""Node annotation: the machine's boot id when its GPUs were verified."""
+MAINTENANCE = "gpunodes.dev/maintenance"
+"""Node annotation: an administrator has taken the node out of service."""
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+"""Node label: the node is a control plane."""
+NETWORK_LABEL = "gpunodes.dev/network"
+"""Label of the network add-on's pods."""
+_PATTERNS = {
+    "address": r"[0-9A-Fa-f:.]{0,45}",
+    "version": r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}",
+    "runtime": r"[a-z0-9-]{0,50}",
+}
+"""Values that a node reports, and their valid form (planner/reports.py)."""
+
+
+def info(required: bool) -> dict[str, Any] | None:
+    """The cluster of this control-plane machine; None if there is none and it is not ``required``."""
+    config = kubeconfig.load(kubeconfig.ADMIN)
+    if config is None:
+        if required:
+            kube_api.admin()
+        return None
+    client = Client(config) if required else Client(config, patience_s=20)
+    try:
+        version = client.get("/version")["gitVersion"]
+        nodes = client.get("/api/v1/nodes")["items"]
+        pods = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
+        pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    except ApiError:
+        if required:
+            raise
+        return None
+    return {
+        "version": version,
+        "endpoint": config.server.partition("://")[2],
+        "ca_hash": config.ca_hash,
+        "nodes": [describe(node, pods) for node in nodes],
+    }
+
+
+def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A node as ``cluster_info`` returns it. ``verified``: it was verified as ready since it booted, and still is."""
+    about = node["status"]["nodeInfo"]
+    name = node["metadata"]["name"]
+    annotations = node["metadata"].get("annotations") or {}
+    labels = node["metadata"].get("labels") or {}
+    addresses = [(entry["type"], entry["address"]) for entry in node["status"].get("addresses", ())]
+    problem = not_ready(node)
+    waiting = [reason for reason in map(pod_problem, on_node(pods, name)) if reason]
+    described: dict[str, Any] = {
+        "name": name,
+        "role": "control_plane" if CONTROL_PLANE in labels else "worker",
+        "uid": node["metadata"].get("uid", ""),
+        "address": next((address for kind, address in addresses if kind == "InternalIP"), ""),
+        "addresses": sorted({address for _, address in addresses}),
+        "version": about["kubeletVersion"],
+        "runtime": about.get("containerRuntimeVersion", "").partition(":")[0],
+        "ready": not problem,
+        "reason": problem or (waiting[0] if waiting else ""),
+        "maintenance": annotations.get(MAINTENANCE, ""),
+        "schedulable": not node.get("spec", {}).get("unschedulable", False),
+        "machine_id": about["machineID"],
+        "product_uuid": about["systemUUID"].lower(),
+        "boot_id": about["bootID"],
+        "verified": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
+        "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
+        "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
+        "managed": pools.managed(node),
+    }
+    invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
+    if invalid:
+        # Only this node is affected: it counts as not ready, and its invalid values are dropped.
+        described.update(dict.fromkeys(invalid, ""), ready=False, verified=False, gpus_verified=False)
+        described["reason"] = f"its kubelet reports an invalid {' and '.join(invalid)}"
+    return described
+
+
+def not_ready(node: Mapping[str, Any]) -> str:
+    """The kubelet's message why the node is not Ready, "" if it is Ready."""
+    for condition in node["status"].get("conditions", ()):
+        if condition["type"] == "Ready":
+            if condition["status"] == "True":
+                return ""
+            return str(condition.get("message") or condition.get("reason") or "not Ready")
+    return "its kubelet has not reported yet"
+
+
+def on_node(pods: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """The pods on a node."""
+    return [pod for pod in pods if pod["spec"].get("nodeName") == name]
+
+
+def pod_problem(pod: Mapping[str, Any]) -> str:
+    """Why a pod is not ready, "" if it runs and is ready."""
+    status = pod["status"]
+    name = pod["metadata"]["name"]
+    for container in [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]:
+        waiting = container["state"].get("waiting", {})
+        last = container.get("lastState", {}).get("terminated", {})
+        if waiting and waiting.get("reason") not in {"PodInitializing", "ContainerCreating"}:
+            cause = last.get("message") or waiting.get("message") or ""
+            return f"pod {name}: {waiting.get('reason')}: {cause.strip()}".rstrip(": ")
+        ended = container["state"].get("terminated", {})
+        if ended and ended.get("exitCode"):
+            return f"pod {name}: exit code {ended['exitCode']}: {ended.get('message') or ended.get('reason')}"
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    if conditions.get("Ready", {}).get("status") == "True":
+        return ""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"pod {name}: {scheduled.get('message')}"
+    return f"pod {name} is {status.get('phase', 'unknown').lower()}"

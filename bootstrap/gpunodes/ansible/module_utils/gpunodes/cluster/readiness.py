@@ -1,0 +1,240 @@
+"""Verifies that nodes are ready: pods on them reach the API service."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import kube_api
+from ..kube_api import ApiError, Client
+from .nodes import NETWORK_LABEL, READY_BOOT, not_ready, on_node, pod_problem
+
+_PODS = f"{kube_api.SYSTEM}/pods"
+_POLL_S = 2.0
+_FEW = 10
+"""Up to this number, nodes are requested one by one: the lists of a large cluster have megabytes."""
+_NO_CONDITION_S = 20
+_SERVICE = "kubernetes.default.svc.cluster.local"
+# Rules and endpoints reach a new node shortly after its pods start: retry for a minute. The API server closes an idle
+# connection, which ends nc.
+_SCRIPT = (
+    "n=0; "
+    f"until busybox nslookup {_SERVICE} >/tmp/out 2>&1 && busybox nc -w 5 {_SERVICE} 443 </dev/null >/tmp/out 2>&1; do "
+    "n=$((n + 1)); [ $n -lt 30 ] || { busybox tail -n 1 /tmp/out >/dev/termination-log; exit 1; }; "
+    "busybox sleep 2; done"
+)
+
+
+@dataclass
+class _Watch:
+    """Progress of one node's verification."""
+
+    name: str
+    reason: str = "it is not a node of the cluster"
+    probe: str = ""
+    boot_id: str = ""
+    running_since: float = 0.0
+    """When all pods of kube-proxy and the network add-on first ran."""
+    done: bool = False
+
+
+def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
+    """Wait until each node is verified as ready; returns by node why it is not, "" if it is.
+
+    A verified node is Ready, runs kube-proxy and the network add-on, and a pod on it resolves the name of the API
+    service and reaches it. The condition Ready alone is not enough: it can be true before the network works.
+    """
+    client = kube_api.admin()
+    watches = [_Watch(name) for name in names]
+    deadline = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < deadline:
+            try:
+                _advance(client, watches, image)
+            except ApiError as error:
+                for watch in watches:
+                    if not watch.done:
+                        watch.reason = str(error)
+            if all(watch.done for watch in watches):
+                break
+            time.sleep(_POLL_S)
+        for watch in watches:
+            if watch.probe and not watch.done:
+                watch.reason = _network_problem(client, watch.name) or _event(client, watch.probe) or watch.reason
+    finally:
+        _clean(client, watches)
+    return {watch.name: "" if watch.done else watch.reason for watch in watches}
+
+
+def _advance(client: Client, watches: Sequence[_Watch], image: str) -> None:
+    """Perform the next possible steps for each node, with few API requests, and record what it waits for."""
+    probing = [watch for watch in watches if watch.probe and not watch.done]
+    waiting = [watch for watch in watches if not watch.probe and not watch.done]
+    nodes, pods = _read(client, [watch.name for watch in waiting])
+    networked = [w for w in waiting if w.name in nodes and _network_works(w, nodes[w.name], on_node(pods, w.name))]
+    if networked and (problem := _dns_problem(client)):
+        for watch in networked:
+            watch.reason = problem
+        networked = []
+    for watch in [*probing, *networked]:
+        _probe(client, watch, image)
+
+
+def _read(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The existing nodes by name, and at least the pods of kube-system and of the network add-on on them."""
+    if len(names) > _FEW:
+        nodes = client.get("/api/v1/nodes")["items"]
+        pods = client.get(_PODS)["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    else:
+        nodes = [node for name in names if (node := client.find(f"/api/v1/nodes/{name}"))]
+        pods = [
+            pod
+            for node in nodes
+            for pod in client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node['metadata']['name']}")["items"]
+        ]
+    return {node["metadata"]["name"]: node for node in nodes}, pods
+
+
+def _dns_problem(client: Client) -> str:
+    """Why the cluster's DNS does not run, "" if one of its pods runs, or it has no pods."""
+    pods = client.get(_PODS, labelSelector="k8s-app=kube-dns")["items"]
+    problems = [problem for problem in map(pod_problem, pods) if problem]
+    return f"the cluster's DNS does not run: {problems[0]}" if pods and len(problems) == len(pods) else ""
+
+
+def _network_works(watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the probe pod can be started on the node; otherwise records what the node waits for."""
+    watch.boot_id = node["status"]["nodeInfo"]["bootID"]
+    proxies = [pod for pod in pods if _label(pod, "k8s-app") == "kube-proxy"]
+    for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in pods if _label(p, NETWORK_LABEL)])):
+        if not found:
+            watch.reason = f"no pod of the {title} is on it yet"
+            return False
+        problems = [problem for problem in map(pod_problem, found) if problem]
+        if problems:
+            watch.reason = problems[0]
+            return False
+    if problem := not_ready(node):
+        watch.reason = f"its kubelet reports: {problem}"
+        return False
+    watch.running_since = watch.running_since or time.monotonic()
+    watch.reason = _network_unavailable(node, time.monotonic() - watch.running_since)
+    return not watch.reason
+
+
+def _label(pod: Mapping[str, Any], name: str) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _network_unavailable(node: Mapping[str, Any], running_s: float) -> str:
+    """Why the node's network is not up yet, "" if it is.
+
+    Most network add-ons report it in a condition of the node. An add-on that has run for a while without such a
+    condition counts as up. A pod that starts too early would wait longer than this check.
+    """
+    for condition in node["status"].get("conditions", ()):
+        if condition["type"] == "NetworkUnavailable":
+            return "" if condition["status"] == "False" else str(condition.get("message") or "its network is not up")
+    return "" if running_s > _NO_CONDITION_S else "its network has not reported yet"
+
+
+def _probe(client: Client, watch: _Watch, image: str) -> None:
+    if not watch.probe:
+        # Six digits with the suffix of an Event, which etcd may log, would look like a bootstrap token.
+        watch.probe = f"gpunodes-ready-{secrets.token_hex(4)}"
+        client.call("POST", _PODS, probe_pod(watch.probe, watch.name, image))
+        watch.reason = "the probe pod has not started yet"
+        return
+    pod = client.find(f"{_PODS}/{watch.probe}")
+    if pod is None:
+        watch.probe = ""
+    elif pod["status"].get("phase") == "Succeeded":
+        client.call(
+            "PATCH",
+            f"/api/v1/nodes/{watch.name}",
+            {"metadata": {"annotations": {READY_BOOT: watch.boot_id}}},
+            {"fieldManager": kube_api.MANAGER},
+            kube_api.MERGE,
+        )
+        watch.done = True
+    elif pod["status"].get("phase") == "Failed":
+        ended = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated", {})
+        message = (ended.get("message") or pod["status"].get("message") or "").strip().replace("\n", "; ")
+        watch.reason = f"a pod on it does not reach the API service: {message or 'its program failed'}"
+        client.delete(f"{_PODS}/{watch.probe}", gracePeriodSeconds="0")
+        watch.probe = ""
+    else:
+        watch.reason = pod_problem(pod) or f"a pod on it has not reached {_SERVICE} yet"
+
+
+def _network_problem(client: Client, node: str) -> str:
+    """Why the node's network does not run, "" if it does; this is the cause of problems of other pods on the node.
+
+    For a program that exits repeatedly, its last line of output is included.
+    """
+    try:
+        _, pods = _read(client, [node])
+        for pod in on_node(pods, node):
+            network = _label(pod, "k8s-app") == "kube-proxy" or _label(pod, NETWORK_LABEL)
+            if network and (problem := pod_problem(pod)):
+                meta = pod["metadata"]
+                path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
+                log = str(client.get(path, tailLines="1").get("message", "")).strip()
+                return f"{problem}; its log ends with: {log[-300:]}" if log else problem
+    except ApiError:
+        pass
+    return ""
+
+
+def _event(client: Client, pod: str) -> str:
+    """The last warning about a pod: failed image pulls and networks are reported only in events."""
+    try:
+        selector = f"involvedObject.name={pod},type=Warning"
+        found = client.get(f"{kube_api.SYSTEM}/events", fieldSelector=selector)["items"]
+    except ApiError:
+        return ""
+    found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return f"{found[-1]['reason']}: {found[-1]['message']}" if found else ""
+
+
+def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:
+    """A pod for one node that succeeds if it can resolve and reach the API service."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "gpunodes"}},
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "activeDeadlineSeconds": 600,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": "probe",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["busybox", "sh", "-c", _SCRIPT],
+                    "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+                }
+            ],
+        },
+    }
+
+
+def _clean(client: Client, watches: Sequence[_Watch]) -> None:
+    """Delete the probe pods of this run, and finished ones of interrupted runs."""
+    own = {watch.probe for watch in watches}
+    try:
+        for pod in client.get(_PODS, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]:
+            name = pod["metadata"]["name"]
+            ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
+            if name.startswith("gpunodes-ready-") and (ended or name in own):
+                client.delete(f"{_PODS}/{name}", gracePeriodSeconds="0")
+    except ApiError:
+        return  # activeDeadlineSeconds ends the remaining pods

@@ -1,0 +1,51 @@
+"""Kernel modules and kernel settings."""
+
+from __future__ import annotations
+
+import os
+
+from .. import disk
+from ..problem import MachineProblem
+from ..process import must
+from . import files
+from .changes import Changes
+from .spec import File
+
+MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
+SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
+
+
+def load_modules(changes: Changes) -> None:
+    """Load kernel modules now and at every boot."""
+    modules = changes.spec.modules
+    if not modules:
+        return
+    absent = [name for name in modules if not os.path.exists(f"/sys/module/{name.replace('-', '_')}")]
+    if absent:
+        changes.ledger.note_modules(absent)
+        if changes.step(f"load kernel modules {', '.join(absent)}"):
+            for name in absent:
+                must(["modprobe", name])
+    files.write(changes, File(MODULES_FILE, "".join(f"{name}\n" for name in modules)))
+
+
+def set_sysctls(changes: Changes) -> None:
+    """Set kernel settings now and at every boot; raises MachineProblem if the kernel rejects one."""
+    sysctls = changes.spec.sysctls
+    if not sysctls:
+        return
+    lines = "".join(f"{name} = {value}\n" for name, value in sorted(sysctls.items()))
+    files.write(changes, File(SYSCTL_FILE, lines))
+    for name, value in sysctls.items():
+        path = f"/proc/sys/{name.replace('.', '/')}"
+        before = disk.read(path)
+        if before is not None and before.split() == value.split():
+            continue
+        if before is not None:
+            changes.ledger.note_sysctl(name, before.strip())
+        if changes.step(f"set {name} to {value}"):
+            try:
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(value)
+            except OSError as error:
+                raise MachineProblem(f"{name} cannot be set to {value}: {error.strerror}") from error

@@ -1,0 +1,94 @@
+"""One run of kubeadm, with its progress in the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import disk, firewall, tree
+from ..ledger import Ledger
+from ..problem import MachineProblem
+from ..process import CommandResult, run_while_connected
+from .errors import failure, kubelet_error
+
+PRIVATE = "/run/gpunodes"
+_KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
+_RUNTIME_PAUSE_S = 5.0
+_KUBELET_SYSCTLS = (
+    # Settings that the kubelet and kube-proxy change (pkg/kubelet/cm, pkg/proxy: 1.36).
+    "vm.overcommit_memory",
+    "vm.panic_on_oom",
+    "kernel.panic",
+    "kernel.panic_on_oops",
+    "kernel.keys.root_maxkeys",
+    "kernel.keys.root_maxbytes",
+    "net.ipv4.conf.all.route_localnet",
+    "net.netfilter.nf_conntrack_max",
+    "net.netfilter.nf_conntrack_tcp_timeout_established",
+    "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+)
+
+
+def begin(machine_ledger: Ledger, stage: str) -> None:
+    """Record in the ledger the state that kubeadm and the kubelet will change."""
+    for name in _KUBELET_SYSCTLS:
+        value = disk.read(f"/proc/sys/{name.replace('.', '/')}")
+        if value is not None:
+            machine_ledger.note_sysctl(name, value.strip())
+    if machine_ledger.firewall_tables is None:
+        machine_ledger.firewall_tables = firewall.tables()
+    machine_ledger.kubeadm = stage
+    machine_ledger.save()
+
+
+def run(
+    verb: str,
+    documents: Sequence[Mapping[str, Any]],
+    limit_s: float,
+    flags: Sequence[str] = (),
+    patches: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards."""
+    tree.remove(PRIVATE)
+    os.mkdir(PRIVATE, 0o700)
+    path = f"{PRIVATE}/kubeadm.yaml"
+    command = ["kubeadm", verb, f"--config={path}", *flags]
+    began = time.time()
+    try:
+        # JSON is valid YAML, and Python writes it without a library.
+        disk.write(path, "\n---\n".join(json.dumps(document, indent=1) for document in documents) + "\n", 0o600)
+        os.mkdir(f"{PRIVATE}/patches", 0o700)
+        for name, patch in (patches or {}).items():
+            disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
+        deadline = time.monotonic() + limit_s
+        result = run_while_connected(command, limit_s)
+        while _runtime_was_slow(result) and time.monotonic() < deadline:
+            time.sleep(_RUNTIME_PAUSE_S)
+            result = run_while_connected(command, deadline - time.monotonic())
+    finally:
+        tree.remove(PRIVATE)
+    if not result.ok:
+        raise MachineProblem(f"kubeadm {verb}: {failure(result, kubelet_error(began))}")
+
+
+def end(machine_ledger: Ledger, stage: str) -> None:
+    """Make the kubelet's configuration readable by root only, and record the finished stage in the ledger.
+
+    kubeadm 1.36 makes the file readable by everyone (CIS benchmark 1.10, 4.1.9).
+    """
+    os.chmod(_KUBELET_CONFIG, 0o600)
+    machine_ledger.kubeadm = stage
+    machine_ledger.save()
+
+
+def _runtime_was_slow(result: CommandResult) -> bool:
+    """Whether only the container runtime's check timed out: kubeadm waits two seconds and has changed nothing then.
+
+    Source: kubeadm 1.36 app/util/runtime.
+    """
+    checks = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
+    return bool(checks) and all("[ERROR CRI]" in check and "DeadlineExceeded" in check for check in checks)

@@ -1,0 +1,1 @@
+"""Matches machines, nodes and BMCs. Pure functions; the only place that decides these matches."""

@@ -1,0 +1,203 @@
+"""The cluster through its API: nodes, their readiness and removal, join tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import kube_api
+from gpunodes.ansible.module_utils.gpunodes.cluster import nodes, readiness, removal, tokens
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.planner import reports
+
+NODE: dict[str, Any] = {
+    "metadata": {
+        "name": "worker-1",
+        "annotations": {nodes.READY_BOOT: "boot"},
+        "labels": {},
+    },
+    "spec": {},
+    "status": {
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "boot"},
+    },
+}
+
+
+def pod_with(**status: object) -> dict[str, object]:
+    return {"metadata": {"name": "p"}, "spec": {"nodeName": "worker-1"}, "status": status}
+
+
+def test_a_proven_node() -> None:
+    described = nodes.describe(NODE, [])
+    assert described["verified"]
+    assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
+
+
+@pytest.mark.parametrize("changed", [None, "uid", "machine_id", "boot_id"])
+def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
+    changed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the choice and its turn the name may have become another machine's: looked at again, and by uid."""
+    node = {**NODE, "metadata": {**NODE["metadata"], "uid": "uid-1"}}
+    calls: list[tuple[Any, ...]] = []
+
+    class Client:
+        def find(self, path: str) -> Any:
+            return node
+
+        def call(self, *words: Any) -> None:
+            calls.append(words)
+
+    def drained(*_: Any) -> bool:
+        calls.append(("drain",))
+        return True
+
+    monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.kube_api.admin", Client)
+    monkeypatch.setattr(removal, "_drain", drained)
+    described = nodes.describe(node, [])
+    expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
+    if changed:
+        with pytest.raises(MachineProblem, match=f"belongs to another machine now: it reports {changed}"):
+            removal.remove("worker-1", 10, False, False, {**expected, changed: "before"})
+        assert calls == []
+    else:
+        removal.remove("worker-1", 10, False, False, expected)
+        assert calls == [
+            ("drain",),
+            ("DELETE", "/api/v1/nodes/worker-1", {"preconditions": {"uid": "uid-1"}}),
+        ]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"labels":' * 100_000, "x" * 1_000_000])
+def test_an_annotation_that_cannot_be_read_tells_of_nothing_of_ours(text: str) -> None:
+    """A node that writes it keeps nobody from the others."""
+    annotations = {**NODE["metadata"]["annotations"], "gpunodes.dev/managed": text}
+    described = nodes.describe({**NODE, "metadata": {**NODE["metadata"], "annotations": annotations}}, [])
+    assert described["managed"] == {"labels": {}, "taints": []}
+
+
+def test_what_one_node_reports_oddly_is_its_own_trouble() -> None:
+    """The cluster's report keeps its shape, whatever a kubelet writes: nobody else's command is refused for it."""
+    info = {**NODE["status"]["nodeInfo"], "kubeletVersion": "", "containerRuntimeVersion": "X://"}
+    resources = {"nvidia.com/gpu": str((1 << 63) - 1), "nvidia.com/gpu.shared": str((1 << 63) - 1)}
+    addresses = [{"type": "InternalIP", "address": "not an ip"}]
+    status = {**NODE["status"], "nodeInfo": info, "allocatable": resources, "addresses": addresses}
+    told = nodes.describe({**NODE, "status": status}, [])
+    assert (told["address"], told["version"], told["runtime"], told["gpus"]) == ("", "", "", 0)
+    assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
+    assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
+    whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
+    assert reports.of_cluster(whole) == ""
+
+
+def test_a_reboot_ends_the_proof() -> None:
+    info = {**NODE["status"]["nodeInfo"], "bootID": "later"}
+    node = {**NODE, "status": {**NODE["status"], "nodeInfo": info}}
+    assert not nodes.describe(node, [])["verified"]
+
+
+def test_a_pod_that_waits_ends_the_proof_and_is_the_reason() -> None:
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    described = nodes.describe(NODE, [pod_with(containerStatuses=[{"state": state}])])
+    assert not described["verified"]
+    assert described["reason"] == "pod p: ImagePullBackOff: no such image"
+
+
+def test_pod_problems() -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+    assert nodes.pod_problem(pod_with(conditions=ready)) == ""
+    assert nodes.pod_problem(pod_with(phase="Pending")) == "pod p is pending"
+    unplaced = [{"type": "PodScheduled", "status": "False", "message": "no nodes"}]
+    assert nodes.pod_problem(pod_with(conditions=unplaced)) == "pod p: no nodes"
+
+
+def test_a_node_is_proven_step_by_step_and_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+    up = [*ready, {"type": "NetworkUnavailable", "status": "False"}]
+    parts = ({"k8s-app": "kube-proxy"}, {nodes.NETWORK_LABEL: "flannel"})
+    here = [
+        {"metadata": {"name": f"p{n}", "labels": labels}, "spec": {"nodeName": "worker-1"}, "status": {}}
+        for n, labels in enumerate(parts)
+    ]
+    phases = iter(["Pending", "Succeeded"])
+    asked: list[str] = []
+
+    class Api:
+        def call(self, verb: str, path: str, *_: object) -> None:
+            asked.append(f"{verb} {path}")
+
+        def find(self, path: str) -> object:
+            asked.append(path)
+            if path == "/api/v1/nodes/worker-1":
+                return {**NODE, "status": {**NODE["status"], "conditions": up}}
+            return {"metadata": {"name": "probe"}, "status": {"phase": next(phases)}}
+
+        def get(self, path: str, **query: str) -> dict[str, object]:
+            asked.append(f"{path} {query}")
+            if "kube-dns" in str(query):
+                return {"items": [pod_with(conditions=ready)]}
+            if len([line for line in asked if "fieldSelector" in line]) > 1:
+                for pod in here:
+                    pod["status"] = {"conditions": ready}
+            return {"items": here}
+
+    monkeypatch.setattr(kube_api, "admin", Api)
+    monkeypatch.setattr(readiness, "_clean", lambda *_: None)
+    monkeypatch.setattr(readiness, "_POLL_S", 0)
+    assert readiness.wait_until_ready(["worker-1"], "image", 60) == {"worker-1": ""}
+    probes = [line for line in asked if "gpunodes-ready-" in line]
+    assert len(probes) == 2
+    assert [line for line in asked if "/nodes" in line] == [
+        *2 * ["/api/v1/nodes/worker-1"],
+        "PATCH /api/v1/nodes/worker-1",
+    ]
+
+
+def test_a_network_that_dies_is_the_cause_of_what_happens_to_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's event named a file that was missing, and not the program that should have written it."""
+    ready = [{"type": "Ready", "status": "True"}, {"type": "NetworkUnavailable", "status": "False"}]
+    node = {**NODE, "status": {**NODE["status"], "conditions": ready}}
+    restarts = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}
+
+    def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
+        meta = {"name": name, "namespace": "kube-flannel", "labels": labels}
+        return {"metadata": meta, "spec": {"nodeName": "worker-1"}, "status": {"conditions": ready}}
+
+    here = [pod("proxy", {"k8s-app": "kube-proxy"}), pod("flannel", {nodes.NETWORK_LABEL: "flannel"})]
+
+    class Api:
+        def call(self, verb: str, *_: object) -> None:
+            # The network dies after the probe pod was made.
+            here[1]["status"] = {"containerStatuses": [{"state": restarts}]}
+
+        def find(self, path: str) -> object:
+            return node if "/nodes/" in path else {"metadata": {"name": "probe"}, "status": {"phase": "Pending"}}
+
+        def get(self, path: str, **query: str) -> dict[str, object]:
+            if path.endswith("/flannel/log"):
+                return {"message": "iptables: exec format error\n"}
+            if "kube-dns" in str(query):
+                return {"items": []}
+            return {"items": here}
+
+    monkeypatch.setattr(kube_api, "admin", Api)
+    monkeypatch.setattr(readiness, "_clean", lambda *_: None)
+    monkeypatch.setattr(readiness, "_POLL_S", 0.01)
+    assert readiness.wait_until_ready(["worker-1"], "image", 0.1) == {
+        "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log ends with: iptables: exec format error"
+    }
+
+
+def test_probe_tolerates_all_and_needs_no_token() -> None:
+    spec = readiness.probe_pod("n", "worker-1", "image")["spec"]
+    assert spec["nodeName"] == "worker-1"
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_token_form() -> None:
+    name, _, secret = tokens.new_token().partition(".")
+    assert (len(name), len(secret)) == (6, 16)
+    assert tokens.new_token() != tokens.new_token()

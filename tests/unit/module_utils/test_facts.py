@@ -1,0 +1,59 @@
+"""Facts of a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import facts, ledger
+
+
+def test_os_release() -> None:
+    text = 'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n# x=1\n'
+    assert facts.parse_os_release(text) == {
+        "id": "debian",
+        "version": "13",
+        "codename": "trixie",
+        "name": "Debian GNU/Linux 13 (trixie)",
+    }
+
+
+def test_memory() -> None:
+    assert facts.parse_memory("MemTotal:        4018596 kB\nMemFree: 1 kB\n") == 3924
+
+
+def test_listening() -> None:
+    text = (
+        "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A 0\n"
+        "   1: 0100007F:1F90 00000000:0000 01 0\n   2: 00000000000000000000000000000000:192B 0:0 0A 0\n"
+    )
+    assert facts.parse_listening(text) == [22, 6443]
+
+
+def test_sources_are_filled_in_for_the_system() -> None:
+    debian: dict[str, str | None] = {"id": "debian", "version": "12", "codename": "bookworm"}
+    rocky: dict[str, str | None] = {"id": "rocky", "version": "9.4", "codename": None}
+    docker = {"name": "docker", "url": "https://d/{system}", "suite": "{codename}", "systems": ["debian 12"]}
+    flat = {"name": "kubernetes", "url": "https://k/{format}/", "suite": "/"}
+    assert facts.filled(docker, debian)["url"] == "https://d/debian/dists/bookworm/InRelease"
+    assert facts.filled(flat, debian)["url"] == "https://k/deb/InRelease"
+    assert facts.filled(flat, rocky)["url"] == "https://k/rpm/repodata/repomd.xml"
+    assert facts.applies(docker, debian)
+    assert not facts.applies(docker, rocky)
+    assert facts.applies(flat, rocky)
+    ubuntu = {"id": "ubuntu", "version": "22.04", "codename": "jammy", "name": "Ubuntu 22.04"}
+    assert facts.applies({"systems": ["ubuntu 22.04"]}, ubuntu)
+    assert not facts.applies({"systems": ["ubuntu 24.04"]}, ubuntu)
+    assert [facts.applies({"gpus": True}, ubuntu, gpus) for gpus in (True, False)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("stage", "unfinished"), [("", False), ("join started", True), ("init started", True), ("join done", False)]
+)
+def test_a_machine_says_that_its_join_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: str, unfinished: bool
+) -> None:
+    """The role worker asks kubeadm_join of a machine that says so: else nobody would finish what is left."""
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    ledger.Ledger(kubeadm=stage).save()
+    assert facts.kubernetes()["unfinished"] is unfinished

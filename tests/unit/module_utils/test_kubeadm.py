@@ -1,0 +1,191 @@
+"""kubeadm init and join: what is configured, what an interruption leaves, and why they fail."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.gpunodes import facts, kube_api, kubeconfig, ledger
+from gpunodes.ansible.module_utils.gpunodes.host import services
+from gpunodes.ansible.module_utils.gpunodes.kubeadm import command, errors, init, join, reset
+from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
+
+
+def test_failed_checks_come_first() -> None:
+    text = (
+        "[preflight] Running pre-flight checks\n[preflight] Some fatal errors occurred:\n"
+        "\t[ERROR Port-10250]: Port 10250 is in use\n\t[ERROR Swap]: running with swap on is not supported\n"
+        "error: error execution phase preflight: preflight checks failed\n"
+    )
+    assert errors.kubeadm_error(text) == (
+        "[ERROR Port-10250]: Port 10250 is in use; [ERROR Swap]: running with swap on is not supported"
+    )
+
+
+def test_images_are_not_listed_one_by_one() -> None:
+    text = "\t[ERROR ImagePull]: [failed to pull image a: no, failed to pull image b: no]\n"
+    assert errors.kubeadm_error(text) == "[ERROR ImagePull]: [failed to pull image a: no; and others"
+
+
+def test_the_phase_that_failed() -> None:
+    text = (
+        "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap\n"
+        "To see the stack trace of this error execute with --v=5 or higher\n"
+    )
+    message = errors.kubeadm_error(text)
+    assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
+    done = CommandResult(["kubeadm"], 1, "", text)
+    assert errors.failure(done, "no such host") == f"{message}; kubelet: no such host"
+
+
+def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = "[ERROR CRI]: could not connect to the container runtime: rpc error: code = DeadlineExceeded desc = ..."
+    answers = [slow, slow, "[ERROR Port-10250]: Port 10250 is in use", ""]
+    calls = iter(answers)
+    monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
+    monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
+    monkeypatch.setattr(command, "kubelet_error", lambda _: "")
+    monkeypatch.setattr(command, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+    with pytest.raises(MachineProblem, match="Port 10250 is in use"):
+        command.run("join", [{"kind": "JoinConfiguration"}], 60)
+    assert list(calls) == [""]
+
+
+def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    seen: dict[str, str] = {}
+
+    def run(argv: list[str], _: float) -> CommandResult:
+        seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
+        return CommandResult(argv, 0, "", "")
+
+    monkeypatch.setattr(command, "PRIVATE", str(private))
+    monkeypatch.setattr(command, "run_while_connected", run)
+    command.run("init", [], 60, patches={"etcd0+strategic": {"spec": {"priority": 1}}})
+    assert seen == {"etcd0+strategic.json": '{"spec": {"priority": 1}}'}
+    assert not private.exists()
+    assert init._complete({"kind": "InitConfiguration"}, "t")["patches"] == {"directory": f"{private}/patches"}
+
+
+def test_the_kubelet_is_quoted_only_where_it_matters() -> None:
+    done = CommandResult(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
+    assert errors.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
+
+
+def test_why_the_kubelet_ended() -> None:
+    journal = (
+        'E1121 13:24:01.100000     890 run.go:72] "command failed" err="failed to run Kubelet: running with swap"\n'
+        'I1121 13:24:02.100000     890 server.go:1] "Starting"\n'
+    )
+    assert errors.parse_kubelet(journal) == "failed to run Kubelet: running with swap"
+
+
+def test_the_last_error_line() -> None:
+    journal = 'E1121 13:24:01.1     890 a.go:1] "first" err="x"\nE1121 13:24:02.1     890 b.go:2] "second" err="y"\n'
+    assert errors.parse_kubelet(journal) == '"second" err="y"'
+    assert errors.parse_kubelet("") == ""
+
+
+def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two clusters never share a key, kubeadm finds it when it starts, the kubelet's configuration is for root."""
+    seen: list[dict[str, Any]] = []
+    path = tmp_path / "gpunodes" / "encryption.json"
+    config = tmp_path / "config.yaml"
+
+    def run(verb: str, *_: Any) -> None:
+        seen.append({"verb": verb, **json.loads(path.read_text())})
+        config.write_text("")
+        config.chmod(0o644)
+
+    monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "none"))
+    monkeypatch.setattr(reset, "ETCD", str(tmp_path / "none"))
+    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
+    monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
+    monkeypatch.setattr(reset, "leftovers", list)
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
+    monkeypatch.setattr(ledger.Ledger, "save", lambda *_: None)
+    files = {str(path): {"secret": init.RANDOM_KEY}}
+    assert init.init([], {}, files, 60, check=True) == ["kubeadm init"]
+    assert not path.exists()
+    for _ in range(2):
+        init.init([], {}, files, 60, check=False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert len({one["secret"] for one in seen}) == 2
+    assert {len(one["secret"]) for one in seen} == {44}
+
+
+class Api:
+    """A cluster whose init came to its end, with these bootstrap tokens: descriptions by name."""
+
+    def __init__(self, tokens: dict[str, str]) -> None:
+        self.tokens = tokens
+
+    def get(self, path: str, **_: str) -> Any:
+        data = {
+            name: {"description": base64.b64encode(message.encode()).decode()} for name, message in self.tokens.items()
+        }
+        items = [{"metadata": {"name": name}, "data": each} for name, each in data.items()]
+        return {"items": items} if path.endswith("/secrets") else {}
+
+    def find(self, _: str) -> Any:
+        return {}
+
+    def delete(self, path: str) -> None:
+        del self.tokens[path.rpartition("/")[2]]
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine whose kubeadm ended well, and whose run was killed just behind it; its kubelet's configuration."""
+    pem = base64.b64encode(b"x").decode()
+    for name in ("admin", "manifest"):
+        (tmp_path / name).write_text(f"server: https://127.0.0.1\ncertificate-authority-data: {pem}\n")
+    config = tmp_path / "config.yaml"
+    config.write_text("")
+    config.chmod(0o644)
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "admin"))
+    monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "manifest"))
+    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(services, "states", lambda _: {"kubelet": {"active": True}})
+    return config
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
+    """kubeadm's own token goes, of all that there are, and the kubelet's configuration is root's alone."""
+    ledger.Ledger(kubeadm="init started").save()
+    tokens = {"bootstrap-token-a": "kubeadm init", "bootstrap-token-b": "gpunodes join", "bootstrap-token-c": ""}
+    monkeypatch.setattr(kube_api, "admin", lambda **_: Api(tokens))
+    done = ["finish an interrupted kubeadm init"]
+    assert init.init([], {}, {}, 60, check=True) == done
+    assert (mode(killed), len(tokens), ledger.load().kubeadm) == (0o644, 3, "init started")
+    assert init.init([], {}, {}, 60, check=False) == done
+    assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
+    assert ledger.load().kubeadm == "init done"
+    assert init.init([], {}, {}, 60, check=False) == []
+
+
+def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
+    monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
+    ledger.Ledger(kubeadm="join started").save()
+    done = ["finish an interrupted kubeadm join"]
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True) == done
+    assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == done
+    assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == []
