@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import cluster as remote_cluster
 from gpunodes.ansible.module_utils.gpunodes import session
-from gpunodes.engine import cluster, identities, leases, locks, runner, shell
+from gpunodes.engine import cluster, identities, leases, locks, runner
 from gpunodes.engine.cluster import NoSession, Response
 from gpunodes.engine.leases import Held, Leases
 from gpunodes.engine.locks import NoLock, Taken
+from gpunodes.engine.remote import shell
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
 from gpunodes.operations import claims, preflight

@@ -19,10 +19,11 @@ import pytest
 import yaml
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import openssh, probing, runner, shell
-from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.probing import Reach
-from gpunodes.engine.targets import ARGUMENTS, target
+from gpunodes.engine import runner
+from gpunodes.engine.remote import openssh, probing, shell
+from gpunodes.engine.remote.hostkeys import HostKeys, Trust
+from gpunodes.engine.remote.probing import Reach
+from gpunodes.engine.remote.targets import ARGUMENTS, target
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 

@@ -26,10 +26,10 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import probing
-from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.probing import ProbeSettings, Reach
-from gpunodes.engine.targets import Target, target
+from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.hostkeys import HostKeys, Trust
+from gpunodes.engine.remote.probing import ProbeSettings, Reach
+from gpunodes.engine.remote.targets import Target, target
 from gpunodes.errors import WrongInput
 from gpunodes.health import shape
 from gpunodes.health.model import Action, SiteRules, State, Verdict

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gpunodes.cli import health
-from gpunodes.engine import probing
+from gpunodes.engine.remote import probing
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import repair

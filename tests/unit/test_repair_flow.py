@@ -16,7 +16,7 @@ import pytest
 from gpunodes.engine import history, leases, records
 from gpunodes.engine.cluster import Cluster, NoResponse
 from gpunodes.engine.machine_control import Boot
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import WrongInput
 from gpunodes.health import judge
 from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, session
-from gpunodes.engine import cluster, machine_control, shell
-from gpunodes.engine.shell import Reached
+from gpunodes.engine import cluster, machine_control
+from gpunodes.engine.remote import shell
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import printable
 from gpunodes.operations import repair_one

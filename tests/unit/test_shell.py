@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, probe
-from gpunodes.engine import cluster, locks, machine_control, probing, shell
-from gpunodes.engine.targets import target
+from gpunodes.engine import cluster, locks, machine_control
+from gpunodes.engine.remote import probing, shell
+from gpunodes.engine.remote.targets import target
 from gpunodes.errors import GpunodesError
 from gpunodes.repair import escalation
 

@@ -25,8 +25,8 @@ from urllib.parse import quote, urlencode
 from gpunodes import settings, shape
 from gpunodes.ansible.module_utils.gpunodes import devices
 from gpunodes.ansible.module_utils.gpunodes.cluster import MAINTENANCE
-from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.remote import shell
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 from gpunodes.repair import maintenance

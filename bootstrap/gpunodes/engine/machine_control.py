@@ -19,9 +19,9 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes.identity import BmcMatch, MachineIdentity, match_bmc
 from gpunodes.engine import power as powers
-from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote import shell
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
 
 _BOOT_S = 15.0

@@ -23,8 +23,9 @@ from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import identity
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.engine import cluster as clusters
-from gpunodes.engine import evidence, history, identities, leases, locks, probing, records
+from gpunodes.engine import evidence, history, identities, leases, locks, records
 from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.remote import probing
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import GROUPS, Inventory

@@ -19,7 +19,7 @@ from gpunodes.engine.cluster import Cluster, NoResponse
 from gpunodes.engine.leases import Leases, Unsure
 from gpunodes.engine.locks import Lock, Unresponsive
 from gpunodes.engine.machine_control import Boot, StepResult
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.health.facts import read
 from gpunodes.health.model import Action, State, Verdict

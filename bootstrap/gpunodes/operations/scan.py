@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpunodes import settings
-from gpunodes.engine import identities, probing
-from gpunodes.engine.targets import Target, target
+from gpunodes.engine import identities
+from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.targets import Target, target
 from gpunodes.errors import WrongInput, sentence
 from gpunodes.health import judge, shape, site
 from gpunodes.health.model import SiteRules, State, Verdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpunodes.engine import openssh
+from gpunodes.engine.remote import openssh
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import SUDO_PASSWORDS
 

@@ -34,9 +34,9 @@ import paramiko
 from paramiko.packet import Packetizer
 
 from gpunodes import settings
-from gpunodes.engine import hostkeys, openssh, shell
-from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.targets import DEFAULT_KEYS, Lookup, Target
+from gpunodes.engine.remote import hostkeys, openssh, shell
+from gpunodes.engine.remote.hostkeys import HostKeys, Trust
+from gpunodes.engine.remote.targets import DEFAULT_KEYS, Lookup, Target
 from gpunodes.errors import WrongInput
 from gpunodes.model import printable
 
