@@ -26,6 +26,7 @@ from gpunodes.engine import cluster as clusters
 from gpunodes.engine import evidence, history, identities, leases, locks, records
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.reach import ProbeResult
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import GROUPS, Inventory
@@ -175,7 +176,7 @@ class Fleet:
         self._targets |= {each.target.name: each for each in scan.scan_targets(self.inventory, new)}
         found: dict[str, MachineScan] = {}
 
-        def take(result: probing.ProbeResult) -> None:
+        def take(result: ProbeResult) -> None:
             target = self._targets[result.name]
             verdict = scan.verdict_on(result, target.site, target.gpus)
             # A document that the probe did not write is not used.
