@@ -23,7 +23,7 @@ import pytest
 from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine as Entry
 from gpunodes.model import Role

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpunodes.engine.cluster.session import Session, here
 from gpunodes.engine.machine_control import Boot, StepResult
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair, repair_one

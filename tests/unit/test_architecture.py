@@ -1,4 +1,4 @@
-"""The architecture: layers of the package, the only file that may import each external library, and sizes.
+"""The architecture: layers of the package, the file or folder that alone imports each external library, and sizes.
 
 The layers, from below: model, errors, shape, identity, settings, inventory, kubeconfig and the code shared with the
 machines (1); planner, health and repair, pure (2); engine, for all access to external systems, and Ansible's plugins
@@ -158,10 +158,19 @@ def test_the_lab_does_not_import_higher_layers() -> None:
     assert not {path: found for path, found in higher.items() if found}
 
 
-@pytest.mark.parametrize("library", ["ansible_runner", "paramiko", "sushy", "kubernetes"])
+@pytest.mark.parametrize("library", ["ansible_runner", "sushy", "kubernetes"])
 def test_one_file_imports_each_external_library(library: str) -> None:
-    users = [relative(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))]
-    assert len(users) <= 1, f"{library} is imported by {users}: only one file may import it"
+    assert len(users_of(library)) <= 1, f"{library} is imported by {users_of(library)}: only one file may import it"
+
+
+def test_one_folder_imports_paramiko() -> None:
+    foreign = [path for path in users_of("paramiko") if not path.startswith("engine/remote/")]
+    assert foreign == []
+
+
+def users_of(library: str) -> list[str]:
+    """The files that import an external library."""
+    return [relative(path) for path in MODULES if any(name.split(".")[0] == library for name in imports(path))]
 
 
 @pytest.mark.parametrize(

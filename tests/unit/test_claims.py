@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import session
 from gpunodes.ansible.module_utils.gpunodes.cluster import tokens as bootstrap_tokens
-from gpunodes.engine import identities, locks, runner, shell
+from gpunodes.engine import identities, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import identity
 from gpunodes.engine.locks import NoLock, Taken
+from gpunodes.engine.remote import shell
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
 from gpunodes.operations import claims, preflight

@@ -19,10 +19,11 @@ import pytest
 import yaml
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import openssh, probing, runner, shell
-from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.probing import Reach
-from gpunodes.engine.targets import ARGUMENTS, target
+from gpunodes.engine import runner
+from gpunodes.engine.remote import openssh, probing, shell
+from gpunodes.engine.remote.hostkeys import HostKeys, Trust
+from gpunodes.engine.remote.reach import ProbeResult, Reach
+from gpunodes.engine.remote.targets import ARGUMENTS, ssh_config, target
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 
@@ -117,8 +118,8 @@ class Site:
             **more,
         }
 
-    def probed(self, variables: dict[str, Any]) -> probing.ProbeResult:
-        found = target("gpu-1", variables, probing.ssh_config())
+    def probed(self, variables: dict[str, Any]) -> ProbeResult:
+        found = target("gpu-1", variables, ssh_config())
         (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
         return answer
 
@@ -549,7 +550,7 @@ def test_options_of_the_environment_are_used(
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
     variables = Inventory(path).connection("gpu-1")
-    assert target("gpu-1", variables, probing.ssh_config()).rules.strict
+    assert target("gpu-1", variables, ssh_config()).rules.strict
     ours, ansibles = resolved_by_ssh(shell.command("10.0.0.1", variables)), resolved_by_ansible(path, tmp_path)["gpu-1"]
     assert [(found["stricthostkeychecking"], forwards(found)) for found in (ours, ansibles)] == 2 * [("true", set())]
 
@@ -632,7 +633,7 @@ def test_an_ssh_config_that_ssh_refuses(site: Site) -> None:
     words = ["-F", str(site.config)]
     assert "StrictHostKeyChecking=yes" in openssh.options("10.0.0.1", words)
     with pytest.raises(WrongInput, match="unsupported option"):
-        probing.ssh_config()("10.0.0.1", words)
+        ssh_config()("10.0.0.1", words)
 
 
 def test_the_files_that_ssh_names(site: Site, tmp_path: Path) -> None:

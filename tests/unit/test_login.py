@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
-from gpunodes.engine import shell
+from gpunodes.engine.remote import shell
 
 PASSWORD = "pa ss\"w$x'"
 

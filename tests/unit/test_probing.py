@@ -26,10 +26,11 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
-from gpunodes.engine import probing
-from gpunodes.engine.hostkeys import HostKeys, Trust
-from gpunodes.engine.probing import ProbeSettings, Reach
-from gpunodes.engine.targets import Target, target
+from gpunodes.engine.remote import answers, probing
+from gpunodes.engine.remote.hostkeys import HostKeys, Trust
+from gpunodes.engine.remote.probing import ProbeSettings
+from gpunodes.engine.remote.reach import LostError, ProbeResult, Reach
+from gpunodes.engine.remote.targets import Target, ssh_config, target
 from gpunodes.errors import WrongInput
 from gpunodes.health import shape
 from gpunodes.health.model import Action, SiteRules, State, Verdict
@@ -108,7 +109,7 @@ def machine(servers: sshd.Servers, ports_of: dict[str, int]) -> Any:
     return make
 
 
-def probe_targets(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, probing.ProbeResult]:
+def probe_targets(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, ProbeResult]:
     chosen = ProbeSettings(PROBE, **{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
     return {answer.name: answer for answer in probing.probe(targets, chosen, deadline_s=deadline_s)}
 
@@ -332,7 +333,7 @@ def test_through_a_proxy_command_of_ssh_config(servers: sshd.Servers, ports_of: 
         f"-o UserKnownHostsFile=/dev/null -p {ports_of['jump']} -W %h:%p root@127.0.0.1\n"
         f"Host gpu-2\n  IdentityFile {servers.login}\n  ProxyJump root@127.0.0.1:{ports_of['jump']}\n"
     )
-    lookup = probing.ssh_config()
+    lookup = ssh_config()
     found = [target(name, NOTHING, lookup) for name in ("gpu-1", "gpu-2")]
     assert found[0].proxy_command.endswith(f"-W 127.0.0.1:{ports_of['good']} root@127.0.0.1")
     assert [hop.port for hop in found[1].jump] == [ports_of["jump"]]
@@ -417,7 +418,7 @@ def test_invalid_connection_variables_are_wrong_input(variables: Mapping[str, An
 def test_an_invalid_ssh_config_is_wrong_input(home: Path) -> None:
     (home / ".ssh/config").write_text("Host gpu-1\n  nonsense\n")
     with pytest.raises(WrongInput, match="ssh_config"):
-        probing.ssh_config()
+        ssh_config()
 
 
 # --- host keys -------------------------------------------------------------------------------------------------------
@@ -506,7 +507,7 @@ def replaced(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> Any
 
 
 def verdict(document: Any) -> Verdict:
-    return operation.verdict_on(probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
+    return operation.verdict_on(ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
 
 
 def test_a_wrong_type_anywhere_makes_the_document_invalid(facts: dict[str, Any]) -> None:
@@ -540,10 +541,10 @@ def test_a_newer_probe_may_add_fields(facts: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("document", [b"{}", b"", b"x" * 100, b'{"a": 1e999}'])
 def test_unpacking_small_documents(document: bytes) -> None:
-    with contextlib.suppress(probing._LostError):
-        probing._unpacked(zlib.compress(document))
-    with pytest.raises(probing._LostError):
-        probing._unpacked(document)
+    with contextlib.suppress(LostError):
+        answers.unpacked(zlib.compress(document))
+    with pytest.raises(LostError):
+        answers.unpacked(document)
 
 
 def test_the_deadline_grows_with_the_number_of_machines() -> None:
@@ -619,7 +620,7 @@ def test_invalid_site_settings(tmp_path: Path, variables: dict[str, Any]) -> Non
 
 
 def test_a_machine_with_fewer_gpus_than_its_settings_is_unhealthy(facts: dict[str, Any]) -> None:
-    answer = probing.ProbeResult("gpu-1", Reach.ANSWERED, facts=facts)
+    answer = ProbeResult("gpu-1", Reach.ANSWERED, facts=facts)
     found = operation.verdict_on(answer, SiteRules(), 8)
     assert (found.gpus_expected, found.state is State.HEALTHY) == (8, False)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gpunodes.cli import health
-from gpunodes.engine import probing
+from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.reach import ProbeResult, Reach
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.operations import repair
@@ -154,7 +155,7 @@ def test_deadline_and_parallel_apply_to_the_scans_of_a_repair(tmp_path: Path, mo
     def probe_all(targets: Any, *_: Any, deadline_s: float, parallel: int, on_result: Any) -> None:
         bounds.append((deadline_s, parallel))
         for target in targets:
-            on_result(probing.ProbeResult(target.name, probing.Reach.NO_ROUTE))
+            on_result(ProbeResult(target.name, Reach.NO_ROUTE))
 
     monkeypatch.setattr(probing, "probe", probe_all)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -175,7 +176,7 @@ def test_an_invalid_probe_document_is_ignored(tmp_path: Path, monkeypatch: pytes
     def probe_all(targets: Any, *_: Any, on_result: Any, **__: Any) -> None:
         odd = {"schema": "gpunodes.probe/1", "expected": "8"}
         for target in targets:
-            on_result(probing.ProbeResult(target.name, probing.Reach.ANSWERED, "", odd))
+            on_result(ProbeResult(target.name, Reach.ANSWERED, "", odd))
 
     monkeypatch.setattr(probing, "probe", probe_all)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

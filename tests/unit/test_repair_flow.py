@@ -18,7 +18,7 @@ from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import Boot
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import WrongInput
 from gpunodes.health import judge
 from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, session
-from gpunodes.engine import machine_control, shell
+from gpunodes.engine import machine_control
 from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import NO_SESSION, Response, Session, Transport
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote import shell
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import printable
 from gpunodes.operations import repair_one

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, probe
-from gpunodes.engine import locks, machine_control, probing, shell
+from gpunodes.engine import locks, machine_control
 from gpunodes.engine.cluster.session import Session, over_ssh
-from gpunodes.engine.targets import target
+from gpunodes.engine.remote import probing, shell
+from gpunodes.engine.remote.reach import ProbeResult, Reach
+from gpunodes.engine.remote.targets import target
 from gpunodes.errors import GpunodesError
 from gpunodes.repair import escalation
 
@@ -191,10 +193,10 @@ def test_the_escalation_works(machine: dict[str, Any], tmp_path: Path) -> None:
 @needs_sshd
 def test_the_probe_works(machine: dict[str, Any]) -> None:
     answer = probe_machine(machine)
-    assert (answer.reach, answer.message) == (probing.Reach.ANSWERED, "")
+    assert (answer.reach, answer.message) == (Reach.ANSWERED, "")
 
 
-def probe_machine(machine: Mapping[str, Any]) -> probing.ProbeResult:
+def probe_machine(machine: Mapping[str, Any]) -> ProbeResult:
     """The result of the probe on this machine."""
     found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda *_: {})
     (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
@@ -206,10 +208,10 @@ def probe_machine(machine: Mapping[str, Any]) -> probing.ProbeResult:
 def test_the_probe_reports_a_wrong_sudo_password(machine: dict[str, Any]) -> None:
     """Without a password it runs as the login user."""
     answer = probe_machine({**machine, "ansible_become_password": "wrong"})
-    assert (answer.reach, answer.message) == (probing.Reach.PROBE_FAILED, "Sorry, try again.")
+    assert (answer.reach, answer.message) == (Reach.PROBE_FAILED, "Sorry, try again.")
     without = {name: value for name, value in machine.items() if name != "ansible_become_password"}
-    assert probe_machine(without).reach is probing.Reach.ANSWERED
-    assert probe_machine({**machine, "ansible_become": False}).reach is probing.Reach.ANSWERED
+    assert probe_machine(without).reach is Reach.ANSWERED
+    assert probe_machine({**machine, "ansible_become": False}).reach is Reach.ANSWERED
 
 
 @needs_sshd

@@ -24,8 +24,8 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.ansible.module_utils.gpunodes.session import COMMAND_LOCK
-from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.remote import shell
 from gpunodes.errors import GpunodesError, sentence
 from gpunodes.shape import Maybe, Named
 

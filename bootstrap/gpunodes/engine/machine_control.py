@@ -18,10 +18,10 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine import power as powers
-from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote import shell
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.identity.bmc import BmcMatch, match_bmc
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy

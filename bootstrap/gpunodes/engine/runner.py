@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gpunodes import settings
-from gpunodes.engine import events, openssh, targets
+from gpunodes.engine import events
+from gpunodes.engine.remote import openssh, targets
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, printable_lines
 

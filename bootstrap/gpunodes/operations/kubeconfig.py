@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
-from gpunodes.engine import journal, shell
+from gpunodes.engine import journal
 from gpunodes.engine.cluster.session import ADMIN
 from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.remote import shell
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import parsed, taken

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.engine import evidence, history, identities, locks, probing, records
+from gpunodes.engine import evidence, history, identities, locks, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import Session, over_ssh
@@ -29,6 +29,8 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import described
 from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.reach import ProbeResult
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.matcher import Match, Matcher
@@ -180,7 +182,7 @@ class Fleet:
         self._targets |= {each.target.name: each for each in scan.scan_targets(self.inventory, new)}
         found: dict[str, MachineScan] = {}
 
-        def take(result: probing.ProbeResult) -> None:
+        def take(result: ProbeResult) -> None:
             target = self._targets[result.name]
             verdict = scan.verdict_on(result, target.site, target.gpus)
             # A document that the probe did not write is not used.

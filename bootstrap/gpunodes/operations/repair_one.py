@@ -21,7 +21,7 @@ from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import Lock, Unresponsive
 from gpunodes.engine.machine_control import Boot, StepResult
-from gpunodes.engine.shell import Reached
+from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.health.facts import read
 from gpunodes.health.model import Action, State, Verdict

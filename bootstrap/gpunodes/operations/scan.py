@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpunodes import settings
-from gpunodes.engine import identities, probing
-from gpunodes.engine.targets import Target, target
+from gpunodes.engine import identities
+from gpunodes.engine.remote import probing
+from gpunodes.engine.remote.reach import ProbeResult, Reach
+from gpunodes.engine.remote.targets import Target, ssh_config, target
 from gpunodes.errors import WrongInput, sentence
 from gpunodes.health import judge, shape, site
 from gpunodes.health.model import SiteRules, State, Verdict
@@ -47,7 +49,7 @@ class ScanTarget:
 
 def scan_targets(inventory: Inventory, machines: Sequence[Machine]) -> list[ScanTarget]:
     """How to reach and judge these machines; raises WrongInput for invalid settings."""
-    lookup = probing.ssh_config()
+    lookup = ssh_config()
     found = []
     for machine in machines:
         variables = inventory.connection(machine.name)
@@ -76,7 +78,7 @@ def run(
     verdicts: dict[str, Verdict] = {}
     reached: dict[str, Mapping[str, Any] | None] = {}
 
-    def on_result(result: probing.ProbeResult) -> None:
+    def on_result(result: ProbeResult) -> None:
         machine = by_name[result.name]
         verdicts[result.name] = verdict = verdict_on(result, machine.site, machine.gpus)
         if verdict.state is not State.UNREACHABLE:
@@ -101,14 +103,14 @@ def options() -> probing.ProbeSettings:
     return probing.ProbeSettings((settings.plugins() / _PROBE).read_bytes())
 
 
-def verdict_on(result: probing.ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:
+def verdict_on(result: ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:
     """Judge one probe result; a document that violates the schema, or cannot be judged, counts as unreachable."""
     if result.facts is None:
         return judge.unreachable(result.name, result.reach.value, result.message)
     if wrong := shape.violation(result.facts):
-        return judge.unreachable(result.name, probing.Reach.PROBE_FAILED.value, wrong)
+        return judge.unreachable(result.name, Reach.PROBE_FAILED.value, wrong)
     expected = {"expected": {"gpus": gpus, "from": "setting"}} if gpus else {}
     try:
         return judge.judge_facts(result.name, {**result.facts, **expected}, rules)
     except Exception as problem:
-        return judge.unreachable(result.name, probing.Reach.PROBE_FAILED.value, sentence(problem))
+        return judge.unreachable(result.name, Reach.PROBE_FAILED.value, sentence(problem))

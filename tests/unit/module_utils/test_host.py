@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes.host import files, services, sources, spec, swap
@@ -60,7 +61,8 @@ def test_plain_data_becomes_a_desired_state() -> None:
     wanted = spec.Spec(files=(spec.File("/a", "x"),), driver=spec.Driver(["nvidia"]), checks=[], groups=["a"])
     assert spec.spec_from(plain) == wanted
     assert spec.spec_from({"driver": None}) == spec.Spec()
-    for wrong in ({"file": []}, {"files": [{"name": "/a"}]}):
+    wrongs: tuple[dict[str, Any], ...] = ({"file": []}, {"files": [{"name": "/a"}]})
+    for wrong in wrongs:
         with pytest.raises(MachineProblem, match="unexpected keyword argument"):
             spec.spec_from(wrong)
 

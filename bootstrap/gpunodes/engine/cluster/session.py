@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings, shape
-from gpunodes.engine import shell
 from gpunodes.engine.events import ssh_reason
+from gpunodes.engine.remote import shell
 
 ADMIN = "/etc/kubernetes/admin.conf"
 NO_CLUSTER = -1

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpunodes import settings
-from gpunodes.engine import openssh
-from gpunodes.engine.targets import PASSWORDS, PYTHON, first, ssh_argv
+from gpunodes.engine.remote import openssh
+from gpunodes.engine.remote.targets import PASSWORDS, PYTHON, first, ssh_argv
 from gpunodes.inventory import SUDO_PASSWORDS
 
 _CONNECT_S = 10

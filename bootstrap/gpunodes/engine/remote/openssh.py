@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.engine.hostkeys import HostKeys, end_last_line
+from gpunodes.engine.remote.hostkeys import HostKeys, end_last_line
 
 CONNECT_S = 30
 _RESOLVE_S = 20

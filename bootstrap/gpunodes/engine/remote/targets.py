@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import itertools
 import os
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpunodes.engine import openssh
+from gpunodes.engine.remote import openssh
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import SUDO_PASSWORDS
 
@@ -62,6 +63,42 @@ class Target:
         if self.host_key_alias:
             return self.host_key_alias
         return openssh.filed(self.address, str(self.port))
+
+
+def ssh_config() -> Lookup:
+    """Return a lookup of a host's options in the ssh_config of the user and of the system.
+
+    Where a configuration changes how host keys are checked, the lookup runs ``ssh -G``. It raises WrongInput for a file
+    that cannot be parsed.
+    """
+    import paramiko
+
+    config = paramiko.SSHConfig()
+
+    @functools.cache
+    def find(host: str, arguments: tuple[str, ...]) -> Mapping[str, Any]:
+        try:
+            if own_rules or openssh.sets_rules(arguments):
+                return openssh.resolved(host, arguments)
+            found: dict[str, Any] = dict(config.lookup(host))
+        except (openssh.ResolveError, paramiko.SSHException, ImportError, KeyError, ValueError) as error:
+            raise _unreadable(error) from error
+        if found.get("hostname") == host:
+            del found["hostname"]
+        return found
+
+    # One process for each machine is slow: `ssh -G` runs only where a configuration has options for host keys.
+    own_rules = openssh.has_own_rules()
+    if not own_rules:
+        try:
+            config.parse(openssh.config_lines())
+        except paramiko.SSHException as error:
+            raise _unreadable(error) from error
+    return lambda host, arguments: find(host, tuple(arguments))
+
+
+def _unreadable(error: Exception) -> WrongInput:
+    return WrongInput(f"ssh_config cannot be parsed: {error}", "ssh_config(5)", "correct ~/.ssh/config")
 
 
 def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
