@@ -97,10 +97,10 @@ def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A wrong setting of a machine. ``fact`` follows the setting's name and machine in a sentence."""
+    """A wrong setting of a machine. ``found`` follows the setting's name and machine in a sentence."""
 
     key: str
-    fact: str
+    found: str
     wanted: str
     remedy: str = "correct it in the inventory"
 
@@ -156,7 +156,7 @@ def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
 
 def _sentence(problem: SettingProblem, names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"{problem.key} of {shown} {problem.fact}"
+    return f"{problem.key} of {shown} {problem.found}"
 
 
 _NAMED = 4

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from gpunodes import cli
 from gpunodes import inventory as inventories
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
@@ -183,7 +184,7 @@ RESULT = RunResult(
         MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",), notes=("pods deleted by force: \x1b[2Jx/y",)),
         MachineResult("b", Outcome.FAILED, 2.0, "node", "no\x1b[2J"),
     ],
-    [PreflightFinding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
+    [PreflightFinding("b", "swap", Problem("on", "off", "nothing to do"), Severity.WARNING)],
     "/run.log",
 )
 
@@ -223,7 +224,7 @@ def test_plain_lines() -> None:
     assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
         "join: a",
         "a: Prepare the machine (1 of 9)",
-        "b: swap (warning): on; wanted: off. nothing to do.",
+        "b: swap (warning): on; wanted: off; nothing to do",
         "b: FAILED: no [2J",
     ]
 

@@ -223,8 +223,8 @@ def test_everything_missing_is_reported_at_once() -> None:
     ]
     with pytest.raises(WrongInput) as error:
         doctor.require(found)
-    assert "qemu (missing), ip (missing), root (user id 7)" in error.value.found
-    assert error.value.remedy == "run it as root; apt-get install qemu-system-x86 iproute2"
+    assert "qemu (missing), ip (missing), root (user id 7)" in error.value.problem.found
+    assert error.value.problem.remedy == "run it as root; apt-get install qemu-system-x86 iproute2"
     doctor.require(found[-1:])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.model import (
     Machine,
@@ -167,7 +168,7 @@ def test_exit_codes(outcomes: list[Outcome], code: ExitCode) -> None:
 
 def test_findings_fail_a_run_and_warnings_do_not() -> None:
     def result(severity: Severity) -> RunResult:
-        return RunResult("join", [], [PreflightFinding("a", "swap", "", "", "", severity)])
+        return RunResult("join", [], [PreflightFinding("a", "swap", Problem(""), severity)])
 
     assert result(Severity.ERROR).exit_code is ExitCode.FAILED
     assert result(Severity.WARNING).exit_code is ExitCode.DONE

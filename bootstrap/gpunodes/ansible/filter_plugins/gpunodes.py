@@ -59,6 +59,7 @@ def match(
     addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
     """
     from gpunodes.ansible.module_utils.gpunodes import identity
+    from gpunodes.ansible.module_utils.gpunodes.problem import Problem
     from gpunodes.engine import identities
 
     known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
@@ -70,13 +71,13 @@ def match(
     return {
         "node": next((dict(node) for node in nodes if node_name and node["name"] == node_name), {}),
         "by": found.by,
-        "problem": f"{found.contradiction}; {_REMEDY}" if found.contradiction else "",
+        "problem": str(Problem(found.contradiction, *_ONE_NODE)) if found.contradiction else "",
     }
 
 
-_REMEDY = (
-    "wanted: exactly one node that matches this machine; compare `kubectl get nodes -o wide` with the inventory, and "
-    "delete nodes whose machines no longer exist"
+_ONE_NODE = (
+    "exactly one node that matches this machine",
+    "compare `kubectl get nodes -o wide` with the inventory, and delete nodes whose machines no longer exist",
 )
 
 
