@@ -155,6 +155,13 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["remove", "reset", "gpu remove"])
+def test_commands_that_install_nothing_take_no_version_of_kubernetes(tmp_path: Path, command: str) -> None:
+    done = gpunodes(tmp_path, *command.split(), "worker-1", "--kubernetes-version", "1.36")
+    assert done.returncode == 2
+    assert "no such option" in done.stderr
+
+
 def test_words_that_no_command_takes_are_a_document_too(tmp_path: Path) -> None:
     output = json.loads(gpunodes(tmp_path, "join", "--json").stdout)
     assert (output["schema"], output["exit_code"]) == ("gpunodes.error/1", 2)
