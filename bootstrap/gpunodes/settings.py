@@ -105,20 +105,6 @@ class SettingProblem:
     remedy: str = "correct it in the inventory"
 
 
-def check(name: str, variables: Mapping[str, Any]) -> None:
-    """Raise WrongInput for the wrong `gpunodes_*` variables of the machine ``name``, all at once."""
-    check_all({name: variables})
-
-
-def check_all(machines: Mapping[str, Mapping[str, Any]], more: Sequence[WrongInput] = ()) -> None:
-    """Raise WrongInput for all wrong `gpunodes_*` variables of all machines, by name; ``more`` is reported with them.
-
-    The argument specification of the role `settings` decides, with the formats below. Templates are not
-    checked: only Ansible can render them.
-    """
-    report_all({name: list(problems(variables)) for name, variables in machines.items()}, more)
-
-
 def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
     """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none."""
     found: dict[SettingProblem, list[str]] = {}
@@ -131,7 +117,11 @@ def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[
 
 
 def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
-    """What is wrong with the `gpunodes_*` variables of one machine."""
+    """What is wrong with the `gpunodes_*` variables of one machine.
+
+    The argument specification of the role `settings` decides, with the formats below. Templates are not checked: only
+    Ansible can render them.
+    """
     from ansible.errors import AnsibleError
 
     known = _options()
