@@ -186,7 +186,7 @@ def test_unknown_versions_are_refused(version: str) -> None:
 
 
 def test_status_matches_nodes_with_machines() -> None:
-    node = {"role": "worker", "ready": True, "reason": "", "schedulable": True, "version": "v1.36.3"}
+    node = {"role": "worker", "ready": True, "reason": "", "schedulable": True, "version": "v1.36.3", "maintenance": ""}
     cluster = {
         "endpoint": "10.0.0.1:6443",
         "version": "v1.36.3",

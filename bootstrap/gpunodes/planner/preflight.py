@@ -45,8 +45,8 @@ class ClusterRequirements:
     """Minor or exact version."""
     ca_hash: str | None = None
     """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
-    nodes: Sequence[Mapping[str, str]] = ()
-    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime."""
+    nodes: Sequence[Mapping[str, Any]] = ()
+    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,8 @@ def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Clust
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
-        nodes=[{key: str(node.get(key) or "") for key in _NODE_FIELDS} for node in cluster.get("nodes", ())],
+        nodes=cluster.get("nodes", ()),
     )
-
-
-_NODE_FIELDS = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
