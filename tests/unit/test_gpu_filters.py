@@ -13,7 +13,8 @@ from gpunodes.model import GpuLevel, GpuVerification, Machine, Phase, Role, Task
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_verification
-from test_preflight import facts as preflight_facts
+
+from tests.stand_ins import facts as preflight_facts
 
 REQUESTED: dict[str, Any] = {
     "gpunodes_driver_branch": "",

@@ -10,36 +10,9 @@ from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner.gpu import RequestedSoftware
 from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts, judge
 
+from tests.stand_ins import facts
+
 WANTS = ClusterRequirements(kubernetes="1.36")
-
-
-def facts(**changes: Any) -> dict[str, Any]:
-    """The facts of a good machine, with changes."""
-    good: dict[str, Any] = {
-        "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
-        "arch": "x86_64",
-        "kernel": "6.12.48+deb13-cloud-amd64",
-        "python": "3.13.5",
-        "cpus": 2,
-        "memory_mib": 2000,
-        "disk_free_mib": 9000,
-        "cgroup": 2,
-        "swap": [],
-        "hostname": "worker-1",
-        "machine_id": "0a",
-        "product_uuid": "1A",
-        "boot_id": "b",
-        "time": 1000.0,
-        "default_address": "10.0.0.11",
-        "listening": [22],
-        "modules": {"overlay": "available", "br_netfilter": "available"},
-        "package_manager": "apt",
-        "packages": {"kubelet": None, "kubeadm": None},
-        "kubernetes": {"role": None, "ca_hash": None, "server": None},
-        "ledger": False,
-        "sources": [],
-    }
-    return {**good, **changes}
 
 
 def check(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
@@ -13,7 +11,6 @@ from gpunodes.model import (
     MachineResult,
     Only,
     Outcome,
-    Phase,
     PreflightFinding,
     Role,
     RunResult,
@@ -25,31 +22,7 @@ from gpunodes.operations import gpu_install, phases, status
 from gpunodes.operations.tracker import Tracker
 from gpunodes.planner import versions
 
-
-class Silent:
-    """A view that records its calls."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-        self.positions: list[tuple[int, int]] = []
-        self.tasks: list[str] = []
-
-    def begin(self, title: str, machines: Any) -> None:
-        pass
-
-    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
-        self.seen.append((machine, phase.name))
-        self.positions.append((number, total))
-
-    def task(self, machine: str, task: str) -> None:
-        self.tasks.append(f"{machine}: {task}")
-
-    def findings(self, findings: Any) -> None:
-        pass
-
-    def ended(self, result: MachineResult) -> None:
-        pass
-
+from tests.stand_ins import Silent
 
 TWO = [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)]
 WORK = (phases.NODE, phases.WORKER)

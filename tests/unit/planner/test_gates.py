@@ -10,7 +10,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner.gates import Gate, GateStatus, check, needed
 
-LISTINGS = Path(__file__).parent / "fixtures" / "kubelet-help"
+LISTINGS = Path(__file__).parents[1] / "fixtures" / "kubelet-help"
 MINORS = [f"1.{number}" for number in range(6, 38)]
 
 
