@@ -1,9 +1,11 @@
-"""The error class of gpunodes: what was found, what was wanted, what to do, and the exit code."""
+"""The error class of gpunodes: a problem, and the exit code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 
 
 class ExitCode(IntEnum):
@@ -19,25 +21,13 @@ class ExitCode(IntEnum):
 
 
 class GpunodesError(Exception):
-    """An error that stops a command.
-
-    ``found`` is the fact, ``wanted`` the limit that it breaks, ``remedy`` what the user can do.
-    """
-
-    problems: Sequence[GpunodesError] = ()
-    """The single errors, where this one stands for several."""
+    """An error that stops a command: its problem, and ``problems``, several where this error stands for them."""
 
     def __init__(self, found: str, wanted: str = "", remedy: str = "", exit_code: int = ExitCode.FAILED) -> None:
-        self.found = found
-        self.wanted = wanted
-        self.remedy = remedy
+        self.problem = Problem(found, wanted, remedy)
+        self.problems: Sequence[Problem] = (self.problem,)
         self.exit_code = ExitCode(exit_code)
-        super().__init__("; ".join(part for part in (self.fact, remedy) if part))
-
-    @property
-    def fact(self) -> str:
-        """The error without its remedy, in one line."""
-        return "; ".join(part for part in (self.found, self.wanted and f"wanted: {self.wanted}") if part)
+        super().__init__(str(self.problem))
 
 
 class WrongInput(GpunodesError):  # noqa: N818 - reads as a sentence: raise WrongInput(...)
@@ -54,13 +44,14 @@ class Interrupted(GpunodesError):  # noqa: N818 - names what happened
         super().__init__("interrupted", "", "run the same command again", ExitCode.INTERRUPTED)
 
 
-def together(problems: Sequence[WrongInput]) -> WrongInput:
+def together(errors: Sequence[WrongInput]) -> WrongInput:
     """Several errors as one, to be reported at once."""
-    if len(problems) == 1:
-        return problems[0]
+    if len(errors) == 1:
+        return errors[0]
+    problems = tuple(error.problem for error in errors)
     remedies = list(dict.fromkeys(problem.remedy for problem in problems if problem.remedy))
     found = WrongInput("; ".join(problem.fact for problem in problems), "", "; ".join(remedies))
-    found.problems = tuple(problems)
+    found.problems = problems
     return found
 
 

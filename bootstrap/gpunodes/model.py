@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import ExitCode
 
 
@@ -73,13 +74,12 @@ class PreflightFinding:
 
     machine: str
     check: str
-    fact: str
-    limit: str
-    remedy: str
+    problem: Problem
     severity: Severity = Severity.ERROR
 
     def __str__(self) -> str:
-        return f"{self.machine}: {self.check}: {self.fact}; wanted: {self.limit}; {self.remedy}"
+        warning = "" if self.severity is Severity.ERROR else " (warning)"
+        return f"{self.machine}: {self.check}{warning}: {self.problem}"
 
 
 class Outcome(StrEnum):
@@ -105,6 +105,9 @@ class GpuLevel:
     fact: str
     wanted: str = ""
     remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level}: {Problem(self.fact, self.wanted, self.remedy)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,26 +97,12 @@ def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A wrong setting of a machine. ``fact`` follows the setting's name and machine in a sentence."""
+    """A wrong setting of a machine. ``found`` follows the setting's name and machine in a sentence."""
 
     key: str
-    fact: str
+    found: str
     wanted: str
     remedy: str = "correct it in the inventory"
-
-
-def check(name: str, variables: Mapping[str, Any]) -> None:
-    """Raise WrongInput for the wrong `gpunodes_*` variables of the machine ``name``, all at once."""
-    check_all({name: variables})
-
-
-def check_all(machines: Mapping[str, Mapping[str, Any]], more: Sequence[WrongInput] = ()) -> None:
-    """Raise WrongInput for all wrong `gpunodes_*` variables of all machines, by name; ``more`` is reported with them.
-
-    The argument specification of the role `settings` decides, with the formats below. Templates are not
-    checked: only Ansible can render them.
-    """
-    report_all({name: list(problems(variables)) for name, variables in machines.items()}, more)
 
 
 def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
@@ -131,7 +117,11 @@ def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[
 
 
 def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
-    """What is wrong with the `gpunodes_*` variables of one machine."""
+    """What is wrong with the `gpunodes_*` variables of one machine.
+
+    The argument specification of the role `settings` decides, with the formats below. Templates are not checked: only
+    Ansible can render them.
+    """
     from ansible.errors import AnsibleError
 
     known = _options()
@@ -156,7 +146,7 @@ def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
 
 def _sentence(problem: SettingProblem, names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"{problem.key} of {shown} {problem.fact}"
+    return f"{problem.key} of {shown} {problem.found}"
 
 
 _NAMED = 4

@@ -396,7 +396,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
-    "kubeconfig": "tests/unit/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
+    "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",

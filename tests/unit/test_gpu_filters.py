@@ -13,7 +13,8 @@ from gpunodes.model import GpuLevel, GpuVerification, Machine, Phase, Role, Task
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker
 from gpunodes.views import gpu_verification
-from test_preflight import facts as preflight_facts
+
+from tests.stand_ins import facts as preflight_facts
 
 REQUESTED: dict[str, Any] = {
     "gpunodes_driver_branch": "",
@@ -144,7 +145,7 @@ def test_the_table_has_a_column_for_each_level() -> None:
     lines = gpu_verification.table(proofs).splitlines()
     assert lines[0].split() == ["machine", "GPUs", "host", "container", "kubelet", "pod"]
     assert lines[1].split() == ["gpu-1", "1", "ok", "failed", "-", "-"]
-    assert lines[3] == "gpu-1: container: none; wanted: all. write it anew."
+    assert lines[3] == "gpu-1: container: none; wanted: all; write it anew"
     document = json.loads(gpu_verification.verification_document(proofs, 3))
     assert (document["schema"], document["machines"][0]["healthy"]) == ("gpunodes.gpu-verify/1", False)
 

@@ -203,13 +203,14 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
 )
 def test_invalid_settings(key: str, value: object, message: str) -> None:
     with pytest.raises(WrongInput, match=message):
-        settings.check("worker-1", {key: value})
+        settings.report_all({"worker-1": list(settings.problems({key: value}))})
 
 
 def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
     wrong = {"gpunodes_pod_subnet": "banana", "gpunodes_runtime": "nope"}
+    machines: dict[str, dict[str, Any]] = {"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}}
     with pytest.raises(WrongInput) as raised:
-        settings.check_all({"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}})
+        settings.report_all({name: list(settings.problems(variables)) for name, variables in machines.items()})
     assert [problem.found for problem in raised.value.problems] == [
         "gpunodes_pod_subnet of a, b is 'banana'",
         "gpunodes_runtime of a, b is 'nope'",
@@ -243,23 +244,21 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
 
 
 def test_valid_settings() -> None:
-    settings.check(
-        "worker-1",
-        {
-            "gpunodes_pod_subnet": "10.0.0.0/16,fd00::/56",
-            "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
-            "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
-            "gpunodes_cuda_versions": ["12.4", "13.0"],
-            "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",
-            "gpunodes_repair_max_unavailable": "10%",
-            "gpunodes_drain_timeout": "900",
-            "gpunodes_node_taints": [{"key": "a", "effect": "NoExecute"}],
-            "gpunodes_node_labels": {"example.com/rack": "r7", "empty": ""},
-            "gpunodes_feature_gates": {"Foo": True},
-            "gpunodes_docker_packages_fingerprint": "9DC8 5822 9FC7 DD38 854A E2D8 8D81 803C 0EBF CD88",
-        },
-    )
-    settings.check("worker-1", {**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})
+    valid = {
+        "gpunodes_pod_subnet": "10.0.0.0/16,fd00::/56",
+        "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
+        "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
+        "gpunodes_cuda_versions": ["12.4", "13.0"],
+        "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",
+        "gpunodes_repair_max_unavailable": "10%",
+        "gpunodes_drain_timeout": "900",
+        "gpunodes_node_taints": [{"key": "a", "effect": "NoExecute"}],
+        "gpunodes_node_labels": {"example.com/rack": "r7", "empty": ""},
+        "gpunodes_feature_gates": {"Foo": True},
+        "gpunodes_docker_packages_fingerprint": "9DC8 5822 9FC7 DD38 854A E2D8 8D81 803C 0EBF CD88",
+    }
+    assert list(settings.problems(valid)) == []
+    assert list(settings.problems({**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})) == []
 
 
 def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_all_missing_programs_are_reported_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(programs, "REQUIRED_FILES", {"/nowhere/seccomp.h": "libseccomp-dev"})
     with pytest.raises(GpunodesError, match="gpg, libseccomp-dev, zstd") as caught:
         programs.require()
-    assert caught.value.remedy == "apt-get install gpg libseccomp-dev zstd"
+    assert caught.value.problem.remedy == "apt-get install gpg libseccomp-dev zstd"
 
 
 @pytest.mark.parametrize(("minors", "suites"), [(["1.99"], ["trixie"]), (["1.36"], ["sid"])])

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from gpunodes import operations
+from gpunodes.model import Phase
+from gpunodes.operations import gpu_verify, status
+from gpunodes.operations.run import Operation
+
+from tests.playbooks import phases_of, roles_of
 
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
+OPERATIONS: list[Operation] = [
+    module.OPERATION
+    for found in pkgutil.iter_modules(operations.__path__, f"{operations.__name__}.")
+    if hasattr(module := importlib.import_module(found.name), "OPERATION")
+]
 
 
 def load(path: Path) -> Any:
@@ -70,7 +84,7 @@ def test_every_wired_variable_is_an_option_of_a_role() -> None:
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
 def test_every_role_of_a_play_carries_its_name_as_tag(playbook: Path) -> None:
     for play in load(playbook):
-        for entry in play.get("roles", []):
+        for entry in roles_of(play):
             assert entry["tags"] in {entry["role"], "always", "never"}
 
 
@@ -84,7 +98,21 @@ def test_every_playbook_checks_the_controller_first(playbook: Path) -> None:
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
 def test_playbooks_only_wire(playbook: Path) -> None:
     for play in load(playbook):
-        assert not {"tasks", "pre_tasks", "post_tasks", "handlers"} & set(play)
+        assert not {"pre_tasks", "post_tasks", "handlers"} & set(play)
+        assert all(any("import_" in word for word in task) for task in play.get("tasks", []))
+
+
+@pytest.mark.parametrize(
+    ("playbook", "phases"),
+    [
+        *((operation.playbook, operation.phases) for operation in OPERATIONS),
+        ("gpu_verify.yml", gpu_verify.PHASES),
+        ("status.yml", status.PHASES),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_playbooks_have_the_phases_of_their_operation_in_its_order(playbook: str, phases: Sequence[Phase]) -> None:
+    assert phases_of(load(ROOT / "playbooks" / playbook)) == [phase.name for phase in phases]
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
@@ -93,7 +121,7 @@ def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
     everywhere = load(ROOT / "playbooks/group_vars/all.yml")
     for play in load(playbook):
         wired = {**everywhere, **play.get("vars", {})}
-        roles = {entry["role"] for entry in play.get("roles", [])}
+        roles = {entry["role"] for entry in roles_of(play)}
         if "host_diff" in roles:
             compared = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
             assert set(re.findall(r"\b([a-z_]+)_wanted\b", compared)) <= roles

@@ -24,6 +24,7 @@ from gpunodes.engine import runner
 from gpunodes.model import Event
 
 from tests.hostile import ATTACKS, hostile, machines
+from tests.playbooks import roles_of
 
 ROOT = Path(__file__).parents[2]
 CONTENT = sorted(
@@ -169,13 +170,17 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
 def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
-    words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "strategy"}
+    words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
     assert {word for play in plays for word in play} == words
     groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
     imported = {play[word] for play in plays for word in play if "import" in word}
     assert imported == {"controller.yml"}
-    listed = [role for play in plays for role in play.get("roles", ())]
+    tasks = [task for play in plays for task in play.get("tasks", ())]
+    tasks += [task for path in (ROOT / "playbooks/tasks").iterdir() for task in yaml.safe_load(path.read_text())]
+    imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
+    assert all(len(imports & set(task)) == 1 and set(task) - imports <= {"name", "tags", "when"} for task in tasks)
+    listed = [role for play in plays for role in roles_of(play)]
     assert {word for role in listed for word in role} <= {"role", "tags", "when", "vars"}
     assert {role["role"] for role in listed} <= {path.name for path in (ROOT / "roles").iterdir()}
 

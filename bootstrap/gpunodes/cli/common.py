@@ -19,7 +19,7 @@ from gpunodes.inventory import DEFAULT_PATH, Inventory
 from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
-from gpunodes.operations.phases import skipped
+from gpunodes.operations.phases import PREFLIGHT, skipped
 from gpunodes.operations.run import Operation, RunOptions, carry_out
 from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
@@ -181,8 +181,15 @@ def connection_options(command: _Command) -> _Command:
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
+def _no_option(command: _Command) -> _Command:
+    return command
+
+
 def run_options(operation: Operation) -> Callable[[_Command], _Command]:
-    """The options of every run, passed as ``flags``; the operation's phases go into the help."""
+    """The options of every run, passed as ``flags``; the operation's phases go into the help.
+
+    An operation without a preflight installs nothing, and takes no version of Kubernetes.
+    """
     phases = operation.phases
     width = max(len(phase.name) for phase in phases)
     listing = "\n".join(f"  {phase.name:<{width}}  {phase.purpose}" for phase in phases)
@@ -190,7 +197,7 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
 
     def decorate(command: _Command) -> _Command:
         @ansible_options
-        @version_option
+        @(version_option if PREFLIGHT in phases else _no_option)
         @click.option(
             "--skip-phase",
             type=click.Choice(names),
@@ -205,11 +212,11 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
         def wrapped(
             *args: Any,
             inventory_path: Path,
-            kubernetes_version: str | None,
             skip_phase: tuple[str, ...],
             from_phase: str | None,
             dry_run: bool,
             as_json: bool,
+            kubernetes_version: str | None = None,
             **kwargs: Any,
         ) -> Any:
             options = RunOptions(kubernetes_version, skip_phase, from_phase, dry_run)

@@ -35,12 +35,12 @@ def line(text: str, *, err: bool = False) -> None:
     echo(printable(text), err=err)
 
 
-def error(problem: GpunodesError) -> None:
+def error(failure: GpunodesError) -> None:
     """Print an error on standard error: each problem on a line ``error:``, then what to do on a line ``hint:``."""
-    for each in problem.problems or (problem,):
+    for each in failure.problems:
         _labelled("error:", each.fact, "red")
-    if problem.remedy:
-        _labelled("hint:", problem.remedy, "cyan")
+    if remedy := failure.problem.remedy:
+        _labelled("hint:", remedy, "cyan")
 
 
 def coloured(stream: TextIO) -> bool:

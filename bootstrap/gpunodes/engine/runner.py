@@ -48,7 +48,6 @@ class Play:
     inventory: Path
     machines: Sequence[str]
     skip_phases: Sequence[str] = ()
-    only_phases: Sequence[str] = ()
     variables: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] | None = None
@@ -105,7 +104,6 @@ def run(
             playbook=str(settings.content() / "playbooks" / play.playbook),
             inventory=_inventories(play, private),
             limit=",".join(play.machines),
-            tags=",".join(play.only_phases) or None,
             skip_tags=",".join(play.skip_phases) or None,
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,

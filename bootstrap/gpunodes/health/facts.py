@@ -80,7 +80,6 @@ class Facts:
     boot_id: str | None = None
     gpus_reset_s: float | None = None
     """Time of the last GPU reset, in seconds since the boot."""
-    errors: tuple[str, ...] = ()
     log: str = ""
     log_source: str = ""
     repeats: tuple[Repeat, ...] = ()
@@ -103,7 +102,6 @@ def read(found: Mapping[str, object]) -> Facts:
     return Facts(
         boot_id=boot_id if re.fullmatch(r"[0-9a-fA-F-]{32,36}", boot_id) else None,
         gpus_reset_s=_number(found, "gpus_reset_s"),
-        errors=tuple(f"{_text(entry, 'what')}: {_text(entry, 'error')}" for entry in _entries(found, "errors")),
         log=_text(log, "text", _LOG),
         log_source=_text(log, "source"),
         repeats=tuple(

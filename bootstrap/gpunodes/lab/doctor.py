@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from gpunodes.errors import WrongInput
@@ -39,12 +38,6 @@ class HostCheck:
     ok: bool
     found: str
     remedy: str = ""
-
-
-def system_packages() -> tuple[str, ...]:
-    """The Debian packages that a lab needs on its host."""
-    text = resources.files("gpunodes.lab").joinpath("system-packages.txt").read_text()
-    return tuple(line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))
 
 
 def root() -> HostCheck:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.engine import identities, locks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
@@ -154,34 +155,29 @@ def claimed(
         yield claim
 
 
-def _waiting(control: str, problem: GpunodesError) -> PreflightFinding:
-    return PreflightFinding(
+def _waiting(control: str, error: GpunodesError) -> PreflightFinding:
+    return _warning(
         control,
-        "lock",
-        f"the API does not respond yet: {problem.found}",
-        "an API that responds",
+        f"the API does not respond yet: {error.problem.found}",
         f"gpunodes waits at most {PATIENCE_S:.0f} s for it",
-        Severity.WARNING,
     )
 
 
 def _unrenewed(control: str) -> PreflightFinding:
-    return PreflightFinding(
+    return _warning(
         control,
-        "lock",
         "it is being changed and does not respond: continuing without its locks until it does",
-        "an API that responds",
         f"the run ends if it does not respond within {PATIENCE_S:.0f} s after that work",
-        Severity.WARNING,
     )
 
 
-def _unlocked(control: str, problem: GpunodesError) -> PreflightFinding:
-    return PreflightFinding(
+def _unlocked(control: str, error: GpunodesError) -> PreflightFinding:
+    return _warning(
         control,
-        "lock",
-        f"no Leases can be taken: {problem.found}; a lock on this machine excludes other commands",
-        "an API that responds",
+        f"no Leases can be taken: {error.problem.found}; a lock on this machine excludes other commands",
         "restore the API first, unless this command is meant to do that",
-        Severity.WARNING,
     )
+
+
+def _warning(control: str, found: str, remedy: str) -> PreflightFinding:
+    return PreflightFinding(control, "lock", Problem(found, "an API that responds", remedy), Severity.WARNING)

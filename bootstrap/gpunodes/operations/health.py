@@ -119,7 +119,7 @@ class _Files:
     def _skip(self, error: WrongInput) -> None:
         """Go on without a file that a folder has."""
         last = self.found[-1]
-        self.found[-1] = dataclasses.replace(last, problem=error.found.removeprefix(f"{last.path} "))
+        self.found[-1] = dataclasses.replace(last, problem=error.problem.found.removeprefix(f"{last.path} "))
 
 
 def _members(folder: str) -> list[str]:

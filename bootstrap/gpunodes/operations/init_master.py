@@ -6,5 +6,5 @@ from gpunodes.operations.run import Operation
 OPERATION = Operation(
     name="init-master",
     playbook="init_master.yml",
-    phases=(phases.PREFLIGHT, *phases.PREPARE, phases.CONTROL_PLANE, phases.NETWORK, phases.READY),
+    phases=(phases.PREFLIGHT, *phases.PREPARE, *phases.CREATE, phases.READY),
 )

@@ -51,9 +51,10 @@ def choose(
         raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
-        finding = seen.no_cluster(inventory.control_plane().name)
+        control = inventory.control_plane().name
+        why = seen.no_cluster(control).problem.found
         raise GpunodesError(
-            f"{', '.join(members)} run as nodes, but the cluster is unknown: {finding.machine}: {finding.fact}",
+            f"{', '.join(members)} run as nodes, but the cluster is unknown: {control}: {why}",
             "a control plane that responds",
             "restore it first; nothing was changed",
         )

@@ -89,8 +89,10 @@ RESET = Phase(
 )
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
+# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
+CREATE = (CONTROL_PLANE, NETWORK)
 
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:

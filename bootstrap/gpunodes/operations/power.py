@@ -126,14 +126,17 @@ def _locked(
         try:
             command = f"power {action.value}"
             claimed = claims.claimed(
-                fleet.inventory, [machine], command, lambda each: report(each.machine, f"{each.fact}; {each.remedy}")
+                fleet.inventory,
+                [machine],
+                command,
+                lambda each: report(each.machine, str(each.problem)),
             )
             claim = held.enter_context(claimed)
             lost = functools.partial(claim.lost, at_work=True)
             for finding in claim.findings:
-                report(finding.machine, finding.fact)
-        except (NoSession, NoLock, WrongInput) as problem:
-            report(machine.name, f"no lock: {problem.found}")
+                report(finding.machine, finding.problem.found)
+        except (NoSession, NoLock, WrongInput) as error:
+            report(machine.name, f"no lock: {error.problem.found}")
         yield lost
 
 

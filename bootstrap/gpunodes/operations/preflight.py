@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
@@ -39,10 +40,11 @@ class Inspection:
     def no_cluster(self, control: str) -> PreflightFinding:
         """The finding that there is no cluster to join. A new one is suggested only if the control plane responded."""
         if failure := self.control_failure:
-            limit, remedy = "a control plane that responds", no_contact(failure)
-            return PreflightFinding(control, "cluster", events.cause(failure), limit, remedy)
+            problem = Problem(events.cause(failure), "a control plane that responds", no_contact(failure))
+            return PreflightFinding(control, "cluster", problem)
         remedy = f"`gpunodes init-master {control}` creates one; if it has one, start its API server"
-        return PreflightFinding(control, "cluster", "it runs no cluster that responds", "a cluster to join", remedy)
+        problem = Problem("it runs no cluster that responds", "a cluster to join", remedy)
+        return PreflightFinding(control, "cluster", problem)
 
 
 def no_contact(failure: TaskEnded) -> str:

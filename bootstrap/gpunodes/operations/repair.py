@@ -799,8 +799,8 @@ class _Repairs:
         """The SSH lock while the control plane is repaired; None if its sshd does not respond either."""
         try:
             return opened.enter_context(self._fleet.lock(self._request.command, held.holder))
-        except locks.NoLock as problem:
-            self._report(machine.name, f"no SSH lock: {problem.found}")
+        except locks.NoLock as error:
+            self._report(machine.name, f"no SSH lock: {error.problem.found}")
             return None
         except BaseException:
             held.release_unused(record.node)

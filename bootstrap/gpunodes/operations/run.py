@@ -154,7 +154,7 @@ def _claimed(
 def _not_locked(error: GpunodesError) -> GpunodesError:
     """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
     remedy = "start its control plane, or correct the address and SSH settings in the inventory"
-    return GpunodesError(error.found, error.wanted, remedy)
+    return GpunodesError(error.problem.found, error.problem.wanted, remedy)
 
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:

@@ -62,11 +62,6 @@ def scan_targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Scan
     return found
 
 
-def targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Target]:
-    """How to reach these machines; raises WrongInput like :func:`scan_targets`."""
-    return [machine.target for machine in scan_targets(inventory, machines)]
-
-
 def run(
     machines: Sequence[ScanTarget], view: ScanView, *, deadline_s: float, parallel: int = PARALLEL, cluster: str = ""
 ) -> list[Verdict]:

@@ -85,8 +85,8 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
                 name=node["name"],
                 machine=machine,
                 role=node["role"],
-                ready=bool(node["ready"]),
-                reason="; ".join(part for part in (str(node["reason"]), _maintenance(node, now)) if part),
+                ready=node["ready"],
+                reason="; ".join(part for part in (node["reason"], _maintenance(node, now)) if part),
                 version=node["version"],
                 address=node["address"],
             )
@@ -98,7 +98,7 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
 
 def _maintenance(node: Mapping[str, Any], now: float) -> str:
     """The node's maintenance or cordon, "" without one."""
-    found = maintenance.parse(str(node.get("maintenance") or ""))
+    found = maintenance.parse(node["maintenance"])
     cordoned = "" if node["schedulable"] else "cordoned"
     if found is None:
         return cordoned

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import tables
 
@@ -45,15 +46,6 @@ class Gate:
     """The value that gpunodes sets; None if it keeps the default, or the gate is absent."""
     why: str
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """A request that cannot be met: the fact, the limit that it breaks, what to do."""
-
-    fact: str
-    limit: str
-    remedy: str
 
 
 def minor_of(version: str) -> str:
@@ -88,40 +80,40 @@ def needed(version: str) -> dict[str, bool]:
     return {gate.name: gate.set_by_gpunodes for gate in gates(version) if gate.set_by_gpunodes is not None}
 
 
-def check(version: str, requested: Mapping[str, Any]) -> list[Conflict]:
+def check(version: str, requested: Mapping[str, Any]) -> list[Problem]:
     """The requested gates that the kubelet of ``version`` rejects: unknown, removed, too new, locked, not a boolean."""
     minor = minor_of(version)
     found = []
     for name, value in requested.items():
         if not isinstance(value, bool):
             found.append(
-                Conflict(f"the feature gate {name} is set to {value!r}", "true or false", "correct the setting")
+                Problem(f"the feature gate {name} is set to {value!r}", "true or false", "correct the setting")
             )
         elif conflict := _judge(name, value, minor):
             found.append(conflict)
     return found
 
 
-def _judge(name: str, value: bool, minor: str) -> Conflict | None:
+def _judge(name: str, value: bool, minor: str) -> Problem | None:
     row = next((row for row in tables.read("gates")["gate"] if row["name"] == name), None)
     if row is None:
         return _judge_other(name, minor, value=value)
     gate = _gate(row, minor)
     if gate.status is GateStatus.ABSENT:
         if gate.removed_in and _number(minor) >= _number(gate.removed_in):
-            return Conflict(
+            return Problem(
                 f"the feature gate {name} was {_removal(row)}",
                 _known_gate(minor),
                 f"remove it from the settings: {row['instead']}",
             )
         first = row["stages"][0]["from"]
-        return Conflict(
+        return Problem(
             f"the feature gate {name} does not exist before Kubernetes {first}",
             _known_gate(minor),
             f"remove it from the settings, or choose Kubernetes {first} or newer",
         )
     if gate.locked and value != gate.default:
-        return Conflict(
+        return Problem(
             f"the feature gate {name} is set to {_yaml(value)}",
             f"{_yaml(bool(gate.default))}: it is locked from Kubernetes {_locked_from(row)} on",
             "remove it from the settings",
@@ -129,12 +121,12 @@ def _judge(name: str, value: bool, minor: str) -> Conflict | None:
     return None
 
 
-def _judge_other(name: str, minor: str, *, value: bool) -> Conflict | None:
+def _judge_other(name: str, minor: str, *, value: bool) -> Problem | None:
     """Judge a gate that is not about GPUs; these are known only for the versions that gpunodes installs."""
     table = tables.read("kubelet_gates")
     stages = [stage.split() for stage in table["gates"].get(name, ()) if _number(stage.split()[0]) <= _number(minor)]
     if _number(minor) < _number(table["first"]):
-        return Conflict(
+        return Problem(
             f"the feature gate {name} is not about GPUs",
             f"one of `gpunodes gates {minor}`: gpunodes knows other gates only from Kubernetes {table['first']} on",
             "remove it from the settings, or choose a newer Kubernetes version",
@@ -143,13 +135,13 @@ def _judge_other(name: str, minor: str, *, value: bool) -> Conflict | None:
         names = [*(row["name"] for row in tables.read("gates")["gate"]), *table["gates"]]
         near = difflib.get_close_matches(name, names, n=1)
         remedy = f"did you mean {near[0]}?" if near else "remove it from the settings, or check its spelling"
-        return Conflict(f"the feature gate {name} does not exist in Kubernetes {minor}", _known_gate(minor), remedy)
+        return Problem(f"the feature gate {name} does not exist in Kubernetes {minor}", _known_gate(minor), remedy)
     since, status, *rest = stages[-1]
     if status == GateStatus.ABSENT:
         fact = f"the feature gate {name} was removed in Kubernetes {since}"
-        return Conflict(fact, _known_gate(minor), "remove it from the settings")
+        return Problem(fact, _known_gate(minor), "remove it from the settings")
     if "locked" in rest and value != ("on" in rest):
-        return Conflict(
+        return Problem(
             f"the feature gate {name} is set to {_yaml(value)}",
             f"{_yaml('on' in rest)}: it is locked since Kubernetes {since} or earlier",
             "remove it from the settings",

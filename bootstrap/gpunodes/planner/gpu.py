@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
-from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu_case import Case, Row, branches, cite, fill, gpus_of, is_gpu, number, version_of
 from gpunodes.planner.gpu_installed import reboot
 from gpunodes.planner.gpu_model import (
@@ -34,7 +34,6 @@ from gpunodes.planner.gpu_model import (
 )
 
 __all__ = [
-    "Conflict",
     "Flavour",
     "Gpu",
     "Group",
@@ -54,7 +53,7 @@ __all__ = [
 ]
 
 
-def plan(machine: str, facts: Facts, requested: RequestedSoftware) -> Plan | tuple[Conflict, ...]:
+def plan(machine: str, facts: Facts, requested: RequestedSoftware) -> Plan | tuple[Problem, ...]:
     """The plan for ``machine``, or all reasons why the requested software cannot be installed.
 
     ``facts`` is what the module ``host_facts`` returns.
@@ -106,7 +105,7 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
 def check(requested: RequestedSoftware) -> None:
     """Raise WrongInput for a version that no machine can have because no table contains it."""
     for conflict in _unknown(requested):
-        raise WrongInput(conflict.fact, conflict.limit, conflict.remedy)
+        raise WrongInput(conflict.found, conflict.wanted, conflict.remedy)
 
 
 def for_kubernetes(requested: RequestedSoftware, kubernetes_version: str) -> RequestedSoftware:
@@ -114,18 +113,18 @@ def for_kubernetes(requested: RequestedSoftware, kubernetes_version: str) -> Req
     return replace(requested, kubernetes_version=kubernetes_version)
 
 
-def _unknown(requested: RequestedSoftware) -> Iterator[Conflict]:
+def _unknown(requested: RequestedSoftware) -> Iterator[Problem]:
     if requested.driver and requested.driver not in branches():
         fact = f"the driver branch {requested.driver!r} is unknown"
-        yield Conflict(fact, f"one of {', '.join(branches())}", "choose one of these")
+        yield Problem(fact, f"one of {', '.join(branches())}", "choose one of these")
     known = [minor for row in tables.read("cuda")["cuda"] for minor in row["minors"]]
     for version in requested.cuda:
         if version not in known:
-            yield Conflict(f"CUDA {version} is unknown", f"one of {', '.join(known)}", "choose one of these")
+            yield Problem(f"CUDA {version} is unknown", f"one of {', '.join(known)}", "choose one of these")
     if requested.cudnn and not software.knows_cudnn(requested.cudnn):
         rows = tables.read("cuda")["cudnn"]
         limit = f"one of {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
-        yield Conflict(f"cuDNN {requested.cudnn} is unknown", limit, "choose one of these")
+        yield Problem(f"cuDNN {requested.cudnn} is unknown", limit, "choose one of these")
 
 
 def _gates(case: Case) -> dict[str, bool]:
@@ -134,7 +133,7 @@ def _gates(case: Case) -> dict[str, bool]:
         known = gates.gates(version)
     except WrongInput as error:  # a cluster whose version gpunodes does not install
         if case.requested.gates:
-            case.refuse(error.found, error.wanted, "remove gpunodes_feature_gates from the settings")
+            case.conflicts.append(replace(error.problem, remedy="remove gpunodes_feature_gates from the settings"))
         return {}
     case.conflicts += gates.check(version, case.requested.gates)
     needed = gates.needed(version) if case.gpus else {}

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.planner import tables
-from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 
 Row = Mapping[str, Any]
@@ -25,7 +25,7 @@ class Case:
         self.facts = facts
         self.gpu: Row = facts.get("gpu") or {}
         self.requested = requested
-        self.conflicts: list[Conflict] = []
+        self.conflicts: list[Problem] = []
         self.warnings: list[str] = []
         self.reasons: list[Reason] = []
         os = facts.get("os") or {}
@@ -40,7 +40,7 @@ class Case:
 
     def refuse(self, fact: str, limit: str, remedy: str) -> None:
         """Add a conflict."""
-        self.conflicts.append(Conflict(fact, limit, remedy))
+        self.conflicts.append(Problem(fact, limit, remedy))
 
     def products(self, row: Row) -> str:
         """The machine's GPUs of a generation, by name."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import ExitCode
-from gpunodes.planner.gates import Conflict
 
 Facts = Mapping[str, Any]
 
@@ -158,7 +158,7 @@ class Planned:
     name: str
     requested: RequestedSoftware
     plan: Plan | None = None
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[Problem, ...] = ()
     unreachable: str = ""
     facts: Facts | None = None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
-from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu_case import Case, Row, cite, number, version_of
 from gpunodes.planner.gpu_model import Flavour
 
@@ -57,25 +57,25 @@ def unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | None
     return next(matching, None)
 
 
-def broken_limits(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Conflict]:
+def broken_limits(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Problem]:
     """The limits of GPUs and CUDA that a branch breaks."""
     for row in case.generations:
         fact = f"driver {branch} does not support {row['title']} GPUs ({case.products(row)})"
         if row["last"] and number(branch) > number(row["last"]):
-            yield Conflict(
+            yield Problem(
                 fact,
                 f"{row['last']}, the last branch for these GPUs ({cite('drivers', row)})",
                 f"request {row['last']} or older, or no branch",
             )
         if row["first"] and number(branch) < number(row["first"]):
-            yield Conflict(
+            yield Problem(
                 fact,
                 f"{row['first']}, the first branch for these GPUs ({cite('drivers', row)})",
                 f"request {row['first']} or newer, or no branch",
             )
     for version, row in cudas:
         if number(branch) < number(row["least_driver"]):
-            yield Conflict(
+            yield Problem(
                 f"driver {branch} is too old for CUDA {version}",
                 f"{row['least_driver']} or newer ({cite('cuda', row)})",
                 f"request the branch {row['least_driver']} or newer, or an older CUDA version",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import described, reported
@@ -46,18 +47,8 @@ class ClusterRequirements:
     """Minor or exact version."""
     ca_hash: str | None = None
     """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
-    nodes: Sequence[Mapping[str, str]] = ()
-    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem that a check found on a machine: the fact, the limit that it breaks, what to do."""
-
-    fact: str
-    limit: str
-    remedy: str
-    severity: Severity = Severity.ERROR
+    nodes: Sequence[Mapping[str, Any]] = ()
+    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +58,7 @@ class Check:
     name: str
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
+    severity: Severity = Severity.ERROR
 
 
 def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
@@ -75,11 +67,8 @@ def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> Clust
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
-        nodes=[{key: str(node.get(key) or "") for key in _NODE_FIELDS} for node in cluster.get("nodes", ())],
+        nodes=cluster.get("nodes", ()),
     )
-
-
-_NODE_FIELDS = ("name", "address", "boot_id", "machine_id", "product_uuid", "runtime")
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
@@ -91,19 +80,15 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
             problem = Problem(
                 candidate.unreachable, "a reachable machine", "check that `ssh` to it works, with sudo and Python"
             )
-            findings.append(_finding(candidate, "reachable", problem))
+            findings.append(PreflightFinding(candidate.name, "reachable", problem))
             continue
         findings += [
-            _finding(candidate, check.name, problem)
+            PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
     return findings
-
-
-def _finding(candidate: MachineFacts, check: str, problem: Problem) -> PreflightFinding:
-    return PreflightFinding(candidate.name, check, problem.fact, problem.limit, problem.remedy, problem.severity)
 
 
 def _system(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -175,7 +160,6 @@ def _swap(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Pr
             f"swap is on ({devices})",
             "no swap: the kubelet does not start with it",
             "nothing to do: gpunodes turns it off",
-            Severity.WARNING,
         )
 
 
@@ -287,15 +271,12 @@ def _gates(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements)
     if not candidate.requested.gates:
         return
     try:
-        found = gates.check(requirements.kubernetes, candidate.requested.gates)
+        yield from gates.check(requirements.kubernetes, candidate.requested.gates)
     except WrongInput as error:
-        found = [gates.Conflict(error.found, error.wanted, "remove gpunodes_feature_gates from the settings")]
-    yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in found)
+        yield replace(error.problem, remedy="remove gpunodes_feature_gates from the settings")
 
 
-def _planned(
-    candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements
-) -> gpu.Plan | Sequence[gates.Conflict]:
+def _planned(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> gpu.Plan | Sequence[Problem]:
     """The GPU plan of the machine; feature gates have their own check."""
     requested = replace(candidate.requested, kubernetes_version=requirements.kubernetes, gates={})
     return gpu.plan(candidate.name, facts, requested)
@@ -304,10 +285,14 @@ def _planned(
 def _gpu(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     planned = _planned(candidate, facts, requirements)
     if not isinstance(planned, gpu.Plan):
-        yield from (Problem(conflict.fact, conflict.limit, conflict.remedy) for conflict in planned)
-        return
-    for warning in planned.warnings:
-        yield Problem(warning, "no warnings", f"see `gpunodes gpu plan {candidate.name}`", Severity.WARNING)
+        yield from planned
+
+
+def _gpu_warnings(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, requirements)
+    if isinstance(planned, gpu.Plan):
+        for warning in planned.warnings:
+            yield Problem(warning, "no warnings", f"see `gpunodes gpu plan {candidate.name}`")
 
 
 CHECKS: Sequence[Check] = (
@@ -318,7 +303,7 @@ CHECKS: Sequence[Check] = (
     Check("memory", "enough memory for the machine's role", _memory),
     Check("disk", "enough free disk below /var/lib", _disk),
     Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
-    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap),
+    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
     Check("hostname", "the host name is valid as a node's name", _hostname),
     Check("clock", "the clock agrees with the controller's", _clock),
     Check("ports", "the ports of the role are free", _ports),
@@ -329,6 +314,7 @@ CHECKS: Sequence[Check] = (
     Check("version", "no other Kubernetes version is installed", _version),
     Check("gates", "the kubelet of this version accepts the feature gates", _gates),
     Check("gpu", "driver, CUDA and runtime are compatible with the GPUs, the kernel and each other", _gpu),
+    Check("gpu", "nothing in the plan for the GPUs needs a warning", _gpu_warnings, Severity.WARNING),
 )
 
 # Identities that must be unique in a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".
@@ -363,7 +349,7 @@ def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirement
                     delete = "; or delete that node, if its machine no longer exists or was reinstalled"
                     what = f"{remedy}{delete if 'node ' in others else ''}"
                     fact = f"its {title} {value} is the same as that of {others}"
-                    found[name].append(PreflightFinding(name, key, fact, f"a unique {title}", what))
+                    found[name].append(PreflightFinding(name, key, Problem(fact, f"a unique {title}", what)))
     return found
 
 

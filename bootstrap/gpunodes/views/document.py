@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import GpunodesError
 from gpunodes.model import RunResult
 
@@ -22,27 +23,35 @@ def run(result: RunResult) -> str:
         "machines": [
             {**dataclasses.asdict(machine), "seconds": round(machine.seconds, 1)} for machine in result.machines
         ],
-        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "findings": [
+            {
+                "machine": finding.machine,
+                "check": finding.check,
+                **conflict(finding.problem),
+                "severity": finding.severity,
+            }
+            for finding in result.findings
+        ],
         "log": result.log,
     }
     return dump(document)
 
 
-def error(problem: GpunodesError) -> str:
+def error(failure: GpunodesError) -> str:
     """``gpunodes.error/1``: why a command failed or stopped."""
     return dump(
         {
             "schema": "gpunodes.error/1",
-            "exit_code": int(problem.exit_code),
-            "found": problem.found,
-            "wanted": problem.wanted,
-            "remedy": problem.remedy,
-            "problems": [
-                {"found": each.found, "wanted": each.wanted, "remedy": each.remedy}
-                for each in problem.problems or (problem,)
-            ],
+            "exit_code": int(failure.exit_code),
+            **dataclasses.asdict(failure.problem),
+            "problems": [dataclasses.asdict(each) for each in failure.problems],
         }
     )
+
+
+def conflict(problem: Problem) -> dict[str, str]:
+    """A finding or conflict: in documents, its two parts have other names than those of an error."""
+    return {"fact": problem.found, "limit": problem.wanted, "remedy": problem.remedy}
 
 
 def as_yaml(text: str) -> str:

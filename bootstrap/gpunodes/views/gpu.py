@@ -41,7 +41,7 @@ def plans_document(found: Plans) -> str:
                     "name": one.name,
                     "settings": one.requested.settings(),
                     "plan": dataclasses.asdict(one.plan) if one.plan else None,
-                    "conflicts": [dataclasses.asdict(conflict) for conflict in one.conflicts],
+                    "conflicts": [document.conflict(each) for each in one.conflicts],
                     "unreachable": one.unreachable,
                     "facts": one.facts,
                 }
@@ -82,8 +82,8 @@ def _machine(one: Planned) -> Iterator[tuple[str, int]]:
     if one.plan is None:
         yield f"{one.name}: UNREACHABLE: {one.unreachable}" if one.unreachable else f"{one.name}: NOT POSSIBLE", 2
         for conflict in one.conflicts:
-            yield f"  {conflict.fact}", 4
-            yield f"    wanted: {conflict.limit}", 12
+            yield f"  {conflict.found}", 4
+            yield f"    wanted: {conflict.wanted}", 12
             yield f"    remedy: {conflict.remedy}", 12
         return
     yield f"{one.name}: {_gpus(one.plan)}", 2

@@ -21,7 +21,7 @@ def table(verifications: Sequence[GpuVerification]) -> str:
         count = "-" if each.cause and not each.levels and not each.gpus else str(each.gpus)
         rows.append((each.machine, count, *(states.get(level, "-") for level in LEVELS)))
         if failed := each.failed:
-            messages.append(f"{each.machine}: {failed.level}: {failed.fact}; wanted: {failed.wanted}. {failed.remedy}.")
+            messages.append(f"{each.machine}: {failed}")
         elif each.cause:
             messages.append(f"{each.machine}: {each.cause}")
     return "\n".join([text.table(rows), *map(printable, messages)])

@@ -61,7 +61,7 @@ class RunLines:
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         for finding in findings:
-            self._say(describe(finding))
+            self._say(str(finding))
 
     def ended(self, result: MachineResult) -> None:
         if result.outcome.bad:
@@ -116,7 +116,7 @@ class Live:
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         with self._mutex:
             for finding in findings:
-                self._above(describe(finding))
+                self._above(str(finding))
             self._draw()
 
     def ended(self, result: MachineResult) -> None:
@@ -162,12 +162,6 @@ class Live:
             lines.append(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1])
         put(self._stream, "".join(f"{line}\n" for line in lines))
         self._drawn = len(shown)
-
-
-def describe(finding: PreflightFinding) -> str:
-    """A finding in one line."""
-    word = "" if finding.severity is Severity.ERROR else " (warning)"
-    return f"{finding.machine}: {finding.check}{word}: {finding.fact}; wanted: {finding.limit}. {finding.remedy}."
 
 
 def summary(result: RunResult) -> str:

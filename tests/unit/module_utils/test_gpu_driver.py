@@ -168,8 +168,8 @@ def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> Non
     log.write_text(GCC)
     problem = gpu_driver.build_problem("nvidia", "6.12.1")
     assert problem
-    assert "nvidia/nv-mm.c:412:9: error: implicit declaration of function 'vm_flags_set'" in problem.found
-    assert str(log) in problem.remedy
+    assert "nvidia/nv-mm.c:412:9: error: implicit declaration of function 'vm_flags_set'" in problem.problem.found
+    assert str(log) in problem.problem.remedy
     assert gpu_driver.build_problem("nvidia", "6.12.1", since=log.stat().st_mtime + 1) is None
 
 

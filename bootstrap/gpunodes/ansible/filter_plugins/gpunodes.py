@@ -58,6 +58,7 @@ def match(
     ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
     addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
     """
+    from gpunodes.ansible.module_utils.gpunodes.problem import Problem
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described, reported
@@ -71,13 +72,13 @@ def match(
     return {
         "node": next((dict(node) for node in nodes if node_name and node["name"] == node_name), {}),
         "by": found.by,
-        "problem": f"{found.contradiction}; {_REMEDY}" if found.contradiction else "",
+        "problem": str(Problem(found.contradiction, *_ONE_NODE)) if found.contradiction else "",
     }
 
 
-_REMEDY = (
-    "wanted: exactly one node that matches this machine; compare `kubectl get nodes -o wide` with the inventory, and "
-    "delete nodes whose machines no longer exist"
+_ONE_NODE = (
+    "exactly one node that matches this machine",
+    "compare `kubectl get nodes -o wide` with the inventory, and delete nodes whose machines no longer exist",
 )
 
 

@@ -29,8 +29,7 @@ def gpu_plan(facts: Mapping[str, Any], machine: str, settings: Mapping[str, Any]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Plan):
-        lines = [f"{machine}: {conflict.fact}; wanted: {conflict.limit}; {conflict.remedy}" for conflict in found]
-        raise AnsibleFilterError("\n".join(lines))
+        raise AnsibleFilterError("\n".join(f"{machine}: {conflict}" for conflict in found))
     # Through JSON, so that Ansible gets strings instead of enums.
     document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(found)))
     return document
@@ -197,9 +196,11 @@ def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
 
 def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
     """A message about the first failed level, "" if none failed."""
+    from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+
     for level in levels:
         if level["state"] == "failed":
-            return f"{level['level']}: {level['fact']}; wanted: {level['wanted']}; {level['remedy']}"
+            return f"{level['level']}: {Problem(level['fact'], level['wanted'], level['remedy'])}"
     return ""
 
 

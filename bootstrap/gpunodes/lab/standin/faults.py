@@ -33,7 +33,6 @@ class Fault:
     """A row of faults.toml."""
 
     name: str
-    about: str
     driver: tuple[str, ...]
     board: tuple[str, ...]
 
@@ -52,10 +51,7 @@ def _table() -> dict[str, Mapping[str, Mapping[str, str]]]:
 def known() -> Mapping[str, Fault]:
     """All faults, by name."""
     rows: Mapping[str, Mapping[str, Sequence[str]]] = _table()["fault"]
-    return {
-        name: Fault(name, str(row["about"]), tuple(row.get("driver", ())), tuple(row.get("board", ())))
-        for name, row in rows.items()
-    }
+    return {name: Fault(name, tuple(row.get("driver", ())), tuple(row.get("board", ()))) for name, row in rows.items()}
 
 
 @dataclass(frozen=True)

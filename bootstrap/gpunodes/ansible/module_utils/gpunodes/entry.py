@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from . import lock
@@ -19,7 +20,7 @@ def carry_out(module: Any, work: Callable[[], Mapping[str, Any]], changes: bool 
     try:
         with machine_lock:
             result = work()
-    except MachineProblem as problem:
-        module.fail_json(msg=str(problem), found=problem.found, wanted=problem.wanted, remedy=problem.remedy)
+    except MachineProblem as error:
+        module.fail_json(msg=str(error), **asdict(error.problem))
     else:
         module.exit_json(**result)

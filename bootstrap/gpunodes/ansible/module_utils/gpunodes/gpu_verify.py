@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
@@ -66,8 +66,8 @@ def verify(image: str, runtime: str, services: Sequence[str]) -> dict[str, Any]:
         levels.append(Level(level, "ok", f"driver {report.driver}, {len(report.gpus)} x {names}"))
         level = "container"
         levels.append(_container(image, runtime, report))
-    except MachineProblem as problem:
-        levels.append(Level(level, "failed", problem.found, problem.wanted, problem.remedy))
+    except MachineProblem as error:
+        levels.append(Level(level, "failed", *astuple(error.problem)))
     return {"levels": [asdict(level) for level in levels], **asdict(report), "gpus": list(report.gpus)}
 
 

@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 from gpunodes import cli
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import edit
@@ -154,6 +155,13 @@ def test_wrong_input_ends_with_2_and_touches_nothing(tmp_path: Path, words: tupl
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["remove", "reset", "gpu remove"])
+def test_commands_that_install_nothing_take_no_version_of_kubernetes(tmp_path: Path, command: str) -> None:
+    done = gpunodes(tmp_path, *command.split(), "worker-1", "--kubernetes-version", "1.36")
+    assert done.returncode == 2
+    assert "no such option" in done.stderr
+
+
 def test_words_that_no_command_takes_are_a_document_too(tmp_path: Path) -> None:
     output = json.loads(gpunodes(tmp_path, "join", "--json").stdout)
     assert (output["schema"], output["exit_code"]) == ("gpunodes.error/1", 2)
@@ -183,7 +191,7 @@ RESULT = RunResult(
         MachineResult("a", Outcome.CHANGED, 65.2, changes=("Join",), notes=("pods deleted by force: \x1b[2Jx/y",)),
         MachineResult("b", Outcome.FAILED, 2.0, "node", "no\x1b[2J"),
     ],
-    [PreflightFinding("b", "swap", "on", "off", "nothing to do", Severity.WARNING)],
+    [PreflightFinding("b", "swap", Problem("on", "off", "nothing to do"), Severity.WARNING)],
     "/run.log",
 )
 
@@ -223,7 +231,7 @@ def test_plain_lines() -> None:
     assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
         "join: a",
         "a: Prepare the machine (1 of 9)",
-        "b: swap (warning): on; wanted: off. nothing to do.",
+        "b: swap (warning): on; wanted: off; nothing to do",
         "b: FAILED: no [2J",
     ]
 

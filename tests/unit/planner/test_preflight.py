@@ -10,36 +10,9 @@ from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner.gpu import RequestedSoftware
 from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts, judge
 
+from tests.stand_ins import facts
+
 WANTS = ClusterRequirements(kubernetes="1.36")
-
-
-def facts(**changes: Any) -> dict[str, Any]:
-    """The facts of a good machine, with changes."""
-    good: dict[str, Any] = {
-        "os": {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13 (trixie)"},
-        "arch": "x86_64",
-        "kernel": "6.12.48+deb13-cloud-amd64",
-        "python": "3.13.5",
-        "cpus": 2,
-        "memory_mib": 2000,
-        "disk_free_mib": 9000,
-        "cgroup": 2,
-        "swap": [],
-        "hostname": "worker-1",
-        "machine_id": "0a",
-        "product_uuid": "1A",
-        "boot_id": "b",
-        "time": 1000.0,
-        "default_address": "10.0.0.11",
-        "listening": [22],
-        "modules": {"overlay": "available", "br_netfilter": "available"},
-        "package_manager": "apt",
-        "packages": {"kubelet": None, "kubeadm": None},
-        "kubernetes": {"role": None, "ca_hash": None, "server": None},
-        "ledger": False,
-        "sources": [],
-    }
-    return {**good, **changes}
 
 
 def check(
@@ -90,9 +63,9 @@ def test_a_good_machine_passes() -> None:
 def test_each_check_finds_its_problem(name: str, changes: Mapping[str, Any], message: str) -> None:
     found = check(changes)
     assert [finding.check for finding in found] == [name]
-    assert message in found[0].fact
-    assert found[0].limit
-    assert found[0].remedy
+    assert message in found[0].problem.found
+    assert found[0].problem.wanted
+    assert found[0].problem.remedy
 
 
 def test_every_check_has_a_case() -> None:
@@ -108,7 +81,7 @@ def test_an_unknown_feature_gate_is_refused() -> None:
     requested = RequestedSoftware("", gates={"Accelerators": True, "ResourceHealthStatus": True})
     found = judge([MachineFacts("worker-1", Role.WORKER, facts(), requested=requested)], WANTS)
     assert [finding.check for finding in found] == ["gates"]
-    assert "1.11" in found[0].fact
+    assert "1.11" in found[0].problem.found
 
 
 def test_nvidia_s_sources_matter_only_if_packages_come_from_them() -> None:
@@ -130,7 +103,7 @@ def test_a_node_keeps_the_runtime_with_which_it_joined() -> None:
     node = {"name": "worker-1", "machine_id": "0a", "product_uuid": "1a", "runtime": "containerd"}
     requirements = ClusterRequirements(kubernetes="1.36", nodes=[node])
     requesting = MachineFacts("worker-1", Role.WORKER, facts(), requested=RequestedSoftware("", runtime="docker"))
-    assert [(finding.check, finding.remedy) for finding in judge([requesting], requirements)] == [
+    assert [(finding.check, finding.problem.remedy) for finding in judge([requesting], requirements)] == [
         ("runtime", "run `gpunodes remove worker-1`, then join it again")
     ]
     assert judge([requesting], ClusterRequirements(kubernetes="1.36", nodes=[{**node, "runtime": "docker"}])) == []
@@ -179,7 +152,8 @@ def test_a_node_of_this_cluster_passes_although_its_ports_and_its_name_are_in_us
 
 def test_a_node_of_another_cluster_is_refused() -> None:
     other = {**JOINED, "ca_hash": "sha256:bb", "server": "https://10.9.9.9:6443"}
-    assert "another cluster (https://10.9.9.9:6443)" in check({"kubernetes": other}, requirements=CLUSTER)[0].fact
+    (finding,) = check({"kubernetes": other}, requirements=CLUSTER)
+    assert "another cluster (https://10.9.9.9:6443)" in finding.problem.found
 
 
 def test_a_control_plane_is_not_a_worker() -> None:
@@ -195,7 +169,7 @@ def test_an_interrupted_join_is_the_same_machine() -> None:
 def test_another_machine_with_a_nodes_name_is_refused() -> None:
     found = check({"machine_id": "9", "product_uuid": "9"}, requirements=CLUSTER)
     assert [finding.check for finding in found] == ["hostname"]
-    assert "node worker-1" in found[0].fact
+    assert "node worker-1" in found[0].problem.found
 
 
 def test_boards_with_a_placeholder_uuid_are_accepted() -> None:

@@ -269,6 +269,7 @@ def test_invalid_or_past_times(text: str) -> None:
 
 def test_status_shows_it() -> None:
     entry_ = {"name": "w1", "address": "10.0.0.1", "role": "worker", "ready": True, "reason": "", "version": "v1.36.3"}
+    entry_["maintenance"] = ""
     message = {**entry_, "schedulable": False, "maintenance": Maintenance("disk swap", "ann@desk").text()}
     over = {**message, "maintenance": Maintenance("disk swap", "ann@desk", until=NOW - 1e9).text()}
     reasons = [

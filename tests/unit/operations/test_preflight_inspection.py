@@ -11,8 +11,8 @@ from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight
-from test_operations import Silent
-from test_preflight import facts
+
+from tests.stand_ins import Silent, facts
 
 INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}

@@ -76,14 +76,14 @@ def test_the_vault_s_password_is_asked_for(tmp_path: Path) -> None:
     body = vault.replace("\n", "\n        ")
     path = hosts(tmp_path, f"workers:\n  hosts:\n    gpu-2: {{}}\n    gpu-1:\n        {body}\n")
     # In a process of its own: Ansible opens vaults once in a process.
-    code = "import sys; sys.path.insert(0, ''); from tests.unit.test_passwords import show; show()"
+    code = "import sys; sys.path.insert(0, ''); from tests.unit.cli.test_passwords import show; show()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--ask-vault-pass", "-i", str(path)],
         input="opens it\n",
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

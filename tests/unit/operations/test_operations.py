@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import (
@@ -12,7 +11,6 @@ from gpunodes.model import (
     MachineResult,
     Only,
     Outcome,
-    Phase,
     PreflightFinding,
     Role,
     RunResult,
@@ -24,31 +22,7 @@ from gpunodes.operations import gpu_install, phases, status
 from gpunodes.operations.tracker import Tracker
 from gpunodes.planner import versions
 
-
-class Silent:
-    """A view that records its calls."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-        self.positions: list[tuple[int, int]] = []
-        self.tasks: list[str] = []
-
-    def begin(self, title: str, machines: Any) -> None:
-        pass
-
-    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
-        self.seen.append((machine, phase.name))
-        self.positions.append((number, total))
-
-    def task(self, machine: str, task: str) -> None:
-        self.tasks.append(f"{machine}: {task}")
-
-    def findings(self, findings: Any) -> None:
-        pass
-
-    def ended(self, result: MachineResult) -> None:
-        pass
-
+from tests.stand_ins import Silent
 
 TWO = [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)]
 WORK = (phases.NODE, phases.WORKER)
@@ -167,7 +141,7 @@ def test_exit_codes(outcomes: list[Outcome], code: ExitCode) -> None:
 
 def test_findings_fail_a_run_and_warnings_do_not() -> None:
     def result(severity: Severity) -> RunResult:
-        return RunResult("join", [], [PreflightFinding("a", "swap", "", "", "", severity)])
+        return RunResult("join", [], [PreflightFinding("a", "swap", Problem(""), severity)])
 
     assert result(Severity.ERROR).exit_code is ExitCode.FAILED
     assert result(Severity.WARNING).exit_code is ExitCode.DONE
@@ -185,7 +159,7 @@ def test_unknown_versions_are_refused(version: str) -> None:
 
 
 def test_status_matches_nodes_with_machines() -> None:
-    node = {"role": "worker", "ready": True, "reason": "", "schedulable": True, "version": "v1.36.3"}
+    node = {"role": "worker", "ready": True, "reason": "", "schedulable": True, "version": "v1.36.3", "maintenance": ""}
     cluster = {
         "endpoint": "10.0.0.1:6443",
         "version": "v1.36.3",

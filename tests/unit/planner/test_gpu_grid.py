@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.planner import tables
-from gpunodes.planner.gates import Conflict
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, plan
 
 # One card of each generation, and the exceptional ones.
@@ -263,7 +263,7 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
         else:
             refused += 1
             assert not possible_choices or "Accelerators" in gates, (result, requested)
-            assert all(isinstance(each, Conflict) and each.fact and each.limit and each.remedy for each in result)
+            assert all(isinstance(each, Problem) and each.found and each.wanted and each.remedy for each in result)
             assert len(set(result)) == len(result)
     return made, refused
 

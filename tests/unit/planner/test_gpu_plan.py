@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.planner.gates import Conflict
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, Source, gpus_of, plan
 
 NOVEMBER_2026 = 1_795_000_000.0
@@ -79,10 +79,10 @@ def planned(facts: dict[str, Any], **requested: Any) -> Plan:
     return result
 
 
-def refused(facts: dict[str, Any], **requested: Any) -> tuple[Conflict, ...]:
+def refused(facts: dict[str, Any], **requested: Any) -> tuple[Problem, ...]:
     result = plan("gpu-1", facts, RequestedSoftware(**{"kubernetes_version": "1.36", **requested}))
     assert not isinstance(result, Plan), result
-    assert all(conflict.fact and conflict.limit and conflict.remedy for conflict in result)
+    assert all(conflict.found and conflict.wanted and conflict.remedy for conflict in result)
     return result
 
 
@@ -120,7 +120,7 @@ def test_each_card_gets_its_driver(
 
 def test_a_k80_has_no_driver_on_debian_13() -> None:
     found = refused(machine("K80"))
-    assert "Kepler" in found[0].fact
+    assert "Kepler" in found[0].found
     assert "Debian 12" in found[0].remedy
 
 
@@ -175,14 +175,14 @@ def test_two_generations_share_a_branch_and_the_older_modules() -> None:
 
 def test_two_generations_that_share_nothing_are_refused() -> None:
     found = refused(machine("V100", "B200"))
-    assert "need the open modules" in found[0].fact
+    assert "need the open modules" in found[0].found
     found = refused(machine("K80", "H100", system="ubuntu 24.04"))
-    assert "Kepler" in found[0].fact
+    assert "Kepler" in found[0].found
 
 
 def test_a_driver_too_old_for_cuda_is_refused_together_with_all_other_conflicts() -> None:
     found = refused(machine("P100"), driver="570", cuda=("13.0",), cudnn="9.11", gates={"Accelerators": True})
-    facts = " | ".join(conflict.fact for conflict in found)
+    facts = " | ".join(conflict.found for conflict in found)
     for message in (
         "driver 570 is too old for CUDA 13.0",
         "CUDA 13.0 does not support Pascal",
@@ -205,7 +205,7 @@ def test_several_cuda_versions_are_installed_side_by_side() -> None:
 
 
 def test_secure_boot_accepts_only_signed_modules() -> None:
-    assert "Secure Boot" in refused(machine("T4", secure_boot=True))[0].fact
+    assert "Secure Boot" in refused(machine("T4", secure_boot=True))[0].found
     made = planned(machine("T4", secure_boot=True, mok={"key": "/var/lib/dkms/mok.pub", "enrolled": True}))
     assert made.source is Source.NVIDIA
     made = planned(machine("T4", system="ubuntu 24.04", secure_boot=True))
@@ -215,7 +215,7 @@ def test_secure_boot_accepts_only_signed_modules() -> None:
 
 def test_missing_headers_of_the_running_kernel_are_refused() -> None:
     found = refused(machine("T4", headers={"running": False, "package": None}))
-    assert "headers" in found[0].fact
+    assert "headers" in found[0].found
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_modules_that_do_not_build_for_the_kernel_are_not_chosen(system: str, ke
 def test_modules_that_do_not_build_for_the_kernel_are_reported() -> None:
     facts = {**machine("H100"), "kernel": "7.3.4+deb13-amd64"}
     (conflict,) = refused(facts, source="distribution")
-    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in conflict.fact
-    assert "before 6.19" in conflict.limit
+    assert "550 from the distribution do not build for the kernel 7.3.4+deb13-amd64" in conflict.found
+    assert "before 6.19" in conflict.wanted
     assert "boot an older kernel" in conflict.remedy
     facts["gpu"]["driver"] = installed("550.163.01", "distribution")
     assert planned(facts, source="distribution").branch == "550"  # it was built already, perhaps with a patch
@@ -252,7 +252,7 @@ def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool 
 
 def test_a_driver_from_a_runfile_is_refused() -> None:
     found = refused(machine("T4", driver=installed("535.161.08", "runfile", "proprietary")))
-    assert ".run" in found[0].fact
+    assert ".run" in found[0].found
     assert "nvidia-uninstall" in found[0].remedy
 
 
@@ -269,10 +269,10 @@ def test_a_driver_of_another_source_is_refused() -> None:
 
 def test_a_driver_in_use_is_not_replaced() -> None:
     facts = machine("T4", driver=installed("580.65.06", "nvidia-repository"), clients=3)
-    assert "3 processes use it" in refused(facts, driver="595")[0].fact
+    assert "3 processes use it" in refused(facts, driver="595")[0].found
     facts["gpu"]["clients"] = None
     facts["kubernetes"] = {"role": "worker"}
-    assert "pods may use it" in refused(facts, driver="595")[0].fact
+    assert "pods may use it" in refused(facts, driver="595")[0].found
     facts["gpu"]["clients"] = 0
     made = planned(facts, driver="595")
     assert made.reboot_needed
@@ -287,7 +287,7 @@ def test_nouveau_needs_a_reboot_only_when_loaded() -> None:
 
 def test_a_runtime_without_cdi_is_refused() -> None:
     facts = machine("T4", runtimes={"containerd": "1.6.20~ds1-1+deb12u1"})
-    assert "1.6.20" in refused(facts)[0].fact
+    assert "1.6.20" in refused(facts)[0].found
     assert planned(machine("T4", runtimes={"docker-ce": "5:28.1.0-1~debian.13"}), runtime="docker").cri_dockerd
 
 

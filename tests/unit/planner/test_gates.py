@@ -10,7 +10,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner.gates import Gate, GateStatus, check, needed
 
-LISTINGS = Path(__file__).parent / "fixtures" / "kubelet-help"
+LISTINGS = Path(__file__).parents[1] / "fixtures" / "kubelet-help"
 MINORS = [f"1.{number}" for number in range(6, 38)]
 
 
@@ -95,34 +95,34 @@ def test_gates_that_gpunodes_sets() -> None:
 
 def test_a_removed_gate_is_refused_with_its_version_and_replacement() -> None:
     (conflict,) = check("1.36", {"Accelerators": True})
-    assert "1.11" in conflict.fact
+    assert "1.11" in conflict.found
     assert "DevicePlugins" in conflict.remedy
 
 
 def test_a_gate_of_a_later_version_is_refused() -> None:
     (conflict,) = check("1.25", {"DynamicResourceAllocation": True})
-    assert "1.26" in conflict.fact
+    assert "1.26" in conflict.found
 
 
 def test_a_locked_gate_accepts_only_its_default() -> None:
     assert check("1.36", {"KubeletPodResourcesGet": True}) == []
     (conflict,) = check("1.36", {"KubeletPodResourcesGet": False})
-    assert "locked from Kubernetes 1.36" in conflict.limit
+    assert "locked from Kubernetes 1.36" in conflict.wanted
 
 
 def test_an_unknown_gate_and_a_string_are_refused_together() -> None:
     unknown, string = check("1.36", {"ResourceHealthStatsu": True, "ResourceHealthStatus": "on"})
     assert "ResourceHealthStatus" in unknown.remedy
-    assert "'on'" in string.fact
+    assert "'on'" in string.found
 
 
 def test_gates_that_are_not_about_gpus_are_known_for_installable_versions() -> None:
     assert check("1.36", {"MemoryQoS": True, "AllAlpha": False, "WatchListClient": False}) == []
-    assert "was removed in Kubernetes 1.36" in check("1.37", {"HonorPVReclaimPolicy": True})[0].fact
-    assert "locked" in check("1.36", {"KubeletPSI": False})[0].limit
+    assert "was removed in Kubernetes 1.36" in check("1.37", {"HonorPVReclaimPolicy": True})[0].found
+    assert "locked" in check("1.36", {"KubeletPSI": False})[0].wanted
     assert "did you mean MemoryQoS?" in check("1.36", {"MemoryQos": True})[0].remedy
-    assert "does not exist in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].fact
-    assert "not about GPUs" in check("1.20", {"MemoryQoS": True})[0].fact
+    assert "does not exist in Kubernetes 1.34" in check("1.34", {"ResourceHealthStatusMessage": True})[0].found
+    assert "not about GPUs" in check("1.20", {"MemoryQoS": True})[0].found
 
 
 @pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])

@@ -142,10 +142,11 @@ def test_an_api_that_is_down_is_reported_and_waited_for(place: Place) -> None:
     began = time.monotonic()
     with place.claimed(WORKERS, "reset") as claim:
         assert time.monotonic() - began > 0.5, "as long as another one's Lease lasts"
-        assert [(each.machine, each.remedy) for each in place.waits] == [("c0", "gpunodes waits at most 0 s for it")]
+        (wait,) = place.waits
+        assert (wait.machine, wait.problem.remedy) == ("c0", "gpunodes waits at most 0 s for it")
         assert place.by_ssh == ["reset"]
         (finding,) = claim.findings
-        assert "no Leases can be taken" in finding.fact
+        assert "no Leases can be taken" in finding.problem.found
         assert finding.severity == "warning"
 
 
