@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, gpu_driver, images, installation, kernel, services, sources, swap
+from . import files, gpu_driver, images, installation, kernel, services, swap
 from .changes import Changes
+from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
 
 
@@ -59,14 +60,14 @@ def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, 
 def _install(changes: Changes) -> None:
     """Configure the package sources, and install packages and files from them."""
     spec = changes.spec
-    of_this_run = sources.Sources(changes)
+    sources = Sources(changes)
     for repository in spec.repositories:
-        of_this_run.configure(repository)
+        sources.configure(repository)
     if spec.module_stream:
-        sources.enable_stream(changes, spec.module_stream)
+        enable_stream(changes, spec.module_stream)
     began = time.time()
     try:
-        installation.install(changes, of_this_run)
+        installation.install(changes, sources)
     except MachineProblem:
         # If a module does not build, the package manager reports only the last line; the build log has the cause.
         problem = gpu_driver.build_problem(spec.driver.modules[0], platform.release(), began) if spec.driver else None

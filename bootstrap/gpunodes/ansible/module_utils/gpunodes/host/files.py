@@ -48,17 +48,6 @@ def write(changes: Changes, file: File) -> bool:
     return True
 
 
-def _validate(file: File) -> None:
-    trial = f"{file.path}.gpunodes-trial"
-    disk.write(trial, file.content, 0o600)
-    try:
-        result = run([argument.replace("%s", trial) for argument in file.validate])
-    finally:
-        os.unlink(trial)
-    if not result.ok:
-        raise MachineProblem(f"`{file.validate[0]}` rejects the new {file.path}: {result.text.strip()}")
-
-
 def generate(changes: Changes, generated: Generated) -> None:
     """Run a program that generates a file on a copy, and write the result like any other file."""
     if generated.when_exists and not os.path.exists(generated.when_exists):
@@ -111,3 +100,15 @@ def missing_parents(path: str) -> list[str]:
         missing.insert(0, folder)
         folder = os.path.dirname(folder)
     return missing
+
+
+def _validate(file: File) -> None:
+    """Raise MachineProblem if the file's command rejects its content."""
+    trial = f"{file.path}.gpunodes-trial"
+    disk.write(trial, file.content, 0o600)
+    try:
+        result = run([argument.replace("%s", trial) for argument in file.validate])
+    finally:
+        os.unlink(trial)
+    if not result.ok:
+        raise MachineProblem(f"`{file.validate[0]}` rejects the new {file.path}: {result.text.strip()}")

@@ -11,8 +11,8 @@ from . import files
 from .changes import Changes
 from .spec import File
 
-MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
-SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
+_MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
+_SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
 
 
 def load_modules(changes: Changes) -> None:
@@ -26,7 +26,7 @@ def load_modules(changes: Changes) -> None:
         if changes.step(f"load kernel modules {', '.join(absent)}"):
             for name in absent:
                 must(["modprobe", name])
-    files.write(changes, File(MODULES_FILE, "".join(f"{name}\n" for name in modules)))
+    files.write(changes, File(_MODULES_FILE, "".join(f"{name}\n" for name in modules)))
 
 
 def set_sysctls(changes: Changes) -> None:
@@ -35,7 +35,7 @@ def set_sysctls(changes: Changes) -> None:
     if not sysctls:
         return
     lines = "".join(f"{name} = {value}\n" for name, value in sorted(sysctls.items()))
-    files.write(changes, File(SYSCTL_FILE, lines))
+    files.write(changes, File(_SYSCTL_FILE, lines))
     for name, value in sysctls.items():
         path = f"/proc/sys/{name.replace('.', '/')}"
         before = disk.read(path)
