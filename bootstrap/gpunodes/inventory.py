@@ -28,7 +28,6 @@ SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sud
 """The variables for sudo's password that Ansible's become plugin supports."""
 _BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
 
-DEFAULT_PATH = Path("inventory/hosts.yml")
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
 
 # The first line of an inventory that `init-master ADDRESS` created: only such a file is extended by new addresses.

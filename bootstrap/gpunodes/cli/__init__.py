@@ -64,7 +64,7 @@ class HelpfulGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            raise _no_command(ctx.command_path, name, self.list_commands(ctx))
+            raise no_command(ctx.command_path, name, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
@@ -119,7 +119,8 @@ def root() -> None:
     """
 
 
-def _no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
+def no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
+    """The error for a command that does not exist, with the nearest ones that do."""
     import difflib
 
     from gpunodes.errors import WrongInput

@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import complete, passwords, repair_options, terminal
+from gpunodes.cli import complete, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
 # systemd.time(7)
 _UNITS = "us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?"
 _TIME_SPAN = re.compile(rf"\s*(\d+|(\d+(\.\d+)?\s*({_UNITS})\s*)+)\s*")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
 def _kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
@@ -74,15 +73,7 @@ class _MachinesOrCommand(click.Group):
     metavar="FILE...",
     help="Saved logs of one machine: files, or folders with such files.",
 )
-@click.option(
-    "-i",
-    "--inventory",
-    "inventory_path",
-    type=click.Path(path_type=Path),
-    default=Path("inventory/hosts.yml"),
-    show_default=True,
-    help="The Ansible inventory.",
-)
+@options.inventory_option
 @click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Repeat the scan every so many seconds.")
 @click.option(
     "--deadline",
@@ -106,8 +97,7 @@ class _MachinesOrCommand(click.Group):
     help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
-@passwords.options
-@_json_option
+@options.json_option
 def command(
     patterns: tuple[str, ...],
     files: tuple[str, ...],
@@ -157,7 +147,7 @@ def command(
 @command.command()
 @click.argument("kind", metavar="{xid|sxid}", shell_complete=_kinds)
 @click.argument("code", required=False, metavar="CODE")
-@_json_option
+@options.json_option
 def explain(kind: str, code: str | None, as_json: bool) -> int:
     """Show what an Xid or SXid code means, what to do, and the source.
 
@@ -179,7 +169,7 @@ def explain(kind: str, code: str | None, as_json: bool) -> int:
 
 
 @command.command()
-@_json_option
+@options.json_option
 def rules(as_json: bool) -> int:
     """List the rules that lead to a verdict."""
     from gpunodes.operations import health
@@ -198,16 +188,8 @@ def rules(as_json: bool) -> int:
     metavar="TIME",
     help="Time between two checks, as a systemd time span.",
 )
-@click.option(
-    "-i",
-    "--inventory",
-    "inventory_path",
-    type=click.Path(path_type=Path),
-    default=Path("inventory/hosts.yml"),
-    show_default=True,
-    help="The Ansible inventory.",
-)
-@_json_option
+@options.inventory_path_option
+@options.json_option
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete
+from gpunodes.cli import common, complete, options
 from gpunodes.inventory import Inventory
 from gpunodes.operations import preflight
 from gpunodes.views import text
@@ -16,7 +16,7 @@ from gpunodes.views import text
 @click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @common.ansible_options
 @common.version_option
-@common.json_option
+@options.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
     """Check what would stop a join; nothing is changed.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, terminal
+from gpunodes.cli import common, complete, options, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
@@ -16,7 +16,7 @@ from gpunodes.views import gpu_verification, text
 @click.command()
 @click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @common.ansible_options
-@common.json_option
+@options.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
     """Verify GPUs level by level: host, container, kubelet, pod.
 
