@@ -114,8 +114,10 @@ class LazyGroup(HelpfulGroup):
 def root() -> None:
     """Turn bare SSH machines into a GPU Kubernetes cluster, and keep it healthy.
 
-    Machines come from an Ansible inventory (inventory/hosts.yml, or -i). Exit codes: 0 done, 1 failed, 2 wrong input
-    and nothing changed, 3 partly done, 130 interrupted.
+    Machines come from an Ansible inventory (inventory/hosts.yml, or -i).
+
+    Exit codes: 0 success; 1 all machines failed, or the command itself; 2 wrong input, nothing was changed; 3 some
+    machines failed; 130 interrupted.
     """
 
 

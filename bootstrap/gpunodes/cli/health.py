@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import complete, options, repair_options, terminal
-from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.errors import ExitCode, WrongInput, exit_code_for
 from gpunodes.health.model import State, Verdict
 
 # systemd.time(7)
@@ -114,7 +114,8 @@ def command(
 
     PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from no machine
     is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
-    machine, packed or not; - is standard input. Exit code 3 when a machine is not healthy or does not respond.
+    machine, packed or not; - is standard input. Exit code 3 when some machines are not healthy or do not respond, 1
+    when all are so.
 
     With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
     escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
@@ -296,4 +297,4 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     from gpunodes.views import health as view
 
     terminal.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
-    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY
+    return exit_code_for(sum(verdict.state is not State.HEALTHY for verdict in verdicts), len(verdicts))

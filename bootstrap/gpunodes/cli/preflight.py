@@ -20,7 +20,8 @@ from gpunodes.views import text
 def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
     """Check what would stop a join; nothing is changed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Exit code 3 when some
+    machines fail a check or do not respond, 1 when all do.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)

@@ -25,7 +25,7 @@ from gpunodes.ansible.module_utils.gpunodes.identity import MachineIdentity
 from gpunodes.engine import cluster as clusters
 from gpunodes.engine import evidence, history, identities, leases, locks, probing, records
 from gpunodes.engine.machine_control import MachineControl
-from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput, exit_code_for, sentence
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import GROUPS, Inventory
 from gpunodes.model import Machine, Role
@@ -109,7 +109,7 @@ class RepairResult:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        return ExitCode.DONE if all(each.healthy for each in self.machines) else ExitCode.PARTLY
+        return exit_code_for(sum(not each.healthy for each in self.machines), len(self.machines))
 
 
 class Fleet:
