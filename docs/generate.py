@@ -68,12 +68,28 @@ def phases_of(name: str) -> Sequence[Phase]:
     return found
 
 
+FAILURES = {
+    ("init-control-plane", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
+        "a phase failed on it, or preflight stopped the command before anything was changed"
+    ),
+    ("preflight",): "it fails a check, or does not respond",
+    ("gpu plan",): "the request is not possible on it, or it does not respond",
+    ("gpu verify",): "a level fails",
+    ("status",): "its node is not ready",
+    ("health",): "it is not healthy, or does not respond",
+    ("repair", "health --reboot-hung"): "it is not healthy at the end",
+}
+"""When a command counts a machine as failed: exit code 3 for some machines, 1 for all."""
+
+
 def commands_page() -> str:
     """commands.md"""
     exit_codes = inspect.cleandoc(cli.root.help or "")
     lines = ["# Commands", "", NOTE, "", *paragraphs(exit_codes), ""]
     listed = list(commands())
-    lines += ["| command | what it does |", "| --- | --- |"]
+    lines += ["| command | when a machine has failed |", "| --- | --- |"]
+    lines += [f"| {', '.join(f'`{each}`' for each in names)} | {text} |" for names, text in FAILURES.items()]
+    lines += ["", "| command | what it does |", "| --- | --- |"]
     lines += [f"| [`{name}`](#{anchor(name)}) | {cell(summary(command))} |" for name, command in listed]
     for name, command in listed:
         lines += ["", f"## gpunodes {name}", "", *command_section(name, command)]

@@ -13,11 +13,19 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
+    """Every machine failed, or the command itself."""
     WRONG_INPUT = 2
     """The input was wrong; nothing was changed."""
     PARTLY = 3
     """Some machines succeeded, others failed."""
     INTERRUPTED = 130
+
+
+def exit_code_for(failed: int, machines: int) -> ExitCode:
+    """The exit code of a command that worked on so many machines, of which ``failed`` failed."""
+    if not failed:
+        return ExitCode.DONE
+    return ExitCode.FAILED if failed == machines else ExitCode.PARTLY
 
 
 class GpunodesError(Exception):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
-from gpunodes.errors import ExitCode
+from gpunodes.errors import ExitCode, exit_code_for
 
 
 def printable(text: str) -> str:
@@ -92,7 +92,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
 
     @property
-    def bad(self) -> bool:
+    def is_failure(self) -> bool:
         return self in {Outcome.FAILED, Outcome.UNREACHABLE}
 
 
@@ -183,9 +183,6 @@ class RunResult:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        if any(finding.severity is Severity.ERROR for finding in self.findings):
-            return ExitCode.FAILED
-        bad = sum(machine.outcome.bad for machine in self.machines)
-        if bad == 0:
-            return ExitCode.DONE
-        return ExitCode.FAILED if bad == len(self.machines) else ExitCode.PARTLY
+        failed = {finding.machine for finding in self.findings if finding.severity is Severity.ERROR}
+        failed |= {each.name for each in self.machines if each.outcome.is_failure or each.outcome is Outcome.SKIPPED}
+        return exit_code_for(len(failed), len(failed.union(each.name for each in self.machines)))

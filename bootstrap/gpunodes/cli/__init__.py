@@ -64,7 +64,7 @@ class HelpfulGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            raise _no_command(ctx.command_path, name, self.list_commands(ctx))
+            raise no_command(ctx.command_path, name, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
@@ -114,12 +114,15 @@ class LazyGroup(HelpfulGroup):
 def root() -> None:
     """Turn bare SSH machines into a GPU Kubernetes cluster, and keep it healthy.
 
-    Machines come from an Ansible inventory (inventory/hosts.yml, or -i). Exit codes: 0 done, 1 failed, 2 wrong input
-    and nothing changed, 3 partly done, 130 interrupted.
+    Machines come from an Ansible inventory (inventory/hosts.yml, or -i).
+
+    Exit codes: 0 success; 1 all machines failed, or the command itself; 2 wrong input, nothing was changed; 3 some
+    machines failed; 130 interrupted.
     """
 
 
-def _no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
+def no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
+    """The error for a command that does not exist, with the nearest ones that do."""
     import difflib
 
     from gpunodes.errors import WrongInput

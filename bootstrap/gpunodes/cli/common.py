@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from gpunodes import settings
-from gpunodes.cli import passwords, terminal
+from gpunodes.cli import options, terminal
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import DEFAULT_PATH, Inventory
+from gpunodes.inventory import Inventory
 from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
@@ -51,19 +51,6 @@ class Added:
     names: Sequence[str]
 
 
-def inventory_option(command: _Command) -> _Command:
-    """-i/--inventory, and the passwords that reading it and reaching its machines may need."""
-    return click.option(
-        "-i",
-        "--inventory",
-        "inventory_path",
-        type=click.Path(path_type=Path),
-        default=DEFAULT_PATH,
-        show_default=True,
-        help="The Ansible inventory.",
-    )(passwords.options(command))
-
-
 def ansible_options(command: _Command) -> _Command:
     """The options of a command that runs Ansible: the inventory with its passwords, and -v/--verbose."""
     return click.option(
@@ -73,17 +60,12 @@ def ansible_options(command: _Command) -> _Command:
         expose_value=False,
         callback=_verbose,
         help="Show Ansible's own output on standard error while it runs.",
-    )(inventory_option(command))
+    )(options.inventory_option(command))
 
 
 def _verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
     if value and not context.resilient_parsing:
         os.environ[settings.VERBOSE] = "1"
-
-
-def json_option(command: _Command) -> _Command:
-    """--json"""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
 def output_option(command: _Command) -> _Command:
@@ -207,7 +189,7 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
         )
         @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Start at this phase.")
         @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-        @json_option
+        @options.json_option
         @functools.wraps(command)
         def wrapped(
             *args: Any,

@@ -10,15 +10,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from gpunodes.cli.options import DEFAULT_INVENTORY
+
 
 def machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of machines and groups that begin with ``incomplete``; none for an inventory that cannot be read."""
-    # Needs a YAML parser, which `health --from` must not load.
-    from gpunodes.inventory import DEFAULT_PATH
-
     given = context.params.get(parameter.name or "") or ()
     chosen = {given} if isinstance(given, str) else set(given)
-    path = Path(context.params.get("inventory_path") or DEFAULT_PATH)
+    path = Path(context.params.get("inventory_path") or DEFAULT_INVENTORY)
     return [CompletionItem(name) for name in _names(path) if name.startswith(incomplete) and name not in chosen]
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import complete, passwords, repair_options, terminal
-from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.cli import complete, options, repair_options, terminal
+from gpunodes.errors import ExitCode, WrongInput, exit_code_for
 from gpunodes.health.model import State, Verdict
 
 # systemd.time(7)
 _UNITS = "us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?"
 _TIME_SPAN = re.compile(rf"\s*(\d+|(\d+(\.\d+)?\s*({_UNITS})\s*)+)\s*")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
 def _kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
@@ -74,15 +73,7 @@ class _MachinesOrCommand(click.Group):
     metavar="FILE...",
     help="Saved logs of one machine: files, or folders with such files.",
 )
-@click.option(
-    "-i",
-    "--inventory",
-    "inventory_path",
-    type=click.Path(path_type=Path),
-    default=Path("inventory/hosts.yml"),
-    show_default=True,
-    help="The Ansible inventory.",
-)
+@options.inventory_option
 @click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Repeat the scan every so many seconds.")
 @click.option(
     "--deadline",
@@ -106,8 +97,7 @@ class _MachinesOrCommand(click.Group):
     help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
-@passwords.options
-@_json_option
+@options.json_option
 def command(
     patterns: tuple[str, ...],
     files: tuple[str, ...],
@@ -124,7 +114,8 @@ def command(
 
     PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from no machine
     is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
-    machine, packed or not; - is standard input. Exit code 3 when a machine is not healthy or does not respond.
+    machine, packed or not; - is standard input. Exit code 3 when some machines are not healthy or do not respond, 1
+    when all are so.
 
     With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
     escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
@@ -157,7 +148,7 @@ def command(
 @command.command()
 @click.argument("kind", metavar="{xid|sxid}", shell_complete=_kinds)
 @click.argument("code", required=False, metavar="CODE")
-@_json_option
+@options.json_option
 def explain(kind: str, code: str | None, as_json: bool) -> int:
     """Show what an Xid or SXid code means, what to do, and the source.
 
@@ -179,7 +170,7 @@ def explain(kind: str, code: str | None, as_json: bool) -> int:
 
 
 @command.command()
-@_json_option
+@options.json_option
 def rules(as_json: bool) -> int:
     """List the rules that lead to a verdict."""
     from gpunodes.operations import health
@@ -198,16 +189,8 @@ def rules(as_json: bool) -> int:
     metavar="TIME",
     help="Time between two checks, as a systemd time span.",
 )
-@click.option(
-    "-i",
-    "--inventory",
-    "inventory_path",
-    type=click.Path(path_type=Path),
-    default=Path("inventory/hosts.yml"),
-    show_default=True,
-    help="The Ansible inventory.",
-)
-@_json_option
+@options.inventory_path_option
+@options.json_option
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 
@@ -314,4 +297,4 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     from gpunodes.views import health as view
 
     terminal.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
-    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY
+    return exit_code_for(sum(verdict.state is not State.HEALTHY for verdict in verdicts), len(verdicts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import terminal
+from gpunodes.cli import no_command, terminal
 from gpunodes.errors import WrongInput
 
 
@@ -21,9 +21,9 @@ def command(context: click.Context, names: tuple[str, ...]) -> None:
     for name in names:
         if not isinstance(found, click.Group):
             raise WrongInput(f"`{above.command_path}` has no sub-commands", "", f"see `{above.command_path} --help`")
-        _, child, _ = found.resolve_command(above, [name])
+        child = found.get_command(above, name)
         if child is None:
-            raise WrongInput(f"{above.command_path} has no command {name!r}", "", f"see `{above.command_path} --help`")
+            raise no_command(above.command_path, name, found.list_commands(above))
         found = child
         # Not below the group's own context: its path would have the group's arguments in it, too.
         path = f"{above.info_name} {name}" if above.parent else name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import options, terminal
 from gpunodes.inventory import Inventory
 from gpunodes.operations import kubeconfig
 from gpunodes.views import document
@@ -17,8 +17,8 @@ from gpunodes.views import document
 @click.option(
     "--output", type=click.Path(path_type=Path), default="kubeconfig", show_default=True, help="The file to write."
 )
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> int:
     """Fetch the cluster's administrator kubeconfig.
 

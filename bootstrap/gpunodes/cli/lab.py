@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunodes.cli import HelpfulGroup, common, terminal
+from gpunodes.cli import HelpfulGroup, options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.views import document
 
@@ -82,7 +82,7 @@ def command(context: click.Context, name: str) -> None:
     help="A Kubernetes minor version that the mirror offers; may be repeated.",
 )  # fmt: skip
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
-@common.json_option
+@options.json_option
 @click.pass_obj
 def up(
     layout: Layout,
@@ -117,7 +117,7 @@ def up(
 
 
 @command.command()
-@common.json_option
+@options.json_option
 @click.pass_obj
 def down(layout: Layout, as_json: bool) -> None:
     """Remove the lab and its files; the cache stays."""
@@ -132,7 +132,7 @@ def down(layout: Layout, as_json: bool) -> None:
 
 
 @command.command()
-@common.json_option
+@options.json_option
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> int:
     """Show the lab's machines, daemons and snapshots; exit code 1 when something needs repair."""
@@ -171,7 +171,7 @@ def console(layout: Layout, machine: str) -> None:
 @command.command()
 @click.argument("machine")
 @click.argument("action", type=click.Choice(["on", "off", "cycle"]))
-@common.json_option
+@options.json_option
 @click.pass_obj
 def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
     """Switch MACHINE's power by its BMC (Redfish); off does not shut the system down first."""
@@ -193,7 +193,7 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Number of Xid lines.")
 @click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="Duration of a lockup.")
 @click.option("--at-boot", is_flag=True, help="Cause the fault at every start of the driver from now on, not now.")
-@common.json_option
+@options.json_option
 @click.pass_obj
 def fault(
     layout: Layout,
@@ -227,7 +227,7 @@ def fault(
 
 @command.command()
 @click.argument("name")
-@common.json_option
+@options.json_option
 @click.pass_obj
 def snapshot(layout: Layout, name: str, as_json: bool) -> None:
     """Save memory and disk of all machines as NAME."""
@@ -240,7 +240,7 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@common.json_option
+@options.json_option
 @click.pass_obj
 def restore(layout: Layout, name: str, as_json: bool) -> None:
     """Restore memory and disk of all machines from snapshot NAME, and set their clocks."""
@@ -252,7 +252,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
 
 
 @command.command()
-@common.json_option
+@options.json_option
 def doctor(as_json: bool) -> int:
     """Check what this machine lacks for a lab, and how to install it."""
     from gpunodes.lab import doctor as doctors

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, repair_options, terminal
+from gpunodes.cli import complete, options, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 _ACTIONS = ("status", "on", "off", "cycle")
@@ -16,8 +16,8 @@ _ACTIONS = ("status", "on", "off", "cycle")
 @click.argument("machine", shell_complete=complete.machines)
 @click.argument("action", type=click.Choice(_ACTIONS))
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json: bool) -> int:
     """Show a machine's power state, or switch it by its BMC.
 

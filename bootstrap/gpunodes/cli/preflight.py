@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete
+from gpunodes.cli import common, complete, options
 from gpunodes.inventory import Inventory
 from gpunodes.operations import preflight
 from gpunodes.views import text
@@ -16,11 +16,12 @@ from gpunodes.views import text
 @click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @common.ansible_options
 @common.version_option
-@common.json_option
+@options.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
     """Check what would stop a join; nothing is changed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Exit code 3 when some
+    machines fail a check or do not respond, 1 when all do.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)

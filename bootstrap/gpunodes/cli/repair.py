@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, repair_options
+from gpunodes.cli import complete, options, repair_options
 from gpunodes.errors import WrongInput
 from gpunodes.repair import escalation
 
@@ -22,8 +22,8 @@ from gpunodes.repair import escalation
 @click.option("--reason", default="", metavar="TEXT", help="The reason, for the node's annotation and the history.")
 @click.option("--resume", is_flag=True, help="Resume all interrupted repairs; start no new one.")
 @repair_options.options
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(
     machines: tuple[str, ...],
     first: str | None,
@@ -36,8 +36,8 @@ def command(
     """Repair machines: drain, reset or reboot, verify, uncordon.
 
     MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
-    the budget and the limit of repairs per day. An interrupted repair is resumed. Exit code 3 when a machine is not
-    healthy at the end.
+    the budget and the limit of repairs per day. An interrupted repair is resumed. Exit code 3 when some
+    machines are not healthy at the end, 1 when none is.
     """
     if bool(machines) == resume:
         raise WrongInput(

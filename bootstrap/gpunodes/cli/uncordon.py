@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, repair_options, terminal
+from gpunodes.cli import complete, options, repair_options, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
 @click.argument("machine", shell_complete=complete.machines)
 @click.option("--without-cluster", is_flag=True, help="Clear it in the history of this controller only.")
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: bool) -> int:
     """Clear "needs repair" of a machine: it can be scheduled to, and repaired, again.
 

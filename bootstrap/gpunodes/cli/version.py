@@ -8,13 +8,13 @@ from importlib import metadata
 import click
 
 from gpunodes import __version__
-from gpunodes.cli import terminal
+from gpunodes.cli import options, terminal
 
 _PACKAGES = ("ansible-core", "ansible-runner")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+@options.json_option
 def command(as_json: bool) -> None:
     """Show the versions of gpunodes and of the software that it runs on."""
     found = {"gpunodes": __version__}

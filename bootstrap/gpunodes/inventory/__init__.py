@@ -19,7 +19,6 @@ from gpunodes.model import Machine, Role
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 """The variables for sudo's password that Ansible's become plugin supports."""
 
-DEFAULT_PATH = Path("inventory/hosts.yml")
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
 
 

@@ -31,7 +31,7 @@ from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.remote import probing
 from gpunodes.engine.remote.reach import ProbeResult
-from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput, exit_code_for, sentence
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.identity.model import MachineIdentity, reported
@@ -117,7 +117,7 @@ class RepairResult:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        return ExitCode.DONE if all(each.healthy for each in self.machines) else ExitCode.PARTLY
+        return exit_code_for(sum(not each.healthy for each in self.machines), len(self.machines))
 
 
 class Fleet:

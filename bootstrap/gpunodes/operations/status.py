@@ -44,10 +44,6 @@ class ClusterStatus:
     missing: Sequence[str]
     """Machines of the inventory that are not nodes."""
 
-    @property
-    def healthy(self) -> bool:
-        return all(node.ready for node in self.nodes)
-
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     """Read the cluster; raises GpunodesError if there is none, or if its control plane does not respond."""

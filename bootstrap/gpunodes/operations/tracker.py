@@ -80,7 +80,7 @@ class Tracker:
         state = self._machines.get(event.machine)
         if isinstance(event, TaskEnded):
             self._keep(event)
-            if event.outcome.bad:
+            if event.outcome.is_failure:
                 self.failures.setdefault(event.machine, event)
         if state is None:
             return
@@ -98,7 +98,7 @@ class Tracker:
             state.notes += map(str, notes) if isinstance(notes, list) else ()
             if event.outcome is Outcome.CHANGED and event.task not in state.changes:
                 state.changes.append(event.task)
-            if event.outcome.bad and state.failure is None:
+            if event.outcome.is_failure and state.failure is None:
                 state.failure = event
 
     def works_on(self, machine: str) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
-from gpunodes.errors import ExitCode
+from gpunodes.errors import ExitCode, exit_code_for
 
 Facts = Mapping[str, Any]
 
@@ -175,7 +175,4 @@ class Plans:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        planned = sum(machine.plan is not None for machine in self.machines)
-        if planned == len(self.machines):
-            return ExitCode.DONE
-        return ExitCode.PARTLY if planned else ExitCode.FAILED
+        return exit_code_for(sum(machine.plan is None for machine in self.machines), len(self.machines))

@@ -64,7 +64,7 @@ class RunLines:
             self._say(str(finding))
 
     def ended(self, result: MachineResult) -> None:
-        if result.outcome.bad:
+        if result.outcome.is_failure:
             self._say(f"{result.name}: {_TITLES[result.outcome]}: {result.cause}")
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ def summary(result: RunResult) -> str:
         line = f"{machine.name:<{width}}  {word}"
         if machine.seconds:
             line += f"  {duration(machine.seconds)}"
-        if machine.outcome.bad:
+        if machine.outcome.is_failure:
             line += f"  {machine.phase + ': ' if machine.phase else ''}{machine.cause}"
         elif result.dry_run and machine.changes:
             line += f"  {', '.join(machine.changes)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -86,12 +87,37 @@ def test_help_shows_the_help_of_any_command(tmp_path: Path) -> None:
     assert gpunodes(tmp_path, "help", "join").stdout == gpunodes(tmp_path, "join", "--help").stdout
     done = gpunodes(tmp_path, "help", "join", "now")
     assert (done.returncode, done.stdout) == (2, "")
+    for path, near in (((), "helth"), (("gpu",), "plna"), (("health",), "rulse")):
+        done = gpunodes(tmp_path, "help", *path, near)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "hint: did you mean `gpunodes" in done.stderr
 
 
 def test_versions(tmp_path: Path) -> None:
     assert gpunodes(tmp_path, "version").stdout.startswith("gpunodes ")
     found = json.loads(gpunodes(tmp_path, "version", "--json").stdout)
     assert list(found["versions"]) == ["gpunodes", "ansible-core", "ansible-runner", "python"]
+
+
+def test_json_and_the_inventory_are_the_same_option_everywhere() -> None:
+    """Each shared option is declared once (cli/options.py, and --json beside -o in cli/common.py)."""
+    found: dict[str, set[str]] = {"as_json": set(), "inventory_path": set()}
+
+    def walk(command: click.Command) -> None:
+        for option in command.params:
+            if option.name in found and isinstance(option, click.Option):
+                found[option.name].add(option.help or "")
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for child in map(functools.partial(command.get_command, context), command.list_commands(context)):
+                if child:
+                    walk(child)
+
+    walk(cli.root)
+    assert found == {
+        "as_json": {"Print one JSON document on standard output.", "The same as -o json."},
+        "inventory_path": {"The Ansible inventory."},
+    }
 
 
 @pytest.mark.parametrize(

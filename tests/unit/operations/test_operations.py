@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
-from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.errors import ExitCode, WrongInput, exit_code_for
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import (
     Machine,
@@ -147,6 +147,29 @@ def test_findings_fail_a_run_and_warnings_do_not() -> None:
     assert result(Severity.WARNING).exit_code is ExitCode.DONE
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "found_on", "code"),
+    [
+        # preflight: some machines pass.
+        ({"a": Outcome.UNCHANGED, "b": Outcome.UNREACHABLE}, ["b"], ExitCode.PARTLY),
+        ({"a": Outcome.UNCHANGED, "b": Outcome.UNCHANGED}, ["b"], ExitCode.PARTLY),
+        ({"a": Outcome.UNCHANGED, "b": Outcome.UNREACHABLE}, ["a", "b"], ExitCode.FAILED),
+        # join: preflight stopped it, so that no machine was changed.
+        ({"a": Outcome.SKIPPED, "b": Outcome.SKIPPED}, ["b"], ExitCode.FAILED),
+        ({"a": Outcome.SKIPPED}, ["control-1"], ExitCode.FAILED),
+    ],
+)
+def test_a_machine_with_a_finding_has_failed(outcomes: dict[str, Outcome], found_on: list[str], code: ExitCode) -> None:
+    findings = [PreflightFinding(name, "swap", Problem("")) for name in found_on]
+    results = [MachineResult(name, outcome) for name, outcome in outcomes.items()]
+    assert RunResult("preflight", results, findings).exit_code is code
+
+
+@pytest.mark.parametrize(("failed", "machines", "code"), [(0, 0, 0), (0, 2, 0), (1, 2, 3), (2, 2, 1), (1, 1, 1)])
+def test_the_exit_code_for_some_and_for_all_machines(failed: int, machines: int, code: int) -> None:
+    assert exit_code_for(failed, machines) == code
+
+
 @pytest.mark.parametrize("version", ["1.36", "1.36.3", "v1.35.4"])
 def test_known_versions(version: str) -> None:
     assert versions.check(version) == version.removeprefix("v")
@@ -171,4 +194,4 @@ def test_status_matches_nodes_with_machines() -> None:
     found = status.assemble([MachineIdentity(each.name, (each.address,)) for each in TWO], cluster)
     assert [(entry.name, entry.machine) for entry in found.nodes] == [("a", "a"), ("other", "")]
     assert found.missing == ["b"]
-    assert not found.healthy
+    assert [entry.ready for entry in found.nodes] == [True, False]

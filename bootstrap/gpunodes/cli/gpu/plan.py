@@ -41,7 +41,7 @@ def command(
     """Show which GPU software machines get, and why.
 
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Nothing is changed.
-    Exit code 3 when the request is possible on some machines only, 1 when on none.
+    Exit code 3 when the request is not possible on some machines, 1 when on all.
     """
     variables = {**requested, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
     if facts_file:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, terminal
-from gpunodes.errors import ExitCode
+from gpunodes.cli import common, complete, options, terminal
+from gpunodes.errors import exit_code_for
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
 from gpunodes.views import gpu_verification, text
@@ -16,12 +16,12 @@ from gpunodes.views import gpu_verification, text
 @click.command()
 @click.argument("machines", nargs=-1, shell_complete=complete.machines)
 @common.ansible_options
-@common.json_option
+@options.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
     """Verify GPUs level by level: host, container, kubelet, pod.
 
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Machines without GPUs
-    pass. Exit code 3 when a level fails; the first one that fails is shown with its remedy.
+    pass. The first level that fails is shown with its remedy. Exit code 3 when some machines fail, 1 when all do.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)
@@ -30,6 +30,6 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
         found = gpu_verify.run(inventory, chosen, view, {})
     finally:
         view.close()
-    code = int(ExitCode.DONE if all(each.healthy for each in found) else ExitCode.PARTLY)
+    code = int(exit_code_for(sum(not each.healthy for each in found), len(found)))
     terminal.echo(gpu_verification.verification_document(found, code) if as_json else gpu_verification.table(found))
     return code

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import options, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(inventory_path: Path, as_json: bool) -> int:
     """Show the nodes under maintenance: reason, user and end.
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, terminal
+from gpunodes.cli import complete, options, terminal
 from gpunodes.errors import ExitCode
 
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
     """End maintenance: repairs are allowed again, and the cordon of `maintenance on` is removed.
 

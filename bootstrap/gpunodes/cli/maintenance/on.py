@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, terminal
+from gpunodes.cli import complete, options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.repair import maintenance as times
 
@@ -21,8 +21,8 @@ from gpunodes.repair import maintenance as times
     help="When it ends by itself: 4h, 1d12h, or 2030-01-31T18:00 (local time, or with a zone); by default never.",
 )
 @click.option("--no-cordon", is_flag=True, help="Do not cordon the nodes; only prevent repairs.")
-@common.inventory_option
-@common.json_option
+@options.inventory_option
+@options.json_option
 def command(
     machines: tuple[str, ...], reason: str, until: str | None, no_cordon: bool, inventory_path: Path, as_json: bool
 ) -> int:

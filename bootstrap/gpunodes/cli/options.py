@@ -1,0 +1,40 @@
+"""The options that almost every command has. Nothing heavy is imported here: `gpunodes version` and
+`gpunodes health --from` must stay quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gpunodes.cli import passwords
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+DEFAULT_INVENTORY = Path("inventory/hosts.yml")
+
+
+def inventory_path_option(command: _Command) -> _Command:
+    """-i/--inventory, passed as ``inventory_path``."""
+    return click.option(
+        "-i",
+        "--inventory",
+        "inventory_path",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_INVENTORY,
+        show_default=True,
+        help="The Ansible inventory.",
+    )(command)
+
+
+def inventory_option(command: _Command) -> _Command:
+    """The same, and the passwords that reading it and reaching its machines may need."""
+    return inventory_path_option(passwords.options(command))
+
+
+def json_option(command: _Command) -> _Command:
+    """--json, passed as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
