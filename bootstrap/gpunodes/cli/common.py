@@ -122,6 +122,10 @@ def version_option(command: _Command) -> _Command:
     )(command)
 
 
+def _unchanged(command: _Command) -> _Command:
+    return command
+
+
 def gpu_options(command: _Command) -> _Command:
     """--driver, --with-cuda, --with-cudnn and --runtime, passed as ``requested``: settings of this run.
 
@@ -193,7 +197,7 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
 
     def decorate(command: _Command) -> _Command:
         @ansible_options
-        @(version_option if PREFLIGHT in phases else lambda unchanged: unchanged)
+        @(version_option if PREFLIGHT in phases else _unchanged)
         @click.option(
             "--skip-phase",
             type=click.Choice(names),
