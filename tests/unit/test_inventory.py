@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -208,8 +207,8 @@ def test_invalid_settings(key: str, value: object, message: str) -> None:
 
 
 def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
-    wrong = {"gpunodes_pod_subnet": "banana", "gpunodes_runtime": "nope"}
-    machines: dict[str, dict[str, Any]] = {"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}}
+    wrong: dict[str, object] = {"gpunodes_pod_subnet": "banana", "gpunodes_runtime": "nope"}
+    machines = {"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}}
     with pytest.raises(WrongInput) as raised:
         settings.report_all({name: list(settings.problems(variables)) for name, variables in machines.items()})
     assert [problem.found for problem in raised.value.problems] == [

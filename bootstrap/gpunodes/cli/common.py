@@ -104,6 +104,10 @@ def version_option(command: _Command) -> _Command:
     )(command)
 
 
+def _unchanged(command: _Command) -> _Command:
+    return command
+
+
 def gpu_options(command: _Command) -> _Command:
     """--driver, --with-cuda, --with-cudnn and --runtime, passed as ``requested``: settings of this run.
 
@@ -163,10 +167,6 @@ def connection_options(command: _Command) -> _Command:
     return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
-def _no_option(command: _Command) -> _Command:
-    return command
-
-
 def run_options(operation: Operation) -> Callable[[_Command], _Command]:
     """The options of every run, passed as ``flags``; the operation's phases go into the help.
 
@@ -179,7 +179,7 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
 
     def decorate(command: _Command) -> _Command:
         @ansible_options
-        @(version_option if PREFLIGHT in phases else _no_option)
+        @(version_option if PREFLIGHT in phases else _unchanged)
         @click.option(
             "--skip-phase",
             type=click.Choice(names),
