@@ -30,7 +30,6 @@ def drain(
     """
     deadline = time.monotonic() + limit_s
     refused: dict[str, flow.RemainingPod] = {}
-    evicted: set[str] = set()
     retry = 0.0
     while True:
         check()
@@ -43,10 +42,9 @@ def drain(
             for pod in to_evict:
                 if why := cluster.evict(pod):
                     refused[pod.uid] = flow.RemainingPod(pod.full_name, why)
-                evicted.add(pod.uid)
             retry = time.monotonic() + _RETRY_S
         if not managed:
-            return DrainResult(len(evicted), unmanaged=unmanaged)
+            return DrainResult(unmanaged=unmanaged)
         if time.monotonic() > deadline:
             break
         time.sleep(min(_POLL_S, max(0.1, limit_s / 10)))
@@ -58,10 +56,8 @@ def drain(
         check()
         for pod in managed:
             cluster.delete_now(pod)
-        return DrainResult(len(evicted), deleted=[*protected.values(), *terminating], unmanaged=unmanaged)
-    return DrainResult(
-        len(evicted - {pod.uid for pod in managed}), list(protected.values()), terminating, unmanaged=unmanaged
-    )
+        return DrainResult(deleted=[*protected.values(), *terminating], unmanaged=unmanaged)
+    return DrainResult(list(protected.values()), terminating, unmanaged=unmanaged)
 
 
 def _must_leave(pod: Pod) -> bool:

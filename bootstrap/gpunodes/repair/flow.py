@@ -9,19 +9,6 @@ from enum import StrEnum
 from gpunodes.repair import escalation
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
-ORDER = (
-    Stage.SCAN,
-    Stage.LOCK,
-    Stage.COLLECT,
-    Stage.CORDON,
-    Stage.DRAIN,
-    Stage.ESCALATE,
-    Stage.VERIFY,
-    Stage.UNCORDON,
-    Stage.RELEASE,
-    Stage.END,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RemainingPod:
@@ -39,7 +26,6 @@ class RemainingPod:
 class DrainResult:
     """The result of draining a node within its time limit."""
 
-    evicted: int = 0
     refused: Sequence[RemainingPod] = ()
     """A disruption budget, or the API, refused their eviction."""
     terminating: Sequence[RemainingPod] = ()
