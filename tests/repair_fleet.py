@@ -24,10 +24,11 @@ from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached
+from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine as Entry
 from gpunodes.model import Role
-from gpunodes.operations import repair, repair_one
+from gpunodes.operations.repair import tools
 from gpunodes.repair.escalation import EscalationStep
 
 SMI = {"smi": {"status": "ok"}}
@@ -240,7 +241,7 @@ class Machine:
 
 
 class StandInControl:
-    """repair_one.ControlsMachine for a machine in memory."""
+    """engine.fleet.ControlsMachine for a machine in memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -286,18 +287,16 @@ class StandInControl:
         raise PowerProblem(Trouble(self._machine.bmc), f"the BMC is {self._machine.bmc}")
 
 
-class Fleet(repair.Fleet):
-    """repair.Fleet with machines in memory."""
+class Fleet:
+    """engine.fleet.Fleet with machines in memory."""
 
     def __init__(self, api: Api, machines: Mapping[str, Machine], control_planes: Sequence[str] = ()) -> None:
         self.api = api
         self.machines = machines
         self._control_planes = control_planes
         self.scans = 0
-        self.inventory: Any = SimpleNamespace(machines=lambda *_: self.entries)
 
-    @property
-    def entries(self) -> list[Entry]:
+    def all_machines(self) -> list[Entry]:
         return [
             Entry(name, f"addr-{name}", Role.CONTROL_PLANE if name in self._control_planes else Role.WORKER)
             for name in self.machines
@@ -341,17 +340,17 @@ class Fleet(repair.Fleet):
     def machine_control(self, machine: Entry, **_: Any) -> Any:
         return StandInControl(self.machines[machine.name])
 
-    def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, repair.MachineScan]:
+    def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, MachineScan]:
         self.scans += len(machines)
-        return {machine.name: repair.MachineScan(self.machines[machine.name].verdict(), SMI) for machine in machines}
+        return {machine.name: MachineScan(self.machines[machine.name].verdict(), SMI) for machine in machines}
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
     """Use the test's own state folder and very short time limits of escalation steps."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
-    made = repair_one.TimeLimits
-    monkeypatch.setattr(repair_one, "TimeLimits", lambda **given: made(**{**given, "poll": 0.01}))
+    made = tools.TimeLimits
+    monkeypatch.setattr(tools, "TimeLimits", lambda **given: made(**{**given, "poll": 0.01}))
 
 
 def fleet(number: int, sick: Sequence[str] = (), **special: Any) -> Fleet:

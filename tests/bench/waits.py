@@ -17,11 +17,13 @@ from unittest import mock
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine.machine_control import StepResult
+from gpunodes.engine.scans import MachineScan
 from gpunodes.model import Machine
-from gpunodes.operations import repair
+from gpunodes.operations.repair import commands
 from gpunodes.repair import policy
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.request import RepairRequest
 
 from tests import repair_fleet
 from tests.bench.table import Row, show
@@ -63,7 +65,7 @@ class _Fleet(repair_fleet.Fleet):
     def machine_control(self, machine: Machine, **_: Any) -> Any:
         return _HangingReboot(self.machines[machine.name])
 
-    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
+    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
         if not self.scans:
             time.sleep(probe.HOPELESS_S)
         return super().scan(machines, full=full)
@@ -73,11 +75,11 @@ def measure(folder: Path) -> Iterator[Row]:
     """The row; ``folder`` is for the repair's records."""
     prepared = repair_fleet.fleet(5, [NAME])
     fleet = _Fleet(prepared.api, prepared.machines)
-    request = repair.RepairRequest("health", policy.RepairLimits())
-    machines = [machine for machine in fleet.entries if machine.name == NAME]
+    request = RepairRequest("health", policy.RepairLimits())
+    machines = [machine for machine in fleet.all_machines() if machine.name == NAME]
     with mock.patch.dict(os.environ, XDG_STATE_HOME=str(folder)):
         started = time.monotonic()
-        result = repair.run(fleet, machines, request, lambda _, message: print(" ", message, file=sys.stderr))
+        result = commands.run(fleet, machines, request, lambda _, message: print(" ", message, file=sys.stderr))
         duration = time.monotonic() - started
     if result.machines[0].outcome is not RepairOutcome.REPAIRED:
         raise RuntimeError(result.machines[0].why)

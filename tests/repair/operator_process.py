@@ -12,19 +12,21 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from gpunodes.engine.cluster.session import Session, here
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.remote.shell import Reached
+from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine, Role
-from gpunodes.operations import repair, repair_one
+from gpunodes.operations.repair import commands, tools
 from gpunodes.repair import policy
 from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.request import RepairRequest
 from gpunodes.views import repair as views
 
+PROGRAM = Path(__file__)
 BOOT_S = 0.5
 """Seconds that a simulated machine takes to boot."""
 
@@ -69,7 +71,7 @@ class FileMachine:
         status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
         self._api.request("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
 
-    # repair_one.ControlsMachine
+    # engine.fleet.ControlsMachine
 
     def boot(self) -> Boot:
         state = self.read()
@@ -102,20 +104,27 @@ class FileMachine:
         self.use("cold")
 
 
-class Fleet(repair.Fleet):
-    """repair.Fleet with machines in files, and a local API server."""
+class Fleet:
+    """engine.fleet.Fleet with machines in files, and a local API server."""
 
     def __init__(self, kubeconfig: Path, machines: Path) -> None:
         self._kubeconfig = kubeconfig
         self.made = Session(here(sys.executable, kubeconfig))
         self._side = Session(here(sys.executable, kubeconfig))
         self._files = {path.stem: FileMachine(path, self._side) for path in sorted(machines.glob("*.json"))}
-        self.entries = [Machine(name, name, Role.WORKER) for name in self._files]
-        self.inventory: Any = SimpleNamespace(machines=lambda *_: self.entries)
 
     @property
     def cluster_name(self) -> str:
         return "simulated"
+
+    def all_machines(self) -> Sequence[Machine]:
+        return [Machine(name, name, Role.WORKER) for name in self._files]
+
+    def pool_label(self, name: str) -> str:
+        return ""
+
+    def lock(self, command: str, holder: str) -> Any:
+        raise NotImplementedError("no machine is the control plane")
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -136,9 +145,9 @@ class Fleet(repair.Fleet):
     def machine_control(self, machine: Machine, **_: Any) -> Any:
         return self._files[machine.name]
 
-    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
+    def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
         facts = {"smi": {"status": "ok"}}
-        return {machine.name: repair.MachineScan(self._files[machine.name].verdict(), facts) for machine in machines}
+        return {machine.name: MachineScan(self._files[machine.name].verdict(), facts) for machine in machines}
 
     def close(self) -> None:
         self._side.close()
@@ -148,12 +157,12 @@ def main(kubeconfig: str, machines: str, budget: str) -> None:
     """Repair all unhealthy machines."""
     # The real time limits are for machines that take minutes to boot.
     EscalationStep.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
-    given = repair_one.TimeLimits
-    repair_one.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
+    given = tools.TimeLimits
+    tools.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
     fleet = Fleet(Path(kubeconfig), Path(machines))
-    request = repair.RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
+    request = RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
     began = time.monotonic()
-    result = repair.run(fleet, fleet.entries, request, views.RepairLines(sys.stderr).report)
+    result = commands.run(fleet, fleet.all_machines(), request, views.RepairLines(sys.stderr).report)
     fleet.close()
     document = views.document(result)
     acted = [each for each in document["machines"] if each["decision"] != "nothing"]

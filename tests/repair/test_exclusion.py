@@ -22,8 +22,7 @@ from gpunodes.operations import maintenance
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
-from .operator_process import Fleet
-from .test_simulation import OPERATOR
+from .operator_process import PROGRAM, Fleet
 
 COMMAND = Path(__file__).with_name("command_process.py")
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -80,7 +79,7 @@ def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -
     state = tmp_path / f"operator-{number}"
     state.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(OPERATOR), str(server.kubeconfig), str(machines), "2"],
+        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), "2"],
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=subprocess.PIPE,
         stderr=(tmp_path / f"operator-{number}.log").open("a"),
@@ -185,7 +184,7 @@ def test_two_repairs_of_one_machine(server: ApiServer, machines: Path, tmp_path:
 
 def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
     fleet = Fleet(server.kubeconfig, machines)
-    entry = next(each for each in fleet.entries if each.name == "n1")
+    entry = next(each for each in fleet.all_machines() if each.name == "n1")
     try:
         maintenance.begin(fleet, [entry], "replace GPU 5", time.time() + 3600)
         assert server.call("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"]

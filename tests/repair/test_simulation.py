@@ -21,10 +21,10 @@ import pytest
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
+from .operator_process import PROGRAM
 
 NODES = 1000
 POOLS = 4
-OPERATOR = Path(__file__).with_name("operator_process.py")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def start(folder: Path, number: int, server: ApiServer, machines: Path, budget: 
     state = folder / f"operator-{number}"
     state.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(OPERATOR), str(server.kubeconfig), str(machines), budget],
+        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), budget],
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=subprocess.PIPE,
         stderr=(folder / f"operator-{number}.log").open("a"),

@@ -21,9 +21,11 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import dead_here, identity
 from gpunodes.engine.leases.objects import lock_name
 from gpunodes.errors import GpunodesError
-from gpunodes.operations import repair
+from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import RepairResult
 
 from tests import repair_fleet
 from tests.repair_fleet import LEASES, Api, Fleet, fleet, hurry
@@ -70,10 +72,10 @@ def taken_by_ann(api: Api, name: str) -> None:
     lease["spec"] |= {"holderIdentity": ANN, "renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
 
 
-def run(place: Fleet, message: list[str] | None = None, **request: Any) -> repair.RepairResult:
-    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+def run(place: Fleet, message: list[str] | None = None, **request: Any) -> RepairResult:
+    made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
     told = message if message is not None else []
-    return repair.run(place, place.entries, made, lambda name, text: told.append(f"{name}: {text}"))
+    return commands.run(place, place.all_machines(), made, lambda name, text: told.append(f"{name}: {text}"))
 
 
 def before_the_reboot(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:

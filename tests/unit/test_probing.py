@@ -26,6 +26,7 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.engine import scans
 from gpunodes.engine.remote import answers, probing
 from gpunodes.engine.remote.hostkeys import HostKeys, Trust
 from gpunodes.engine.remote.probing import ProbeSettings
@@ -35,7 +36,6 @@ from gpunodes.errors import WrongInput
 from gpunodes.health import shape
 from gpunodes.health.model import Action, SiteRules, State, Verdict
 from gpunodes.inventory import Inventory
-from gpunodes.operations import scan as operation
 
 from tests import sshd
 
@@ -507,7 +507,7 @@ def replaced(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> Any
 
 
 def verdict(document: Any) -> Verdict:
-    return operation.verdict_on(ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
+    return scans.verdict_on(ProbeResult("gpu-1", Reach.ANSWERED, facts=document), SiteRules())
 
 
 def test_a_wrong_type_anywhere_makes_the_document_invalid(facts: dict[str, Any]) -> None:
@@ -548,8 +548,8 @@ def test_unpacking_small_documents(document: bytes) -> None:
 
 
 def test_the_deadline_grows_with_the_number_of_machines() -> None:
-    assert operation.deadline_for(1) < 61
-    assert operation.deadline_for(1000) > 300
+    assert scans.deadline_for(1) < 61
+    assert scans.deadline_for(1000) > 300
 
 
 @needs_sshd
@@ -599,7 +599,7 @@ def write_inventory(folder: Path, **variables: object) -> Path:
 
 def test_site_settings_for_codes_and_expected_gpus(tmp_path: Path) -> None:
     inventory = Inventory(write_inventory(tmp_path, gpunodes_health_xids={13: "repair"}, gpunodes_health_gpus=8))
-    (asked,) = operation.scan_targets(inventory, inventory.select(()))
+    (asked,) = scans.scan_targets(inventory, inventory.select(()))
     assert asked.site == SiteRules(xids={13: Action.REPAIR})
     assert asked.gpus == 8
 
@@ -616,12 +616,12 @@ def test_site_settings_for_codes_and_expected_gpus(tmp_path: Path) -> None:
 def test_invalid_site_settings(tmp_path: Path, variables: dict[str, Any]) -> None:
     inventory = Inventory(write_inventory(tmp_path, **variables))
     with pytest.raises(WrongInput, match="gpunodes_health_"):
-        operation.scan_targets(inventory, inventory.select(()))
+        scans.scan_targets(inventory, inventory.select(()))
 
 
 def test_a_machine_with_fewer_gpus_than_its_settings_is_unhealthy(facts: dict[str, Any]) -> None:
     answer = ProbeResult("gpu-1", Reach.ANSWERED, facts=facts)
-    found = operation.verdict_on(answer, SiteRules(), 8)
+    found = scans.verdict_on(answer, SiteRules(), 8)
     assert (found.gpus_expected, found.state is State.HEALTHY) == (8, False)
 
 
@@ -657,6 +657,6 @@ def test_the_playbook_returns_the_same_verdict(machine: Any, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (message,) = re.findall(r'"msg": "(.*)"', done.stdout)
-    told = operation.verdict_on(probe_targets(good)["good"], SiteRules())
+    told = scans.verdict_on(probe_targets(good)["good"], SiteRules())
     assert message.startswith(f"gpu-1: {told.state}")
     assert "changed=0" in done.stdout

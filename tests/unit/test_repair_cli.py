@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gpunodes.cli import health
+from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.remote import probing
 from gpunodes.engine.remote.reach import ProbeResult, Reach
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.inventory import Inventory
-from gpunodes.operations import repair
-from gpunodes.operations.repair import MachineRepair, RepairResult
 from gpunodes.repair.policy import Decision
 from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.result import MachineRepair, RepairResult
 from gpunodes.views import repair as views
 
 
@@ -140,7 +140,7 @@ def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None
         "h100: {hosts: {gpu-1: {}, gpu-2: {gpunodes_pool: spare}, gpu-3: {gpunodes_node_labels: {rack: r7}}}}\n"
         "workers: {children: {h100: {}}, hosts: {worker-1: {}}}\n"
     )
-    fleet = repair.Fleet(Inventory(tmp_path / "hosts.yml"))
+    fleet = InventoryFleet(Inventory(tmp_path / "hosts.yml"))
     names = ("gpu-1", "gpu-2", "gpu-3", "worker-1")
     assert [fleet.pool_label(name) for name in names] == ["h100", "spare", "h100", ""]
     fleet.settings = lambda: {"gpunodes_repair_pool_label": "rack"}  # type: ignore[method-assign]  # another label
@@ -164,7 +164,7 @@ def test_deadline_and_parallel_apply_to_the_scans_of_a_repair(tmp_path: Path, mo
     CliRunner().invoke(health.command, words, standalone_mode=False)
     assert bounds == [(7.0, 3), (60.5, 64)]
     # A machine that has just booted may need longer: its verification ignores the deadline.
-    place = repair.Fleet(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
+    place = InventoryFleet(Inventory(tmp_path / "hosts.yml"), 7.0, 3)
     place.scan(place.inventory.machines()[:1], full=False)
     assert bounds[2:] == [(60.25, 3)]
 
@@ -180,6 +180,6 @@ def test_an_invalid_probe_document_is_ignored(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(probing, "probe", probe_all)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = repair.Fleet(Inventory(tmp_path / "hosts.yml"))
+    place = InventoryFleet(Inventory(tmp_path / "hosts.yml"))
     (seen,) = place.scan(place.inventory.machines()[:1]).values()
     assert (seen.verdict.state, seen.facts) == (State.UNREACHABLE, None)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from gpunodes.engine import evidence, history, journal, records
 from gpunodes.errors import GpunodesError
-from gpunodes.operations import repair
+from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import RepairLimits
 from gpunodes.repair.record import RepairRecord, Stage
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import RepairResult
 from gpunodes.settings import state_home
 from gpunodes.views import repair as views
 
@@ -24,8 +26,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def run(place: Fleet) -> repair.RepairResult:
-    return repair.run(place, place.entries, repair.RepairRequest("health", RepairLimits()), lambda *_: None)
+def run(place: Fleet) -> RepairResult:
+    return commands.run(place, place.all_machines(), RepairRequest("health", RepairLimits()), lambda *_: None)
 
 
 def keep(repair_id: str, mib: float, age_days: float) -> Path:

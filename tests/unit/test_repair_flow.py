@@ -19,14 +19,19 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import Boot
 from gpunodes.engine.remote.shell import Reached
+from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import WrongInput
 from gpunodes.health import judge
 from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict
-from gpunodes.operations import repair, repair_one
-from gpunodes.repair import escalation
+from gpunodes.operations.repair import commands
+from gpunodes.operations.repair.escalating import performed_by_itself
+from gpunodes.operations.repair.running import Repairs
+from gpunodes.repair import escalation, findings
 from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Budget, Decision, RepairCandidate, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import MachineRepair, RepairResult
 
 from tests import repair_fleet
 from tests.repair_fleet import Fleet, fleet, hurry
@@ -41,18 +46,18 @@ def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch, tmp_path)
 
 
-def run(place: Fleet, **request: Any) -> repair.RepairResult:
+def run(place: Fleet, **request: Any) -> RepairResult:
     limits = request.pop("limits", RepairLimits())
     message: Messages = []
-    made = repair.RepairRequest("health", limits, **request)
-    return repair.run(place, place.entries, made, lambda name, text: message.append((name, text)))
+    made = RepairRequest("health", limits, **request)
+    return commands.run(place, place.all_machines(), made, lambda name, text: message.append((name, text)))
 
 
-def resume(place: Fleet) -> repair.RepairResult:
-    return repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None)
+def resume(place: Fleet) -> RepairResult:
+    return commands.resume(place, RepairRequest("repair", RepairLimits()), lambda *_: None)
 
 
-def outcomes(result: repair.RepairResult) -> dict[str, RepairOutcome | None]:
+def outcomes(result: RepairResult) -> dict[str, RepairOutcome | None]:
     return {each.machine: each.outcome for each in result.machines}
 
 
@@ -122,16 +127,14 @@ def test_it_escalates_until_a_step_succeeds() -> None:
 
 
 def test_steps_that_the_machine_performed_by_itself_follow_from_its_boot_time() -> None:
-    place = fleet(5, ["w1"])
     ordered_at = time.time() - 60
     armed = (("force", ordered_at + 15), ("sysrq", ordered_at + 23))
     record = RepairRecord("id", "w1", "test", 0.0, "", "reboot", hung=True, ordered_at=ordered_at, armed=armed)
-    one = repair_one.OneRepair(record, repair_fleet.StandInControl(place.machines["w1"]), None)  # type: ignore[arg-type]  # it uses no tools
     for uptime_s, names in ((50.0, []), (40.0, ["force"]), (30.0, ["force", "sysrq"])):
-        escalated = one._performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
+        escalated = performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
         assert [step.name for step in escalated] == names
     working = dataclasses.replace(record, hung=False)
-    assert not one._performed_by_itself(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0))
+    assert not performed_by_itself(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0))
 
 
 def test_the_bmc_resets_a_machine_that_no_other_step_reboots() -> None:
@@ -196,7 +199,7 @@ def test_a_gpu_reset_may_suffice() -> None:
 def test_a_gpu_reset_names_the_gpus_that_are_to_be_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs on the other GPUs continue."""
     place = fleet(5, ["w1"], action=Action.RESET_GPU, hung=False, cures=frozenset({"gpu-reset"}))
-    monkeypatch.setattr(repair_one, "resets", lambda *_: ("0000:17:00.0",))
+    monkeypatch.setattr(findings, "resets", lambda *_: ("0000:17:00.0",))
     run(place, limits=RepairLimits(actions=frozenset({Action.RESET_GPU})))
     assert place.machines["w1"].reset == ["0000:17:00.0"]
 
@@ -370,10 +373,10 @@ def test_a_cordon_by_others_stays() -> None:
 
 def test_a_verdict_must_be_confirmed_by_a_second_scan() -> None:
     place = fleet(5, ["w1"])
-    first = {entry.name: repair.MachineScan(place.machines[entry.name].verdict()) for entry in place.entries}
+    first = {entry.name: MachineScan(place.machines[entry.name].verdict()) for entry in place.all_machines()}
     place.machines["w1"].sick = False
-    request = repair.RepairRequest("health", RepairLimits())
-    result = repair.run(place, place.entries, request, lambda *_: None, first)
+    request = RepairRequest("health", RepairLimits())
+    result = commands.run(place, place.all_machines(), request, lambda *_: None, first)
     assert {each.machine: each.decision for each in result.machines}["w1"] is Decision.NOTHING
     assert place.machines["w1"].done == []
 
@@ -408,7 +411,7 @@ def test_many_one_after_the_other_and_never_more_than_the_budget() -> None:
 
 def test_two_commands_at_once_repair_no_machine_twice() -> None:
     place = fleet(20, ["w1", "w5", "w9"])
-    results: list[repair.RepairResult] = []
+    results: list[RepairResult] = []
     threads = [threading.Thread(target=lambda: results.append(run(place))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -436,10 +439,10 @@ def test_three_unhealthy_of_four_stop_repairs() -> None:
     assert history.read("w3") == []
 
 
-def run_on(place: Fleet, *names: str, **request: Any) -> repair.MachineRepair:
+def run_on(place: Fleet, *names: str, **request: Any) -> MachineRepair:
     """Repair some machines of a place only; the first one's result."""
-    chosen = [entry for entry in place.entries if entry.name in names]
-    result = repair.run(place, chosen, repair.RepairRequest("health", RepairLimits(), **request), lambda *_: None)
+    chosen = [entry for entry in place.all_machines() if entry.name in names]
+    result = commands.run(place, chosen, RepairRequest("health", RepairLimits(), **request), lambda *_: None)
     return {each.machine: each for each in result.machines}[names[0]]
 
 
@@ -581,7 +584,7 @@ def odd_report(_: Fleet, patch: pytest.MonkeyPatch) -> None:
             raise KeyError("what it reported")
         return RepairCandidate(**values)
 
-    patch.setattr("gpunodes.operations.repair.RepairCandidate", odd)
+    patch.setattr("gpunodes.operations.repair.deciding.RepairCandidate", odd)
 
 
 ODD = {
@@ -700,7 +703,7 @@ def killed(place: Fleet, monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -
     with monkeypatch.context() as patch:
         patch.setattr(records, "write", die)
         # There is no cleanup after kill -9; the lock's holder is dead.
-        patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
+        patch.setattr(Repairs, "interrupt", lambda _: None)
         with contextlib.suppress(Killed):
             run(place)
     bury(place)
@@ -756,7 +759,7 @@ def test_a_node_that_was_uncordoned_before_the_kill_is_reported_as_uncordoned() 
     place, message = fleet(5), list[str]()
     record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", step="reboot")
     records.write(record.to(Stage.UNCORDON, outcome=RepairOutcome.REPAIRED))
-    repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
+    commands.resume(place, RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
     assert "uncordoned" in message
 
 

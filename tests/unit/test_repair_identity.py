@@ -19,12 +19,14 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.objects import lock_name
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
-from gpunodes.operations import power, repair, repair_one
-from gpunodes.repair.escalation import EscalationStep
+from gpunodes.operations import power
+from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import MachineRepair
 
-from tests.repair_fleet import Fleet, fleet
+from tests.repair_fleet import Fleet, fleet, hurry
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
@@ -33,17 +35,14 @@ OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own state folder, and very short time limits."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
-    limits = repair_one.TimeLimits
-    monkeypatch.setattr(repair_one, "TimeLimits", lambda **given: limits(**{**given, "poll": 0.01}))
+    hurry(monkeypatch, tmp_path)
 
 
-def run(place: Fleet, name: str, *, by_hand: bool = False, **request: Any) -> repair.MachineRepair:
+def run(place: Fleet, name: str, *, by_hand: bool = False, **request: Any) -> MachineRepair:
     """The result of one machine; with ``by_hand`` only this machine is repaired."""
-    chosen = [entry for entry in place.entries if entry.name == name or not by_hand]
-    made = repair.RepairRequest("repair", RepairLimits(by_hand=by_hand), **request)
-    return next(each for each in repair.run(place, chosen, made, lambda *_: None).machines if each.machine == name)
+    chosen = [entry for entry in place.all_machines() if entry.name == name or not by_hand]
+    made = RepairRequest("repair", RepairLimits(by_hand=by_hand), **request)
+    return next(each for each in commands.run(place, chosen, made, lambda *_: None).machines if each.machine == name)
 
 
 def refused(place: Fleet, name: str, **request: Any) -> str:
@@ -137,8 +136,8 @@ def left_behind(place: Fleet, machine: str, node: str, lock: str = "") -> None:
     lease["spec"]["holderIdentity"] = f"{head}/1/0/{tail}"
 
 
-def resumed(place: Fleet) -> list[repair.MachineRepair]:
-    return list(repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None).machines)
+def resumed(place: Fleet) -> list[MachineRepair]:
+    return list(commands.resume(place, RepairRequest("repair", RepairLimits()), lambda *_: None).machines)
 
 
 def test_a_repair_in_a_lock_is_resumed_on_its_own_machine_and_node() -> None:
@@ -216,8 +215,8 @@ def test_marks_are_cleared_only_on_the_machine_s_own_node() -> None:
     place = fleet(2)
     place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = "another"
     with pytest.raises(WrongInput, match="node w1"):
-        power.clear(place, place.entries[1], without_cluster=False)
-    assert power.clear(place, place.entries[0], without_cluster=False).node == "w0"
+        power.clear(place, place.all_machines()[1], without_cluster=False)
+    assert power.clear(place, place.all_machines()[0], without_cluster=False).node == "w0"
 
 
 def test_records_of_identities_are_private_and_limited() -> None:

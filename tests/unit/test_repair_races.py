@@ -17,10 +17,14 @@ from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
-from gpunodes.operations import maintenance, power, repair
+from gpunodes.operations import maintenance, power
+from gpunodes.operations.repair import commands
+from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import MachineRepair
 
 from tests import repair_fleet
 from tests.repair_fleet import LEASES, Fleet, fleet, hurry
@@ -39,15 +43,15 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
 
 
-def run(place: Fleet, message: list[str] | None = None, **request: Any) -> dict[str, repair.MachineRepair]:
-    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+def run(place: Fleet, message: list[str] | None = None, **request: Any) -> dict[str, MachineRepair]:
+    made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
     messages = message if message is not None else []
-    result = repair.run(place, place.entries, made, lambda name, text: messages.append(f"{name}: {text}"))
+    result = commands.run(place, place.all_machines(), made, lambda name, text: messages.append(f"{name}: {text}"))
     return {each.machine: each for each in result.machines}
 
 
 def entry(place: Fleet, name: str) -> Machine:
-    return next(each for each in place.entries if each.name == name)
+    return next(each for each in place.all_machines() if each.name == name)
 
 
 def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
@@ -58,7 +62,7 @@ def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(repair_fleet.StandInControl, method, dies)
-        patch.setattr(repair._Repairs, "_interrupt", lambda _: None)
+        patch.setattr(Repairs, "interrupt", lambda _: None)
         run(place)
     time.sleep(1.2)
 
@@ -188,7 +192,7 @@ def test_the_record_of_a_node_that_is_gone_is_dropped() -> None:
         lease["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z"
     del place.api.nodes["w1"]
     message: list[str] = []
-    result = repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
+    result = commands.resume(place, RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
     assert result.exit_code == 0
     assert message == ["its repair r1 is not resumed: its node no longer exists"]
     assert place.api.leases == {}

@@ -21,8 +21,8 @@ from gpunodes.engine.remote import shell
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import printable
-from gpunodes.operations import repair_one
 from gpunodes.repair import escalation
+from gpunodes.repair.findings import resets
 from gpunodes.views import repair as views
 
 from tests.hostile import ATTACKS
@@ -224,8 +224,8 @@ def test_gpus_to_reset(findings: Any, pci: Any, expected: tuple[str, ...]) -> No
         for gpu, action in findings
     )
     verdict = Verdict("gpu-1", "live", State.DEGRADED, Action.RESET_GPU, findings=found)
-    assert repair_one.resets(verdict, {"pci": pci}) == expected
-    assert repair_one.resets(verdict, None) == ()
+    assert resets(verdict, {"pci": pci}) == expected
+    assert resets(verdict, None) == ()
 
 
 def test_hanging_gpu_reset_is_bounded(tmp_path: Path) -> None:

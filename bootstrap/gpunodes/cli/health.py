@@ -231,11 +231,11 @@ def _repair(
     as_json: bool,
 ) -> int:
     """Scan machines and repair those whose verdict recommends it; returns the exit code."""
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
-    from gpunodes.operations import repair
 
     inventory = Inventory(inventory_path)
-    fleet = repair.Fleet(inventory, *pace)
+    fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
     return repair_options.carry_out(fleet, machines, request, yes=flags.yes, as_json=as_json)
@@ -251,13 +251,14 @@ def _live(
     as_json: bool,
 ) -> int:
     """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
+    from gpunodes.engine import scans
     from gpunodes.inventory import Inventory
     from gpunodes.operations import scan
     from gpunodes.views import health_map
 
     try:
         inventory = Inventory(inventory_path)
-        machines = scan.scan_targets(inventory, inventory.select(patterns))
+        machines = scans.scan_targets(inventory, inventory.select(patterns))
     except WrongInput:
         _refuse_files(patterns)
         raise
@@ -268,7 +269,7 @@ def _live(
             verdicts = scan.run(
                 machines,
                 view,
-                deadline_s=deadline or scan.deadline_for(len(machines)),
+                deadline_s=deadline,
                 parallel=parallel,
                 cluster=inventory.cluster,
             )

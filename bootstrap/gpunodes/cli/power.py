@@ -27,9 +27,9 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     """
     import dataclasses
 
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
     from gpunodes.operations import power
-    from gpunodes.operations.repair import Fleet
     from gpunodes.views import document
 
     inventory = Inventory(inventory_path)
@@ -37,7 +37,7 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
         terminal.confirm(f"The power of {chosen.name} is switched off, without a shutdown of its system", yes=yes)
-    fleet, asked, report = Fleet(inventory), power.PowerAction(action), repair_options.lines().report
+    fleet, asked, report = InventoryFleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])
     done = power.power(fleet, chosen, asked, named=named, report=report)
     if as_json:

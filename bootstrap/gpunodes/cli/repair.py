@@ -47,14 +47,15 @@ def command(
         )
     if resume and repair_flags.dry_run:
         raise WrongInput("--resume continues repairs", "no --dry-run with it", "leave one out")
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
-    from gpunodes.operations import repair
+    from gpunodes.operations.repair import commands
 
     inventory = Inventory(inventory_path)
-    fleet = repair.Fleet(inventory)
+    fleet = InventoryFleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)
-        return repair_options.show(repair.resume(fleet, request, repair_options.lines().report), as_json=as_json)
+        return repair_options.show(commands.resume(fleet, request, repair_options.lines().report), as_json=as_json)
     chosen = inventory.select(machines)
     request = repair_options.request(
         repair_flags, "repair", fleet, machines, by_hand=True, first=first or "", reason=reason

@@ -18,9 +18,11 @@ from gpunodes.cli import terminal
 from gpunodes.errors import WrongInput
 
 if TYPE_CHECKING:
+    from gpunodes.engine.fleet import Fleet
     from gpunodes.inventory import Inventory
     from gpunodes.model import Machine
-    from gpunodes.operations.repair import Fleet, RepairRequest, RepairResult
+    from gpunodes.repair.request import RepairRequest
+    from gpunodes.repair.result import RepairResult
     from gpunodes.views.repair import RepairLines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -88,13 +90,14 @@ def request(
     reason: str = "",
 ) -> RepairRequest:
     """The user's request, with the limits of the settings; raises WrongInput."""
-    from gpunodes.operations import repair
+    from gpunodes.operations.repair import commands
+    from gpunodes.repair.request import RepairRequest
 
-    limits = repair.limits(fleet.settings(), flags.max_unavailable, actions, by_hand=by_hand)
-    return repair.RepairRequest(
+    limits = commands.limits(fleet.settings(), flags.max_unavailable, actions, by_hand=by_hand)
+    return RepairRequest(
         command=command,
         limits=limits,
-        named=frozenset(machine.name for machine in fleet.inventory.machines() if named(machine, patterns)),
+        named=frozenset(machine.name for machine in fleet.all_machines() if named(machine, patterns)),
         first=first,
         reason=reason,
         force_drain=flags.force_drain,
@@ -106,17 +109,17 @@ def request(
 
 def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, *, yes: bool, as_json: bool) -> int:
     """Repair machines, after the plan and a confirmation; returns the exit code."""
-    from gpunodes.operations import repair
+    from gpunodes.operations.repair import commands
     from gpunodes.views import repair as views
 
     report = lines().report
     if not request.dry_run and not yes:
         terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
-        plan = repair.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
+        plan = commands.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
         terminal.echo(views.summary(plan), err=True)
         if names := [each.machine for each in plan.machines if each.decision == "repair"]:
             terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
-    return show(repair.run(fleet, machines, request, report), as_json=as_json)
+    return show(commands.run(fleet, machines, request, report), as_json=as_json)
 
 
 def show(result: RepairResult, *, as_json: bool) -> int:

@@ -22,14 +22,14 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
     """
     import dataclasses
 
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
     from gpunodes.operations import power
-    from gpunodes.operations.repair import Fleet
     from gpunodes.views import document
 
     inventory = Inventory(inventory_path)
     done = power.clear(
-        Fleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
+        InventoryFleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
     )
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))

@@ -7,12 +7,14 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
 
@@ -81,6 +83,37 @@ def append(entry: HistoryEntry) -> None:
             "a record of all actions on machines",
             "check `df` and the permissions of the folder",
         ) from error
+
+
+def note(
+    machine: str,
+    cluster: str,
+    kind: EntryKind,
+    what: str,
+    outcome: str = "",
+    detail: str = "",
+    *,
+    moment: float | None = None,
+    seconds: float = 0.0,
+    repair: str = "",
+    evidence: tuple[str, ...] = (),
+) -> None:
+    """Append an entry of this command's user, for ``moment`` or now; raises as :func:`append`."""
+    append(
+        HistoryEntry(
+            time=time.time() if moment is None else moment,
+            machine=machine,
+            kind=kind,
+            what=what,
+            outcome=outcome,
+            detail=detail,
+            seconds=round(seconds, 1),
+            repair=repair,
+            cluster=cluster,
+            by=user_at_host(),
+            evidence=evidence,
+        )
+    )
 
 
 def read(machine: str = "", cluster: str | None = None) -> list[HistoryEntry]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import Fleet, match_nodes, missing
 from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.identity.matcher import Matcher
 from gpunodes.model import Machine
-from gpunodes.operations.repair import Fleet, missing
 from gpunodes.repair.maintenance import Maintenance
 
 
@@ -41,7 +39,7 @@ def begin(
     with _nodes(fleet, machines) as (cluster, nodes, now):
         # The end is compared with the control plane's clock.
         ends = None if until is None else float(int(until + now - time.time()))
-        new = Maintenance(reason, f"{getpass.getuser()}@{socket.gethostname()}", float(int(now)), ends)
+        new = Maintenance(reason, user_at_host(), float(int(now)), ends)
         for name in nodes:
             cluster.begin_maintenance(name, new, cordon=cordon)
             if cluster.node(name) is None:
@@ -55,7 +53,7 @@ def end(fleet: Fleet, machines: Sequence[Machine]) -> list[MaintainedNode]:
     with _nodes(fleet, machines) as (cluster, nodes, _):
         ended = {name: cluster.end_maintenance(name) for name in nodes}
         for name in [name for name, was in ended.items() if was]:
-            cluster.event(name, "MaintenanceEnded", f"by {getpass.getuser()}@{socket.gethostname()}", warning=False)
+            cluster.event(name, "MaintenanceEnded", f"by {user_at_host()}", warning=False)
         cordoned = {node.name: node.cordoned for node in cluster.nodes()}
         return [MaintainedNode(name, nodes[name], was, cordoned.get(name, False)) for name, was in ended.items()]
 
@@ -65,10 +63,8 @@ def listed(fleet: Fleet) -> list[MaintainedNode]:
     with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session)
         nodes = cluster.nodes()
-        machines = fleet.identities({})
-        matcher = Matcher([node.identity for node in nodes], machines.values())
-        found = {name: matcher.match(machine, confirmed=False).node for name, machine in machines.items()}
-        names = {node.name: name for name, node in found.items() if node}
+        matches = match_nodes(fleet, nodes, {}, confirmed=False)
+        names = {match.node.name: name for name, match in matches.items() if match.node}
         return _maintained(cluster, {node.name: names.get(node.name, "") for node in nodes})
 
 
@@ -78,10 +74,10 @@ def _nodes(fleet: Fleet, machines: Sequence[Machine]) -> Iterator[tuple[Cluster,
     with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session)
         nodes = {}
-        known = fleet.identities(fleet.scan(machines))
-        matcher = Matcher([node.identity for node in cluster.nodes()], known.values())
+        scans = fleet.scan(machines)
+        matches = match_nodes(fleet, cluster.nodes(), scans)
         for machine in machines:
-            match = matcher.match(known[machine.name])
+            match = matches[machine.name]
             if match.node is None:
                 raise WrongInput(f"{machine.name}: {missing(match)}", "a machine with a node", "see `gpunodes status`")
             nodes[match.node.name] = machine.name

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,15 +13,16 @@ from gpunodes.engine import power as powers
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse, NoSession, Refused
 from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.fleet import Fleet, InventoryFleet, match_nodes, unmatched
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import NoLock
 from gpunodes.engine.power import Order, PowerState
+from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.identity.matcher import Match, Matcher
+from gpunodes.identity.matcher import Match
 from gpunodes.model import Machine
 from gpunodes.operations import claims
-from gpunodes.operations.repair import Fleet, MachineScan, unmatched
-from gpunodes.operations.repair_one import Report
+from gpunodes.operations.repair.context import Report
 from gpunodes.repair.policy import Node
 
 
@@ -52,7 +50,12 @@ class PowerResult:
 
 
 def power(
-    fleet: Fleet, machine: Machine, action: PowerAction, *, named: bool = False, report: Report = lambda *_: None
+    fleet: InventoryFleet,
+    machine: Machine,
+    action: PowerAction,
+    *,
+    named: bool = False,
+    report: Report = lambda *_: None,
 ) -> PowerResult:
     """Carry out a power action and check its effect; raises PowerProblem, and WrongInput without a BMC.
 
@@ -81,7 +84,7 @@ def power(
     machine_control = fleet.machine_control(machine)
     state = bmc.state().value
     if action is not PowerAction.STATUS:
-        _note(fleet, machine.name, history.EntryKind.POWER, action.value, state)
+        history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, state)
         return PowerResult(machine.name, action.value, state, bmc.name)
     match = machine_control.compare(bmc)
     own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
@@ -105,8 +108,7 @@ def _check_contradiction(fleet: Fleet, machine: Machine, seen: Mapping[str, Mach
 
 
 def _match(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan], nodes: Sequence[Node]) -> Match:
-    machines = fleet.identities(seen)
-    return Matcher([node.identity for node in nodes], machines.values()).match(machines[machine.name])
+    return match_nodes(fleet, nodes, seen)[machine.name]
 
 
 def _not_lost() -> None:
@@ -115,7 +117,7 @@ def _not_lost() -> None:
 
 @contextlib.contextmanager
 def _locked(
-    fleet: Fleet, machine: Machine, action: PowerAction, report: Report
+    fleet: InventoryFleet, machine: Machine, action: PowerAction, report: Report
 ) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.
 
@@ -155,7 +157,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
     Raises GpunodesError if another command works on the machine.
     """
     if without_cluster:
-        _note(fleet, machine.name, history.EntryKind.CLEARED, "cleared", "")
+        history.note(machine.name, fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "")
         return ClearResult(machine.name, "", None)
     session: Session = fleet.session()
     try:
@@ -173,9 +175,9 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
             if left := records.read(fleet.cluster_name).get(machine.name):
                 with records.claimed(machine.name, fleet.cluster_name):
                     records.remove(left)
-        _note(
-            fleet,
+        history.note(
             machine.name,
+            fleet.cluster_name,
             history.EntryKind.CLEARED,
             "cleared",
             "" if schedulable else "it stays cordoned by a user or another program",
@@ -184,17 +186,3 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
         return ClearResult(machine.name, node.name, schedulable)
     finally:
         session.close()
-
-
-def _note(fleet: Fleet, machine: str, kind: history.EntryKind, what: str, outcome: str) -> None:
-    history.append(
-        history.HistoryEntry(
-            time=time.time(),
-            machine=machine,
-            kind=kind,
-            what=what,
-            outcome=outcome,
-            cluster=fleet.cluster_name,
-            by=f"{getpass.getuser()}@{socket.gethostname()}",
-        )
-    )

@@ -206,7 +206,10 @@ def _order(each: RepairCandidate) -> tuple[bool, bool, bool, int, str]:
 
 # Long: one case after the other, in the order of their priority.
 def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
-    """The decision by the machine's own state, regardless of its pool."""
+    """The decision by the machine's own state, regardless of its pool: the first case that applies.
+
+    All cases are in one table, because their order decides.
+    """
     verdict = each.verdict
     given_up = _given_up(each)
     past = guarded(

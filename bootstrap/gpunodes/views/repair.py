@@ -7,52 +7,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
+from gpunodes.repair.result import MachineRepair, RepairResult
 from gpunodes.views.text import duration, put, table
-
-
-class RepairedMachine(Protocol):
-    """The result for one machine (operations/repair.py, MachineRepair)."""
-
-    @property
-    def machine(self) -> str: ...
-    @property
-    def decision(self) -> str: ...
-    @property
-    def outcome(self) -> str | None: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def verdict(self) -> Verdict | None: ...
-    @property
-    def step(self) -> str: ...
-    @property
-    def skipped(self) -> Sequence[str]: ...
-    @property
-    def repair(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def evidence(self) -> str: ...
-
-
-class RepairOverview(Protocol):
-    """The result of a repair command (operations/repair.py, RepairResult)."""
-
-    @property
-    def command(self) -> str: ...
-    @property
-    def machines(self) -> Sequence[RepairedMachine]: ...
-    @property
-    def dry_run(self) -> bool: ...
-    @property
-    def interrupted(self) -> bool: ...
-    @property
-    def exit_code(self) -> ExitCode: ...
 
 
 class RepairLines:
@@ -71,7 +31,7 @@ class RepairLines:
             put(self._stream, f"{printable(line)}\n")
 
 
-def summary(result: RepairOverview) -> str:
+def summary(result: RepairResult) -> str:
     """The result of a repair, or its plan: what was done, or would be done, and why."""
     acted = [each for each in result.machines if each.decision != "nothing"]
     unaffected = [each for each in result.machines if each.decision == "nothing"]
@@ -89,7 +49,7 @@ def summary(result: RepairOverview) -> str:
     return "\n".join(lines)
 
 
-def _message(each: RepairedMachine, *, dry_run: bool) -> str:
+def _message(each: MachineRepair, *, dry_run: bool) -> str:
     if each.outcome is not None:
         elapsed = f" in {duration(each.seconds)}" if each.seconds else ""
         by = f" by {each.step}" if each.step and each.outcome == "repaired" else ""
@@ -99,7 +59,7 @@ def _message(each: RepairedMachine, *, dry_run: bool) -> str:
     return f"{each.decision}: {each.why}"
 
 
-def _plan(each: RepairedMachine) -> list[str]:
+def _plan(each: MachineRepair) -> list[str]:
     if not each.step:
         return _evidence(each.verdict)
     return [
@@ -119,7 +79,7 @@ def _evidence(verdict: Verdict | None) -> list[str]:
     ]
 
 
-def document(result: RepairOverview) -> dict[str, Any]:
+def document(result: RepairResult) -> dict[str, Any]:
     """``gpunodes.repair/1``"""
     return {
         "schema": "gpunodes.repair/1",
@@ -131,7 +91,7 @@ def document(result: RepairOverview) -> dict[str, Any]:
     }
 
 
-def _machine(each: RepairedMachine) -> dict[str, Any]:
+def _machine(each: MachineRepair) -> dict[str, Any]:
     verdict = each.verdict
     return {
         "name": each.machine,

@@ -12,13 +12,14 @@ from unittest import mock
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine import identities, machine_control
+from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.power import PowerProblem, Trouble
+from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import reported
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
-from gpunodes.operations.repair import Fleet, MachineScan
 from gpunodes.repair.policy import Node
 
 from tests import redfish
@@ -28,12 +29,12 @@ SWAPPED = "44454C4C-4200-1048-8052-B2C04F595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
 MAC = "3c:ec:ef:00:00:01"
 FACTS = {"machine_id": "id-1", "product_uuid": UUID, "product_serial": "ABC123", "macs": [MAC]}
-Serve = Callable[..., Fleet]
+Serve = Callable[..., InventoryFleet]
 live: dict[str, Any] = {}
 """What the machines report now; empty when they do not respond."""
 
 
-def scans(fleet: Fleet, names: list[str]) -> dict[str, MachineScan]:
+def scans(fleet: InventoryFleet, names: list[str]) -> dict[str, MachineScan]:
     """A scan of machines, which records their identities."""
     identities.remember(fleet.cluster_name, {name: live for name in names if live})
     state = State.HEALTHY if live else State.UNREACHABLE
@@ -56,13 +57,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[str]) ->
     monkeypatch.setattr(sys.modules[__name__], "live", {})
     servers = []
 
-    def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> Fleet:
+    def made(hardware: dict[str, Any], facts: dict[str, Any] | None = None, **settings: str) -> InventoryFleet:
         servers.append(redfish.fake("obeys", state="On", hardware=hardware, resets=orders))
         given = {"type": "redfish", "address": f"http://127.0.0.1:{servers[-1].server_port}", **settings}
         bmc = ", ".join(f"gpunodes_bmc_{key}: '{value}'" for key, value in given.items())
         path = tmp_path / "hosts.yml"
         path.write_text(f"workers: {{hosts: {{gpu-1: {{ansible_host: 10.0.0.1, {bmc}}}}}}}\n")
-        fleet = Fleet(Inventory(path))
+        fleet = InventoryFleet(Inventory(path))
         monkeypatch.setattr(fleet, "scan", lambda machines: scans(fleet, [machine.name for machine in machines]))
         if facts:
             identities.remember(fleet.cluster_name, {"gpu-1": facts})

@@ -14,15 +14,17 @@ from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action
-from gpunodes.operations import maintenance, repair, repair_one, status
+from gpunodes.operations import maintenance, status
+from gpunodes.operations.repair import commands
 from gpunodes.repair import maintenance as kept
-from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import RepairResult
 from gpunodes.views import maintenance as views
 
-from tests.repair_fleet import Fleet, fleet
+from tests.repair_fleet import Fleet, fleet, hurry
 
 NOW = 1_800_000_000.0
 MARK = "gpunodes.dev/maintenance"
@@ -31,19 +33,16 @@ MARK = "gpunodes.dev/maintenance"
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own state folder, and very short time limits."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
-    quick_limits = repair_one.TimeLimits
-    monkeypatch.setattr(repair_one, "TimeLimits", lambda **given: quick_limits(**{**given, "poll": 0.01}))
+    hurry(monkeypatch, tmp_path)
 
 
-def run(place: Fleet, **request: Any) -> repair.RepairResult:
-    made = repair.RepairRequest("health", request.pop("limits", RepairLimits()), **request)
-    return repair.run(place, place.entries, made, lambda *_: None)
+def run(place: Fleet, **request: Any) -> RepairResult:
+    made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+    return commands.run(place, place.all_machines(), made, lambda *_: None)
 
 
-def resume(place: Fleet) -> repair.RepairResult:
-    return repair.resume(place, repair.RepairRequest("repair", RepairLimits()), lambda *_: None)
+def resume(place: Fleet) -> RepairResult:
+    return commands.resume(place, RepairRequest("repair", RepairLimits()), lambda *_: None)
 
 
 def node(place: Fleet, name: str = "w1") -> dict[str, Any]:
@@ -51,7 +50,7 @@ def node(place: Fleet, name: str = "w1") -> dict[str, Any]:
 
 
 def entry(place: Fleet, name: str = "w1") -> Any:
-    return next(each for each in place.entries if each.name == name)
+    return next(each for each in place.all_machines() if each.name == name)
 
 
 def on(place: Fleet, until: float | None = None, *, cordon: bool = True) -> None:
@@ -285,7 +284,5 @@ def test_status_shows_it() -> None:
 def test_the_plan_of_a_repair_shows_it() -> None:
     place = fleet(5, ["w1"], action=Action.REBOOT)
     on(place)
-    plan = repair.run(
-        place, place.entries, repair.RepairRequest("health", RepairLimits(), dry_run=True), lambda *_: None
-    )
+    plan = run(place, dry_run=True)
     assert next(each.why for each in plan.machines if each.machine == "w1").startswith("it is in maintenance")

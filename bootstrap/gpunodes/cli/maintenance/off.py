@@ -20,12 +20,12 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     MACHINES are names, addresses, groups or patterns of the inventory. Cordons that existed before, or that a repair
     made, stay.
     """
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
-    from gpunodes.operations.repair import Fleet
     from gpunodes.views import maintenance as views
 
     inventory = Inventory(inventory_path)
-    ended = maintenance.end(Fleet(inventory), inventory.select(machines))
+    ended = maintenance.end(InventoryFleet(inventory), inventory.select(machines))
     terminal.echo(views.document(ended) if as_json else views.ended(ended))
     return ExitCode.DONE

@@ -31,9 +31,9 @@ def command(
     MACHINES are names, addresses, groups or patterns of the inventory. Their nodes are annotated and cordoned; running
     pods stay. After TIME repairs are allowed again; the cordon stays until `maintenance off`.
     """
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
     from gpunodes.operations import maintenance
-    from gpunodes.operations.repair import Fleet
     from gpunodes.views import maintenance as views
 
     if not reason.strip():
@@ -41,7 +41,7 @@ def command(
     ends = times.end(until, time.time()) if until is not None else None
     inventory = Inventory(inventory_path)
     kept = maintenance.begin(
-        Fleet(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
+        InventoryFleet(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
     )
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

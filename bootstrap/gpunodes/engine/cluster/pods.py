@@ -14,8 +14,6 @@ KEEP = (
     "metadata.ownerReferences",
     "metadata.annotations",
     "metadata.deletionTimestamp",
-    "metadata.deletionGracePeriodSeconds",
-    "spec.terminationGracePeriodSeconds",
     "status.phase",
 )
 """The fields of a pod that are requested."""
@@ -33,7 +31,6 @@ class Pod:
     mirror: bool
     finished: bool
     ending: bool
-    grace_s: float
 
     @property
     def full_name(self) -> str:
@@ -47,9 +44,8 @@ class Pod:
 
 def parse(item: Mapping[str, Any]) -> Pod:
     """The pod of an object of the API."""
-    metadata, spec = item["metadata"], item.get("spec") or {}
+    metadata = item["metadata"]
     owners = [owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
-    grace = metadata.get("deletionGracePeriodSeconds") or spec.get("terminationGracePeriodSeconds") or 30
     return Pod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -58,7 +54,6 @@ def parse(item: Mapping[str, Any]) -> Pod:
         mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
         finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
         ending="deletionTimestamp" in metadata,
-        grace_s=float(grace),
     )
 
 

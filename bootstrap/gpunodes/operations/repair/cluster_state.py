@@ -1,0 +1,71 @@
+"""The nodes of the cluster, the commands that work on them, and the machine of each node, read at one moment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gpunodes.engine.fleet import match_nodes, unmatched
+from gpunodes.engine.leases.holders import described
+from gpunodes.engine.leases.objects import lock_name
+from gpunodes.engine.scans import MachineScan
+from gpunodes.health.model import Verdict
+from gpunodes.model import Machine, Role
+from gpunodes.operations.repair.context import RepairCommand
+from gpunodes.repair import policy
+from gpunodes.repair.policy import Node
+
+Scans = Mapping[str, MachineScan]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All nodes by name, locked ones marked as cordoned."""
+
+    nodes: Mapping[str, Node]
+    machines: Mapping[str, tuple[Node | None, str]]
+    """Each machine's node and "", or None and why it may not be repaired."""
+    holders: Mapping[str, str]
+    """The other commands that hold locks, by the lock's name."""
+
+    def holder(self, machine: str, node: Node | None) -> str:
+        """The other command that holds the lock of a machine, "" if none does."""
+        return self.holders.get(lock_name(machine, node.name if node else ""), "")
+
+
+def read(command: RepairCommand, scans: Scans, own: Collection[str] = ()) -> ClusterState:
+    """The present state; ``own`` are the nodes (or machines) that this command repairs now."""
+    if not command.cluster or not command.leases:
+        return _of_inventory(command, scans, own)
+    live = {seen.name: seen for seen in command.leases.observe() if seen.live}
+    every = command.cluster.nodes()
+    nodes = {node.name: _locked(node) if lock_name(node.name) in live else node for node in every}
+    others = {name: seen for name, seen in live.items() if name not in map(lock_name, own)}
+    return ClusterState(
+        nodes,
+        {
+            name: (nodes[match.node.name], "") if match.node else (None, unmatched(match))
+            for name, match in match_nodes(command.fleet, every, scans).items()
+        },
+        {name: f"{described(seen.holder)}, since {seen.since}" for name, seen in others.items()},
+    )
+
+
+def _of_inventory(command: RepairCommand, scans: Scans, own: Collection[str]) -> ClusterState:
+    """The state with --without-cluster: a stand-in for the node of each machine."""
+    every = [(machine.name, _stand_in(command, machine, scans)) for machine in command.fleet.all_machines()]
+    nodes = {node.name: _locked(node) if node.name in own else node for _, node in every}
+    return ClusterState(nodes, {name: (nodes[node.name], "") for name, node in every}, {})
+
+
+def _stand_in(command: RepairCommand, machine: Machine, scans: Scans) -> Node:
+    """The stand-in of a machine's node: its pool by the inventory and its verdict."""
+    verdict: Verdict | None = scans[machine.name].verdict if machine.name in scans else None
+    gpus = verdict is None or verdict.gpus_expected is None or verdict.gpus_expected > 0
+    pool = policy.pool_of(command.fleet.pool_label(machine.name), gpus=gpus)
+    return Node(machine.name.lower(), control_plane=machine.role is Role.CONTROL_PLANE, pool=pool)
+
+
+def _locked(node: Node) -> Node:
+    return dataclasses.replace(node, cordoned=True, cordoned_by_repair=node.cordoned_by_repair or "a repair")

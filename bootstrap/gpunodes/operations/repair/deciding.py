@@ -1,0 +1,72 @@
+"""The choice of the machines that are repaired now, made again whenever a repair ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from gpunodes.engine import history
+from gpunodes.engine.history import MachineHistory
+from gpunodes.engine.scans import MachineScan
+from gpunodes.model import Machine, Role
+from gpunodes.operations.repair import cluster_state
+from gpunodes.operations.repair.cluster_state import ClusterState
+from gpunodes.operations.repair.context import RepairCommand
+from gpunodes.operations.repair.running import Repairs
+from gpunodes.repair import policy
+from gpunodes.repair.policy import MachineDecision, Node, RepairCandidate
+
+
+class Choice:
+    """Decides on machines, by their scans, the cluster, the history and the repairs of this command."""
+
+    def __init__(self, command: RepairCommand, repairs: Repairs, scans: Mapping[str, MachineScan]) -> None:
+        self.command = command
+        self.repairs = repairs
+        self.scans = scans
+        self.nodes: dict[str, Node | None] = {}
+        """The node of each machine that was decided on, as it was then."""
+        self.histories: Mapping[str, MachineHistory] = {}
+
+    def decide(self, names: Sequence[str]) -> list[MachineDecision]:
+        """A decision for each of these machines; an error about one of them is its result."""
+        command = self.command
+        self.histories = history.summaries(command.fleet.cluster_name)
+        state = cluster_state.read(command, self.scans, self.repairs.nodes())
+        candidates = []
+        for name in names:
+            try:
+                candidates.append(self._candidate(command.machines[name], state))
+            except Exception as problem:
+                # An error about one machine does not affect the others.
+                self.repairs.refuse(name, problem)
+        for each in candidates:
+            self.nodes[each.name] = each.node
+        # Machines repaired by this command, or under repair, were unhealthy at the same time as those that wait.
+        others = []
+        for machine in command.fleet.all_machines():
+            if machine.name in self.scans and machine.name not in names and not self.repairs.recovered(machine.name):
+                with contextlib.suppress(Exception):
+                    others.append(self._candidate(machine, state))
+        return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
+
+    def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
+        (node, why), past = self._node(machine.name, state), self.histories.get(machine.name, MachineHistory())
+        return RepairCandidate(
+            name=machine.name,
+            verdict=self.scans[machine.name].verdict,
+            node=node,
+            control_plane=machine.role is Role.CONTROL_PLANE,
+            named=machine.name in self.command.request.named,
+            repairs=past.repairs,
+            needs_repair=past.needs_repair,
+            busy=state.holder(machine.name, node),
+            unmatched=why,
+        )
+
+    def _node(self, name: str, state: ClusterState) -> tuple[Node | None, str]:
+        before = self.nodes.get(name)
+        if before and self.command.cluster and (name in self.repairs.busy() or name in self.repairs.results):
+            # Its scan is older than its reboot.
+            return state.nodes.get(before.name), ""
+        return state.machines[name]

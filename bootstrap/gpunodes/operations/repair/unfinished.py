@@ -1,0 +1,127 @@
+"""Repairs that a command left unfinished: records of this user, Leases whose holder is dead, and forgotten cordons."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpunodes.engine import history, records
+from gpunodes.engine.fleet import match_nodes, unmatched
+from gpunodes.engine.leases.objects import ObservedLease, lock_name
+from gpunodes.errors import GpunodesError
+from gpunodes.identity.matcher import Match
+from gpunodes.operations.repair.context import RepairCommand
+from gpunodes.repair import record as recording
+from gpunodes.repair import resume
+from gpunodes.repair.policy import Node
+from gpunodes.repair.record import RepairOutcome, RepairRecord
+
+Records = dict[str, RepairRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Unfinished repairs, by machine."""
+
+    records: Mapping[str, RepairRecord] = field(default_factory=dict)
+    mismatched: Mapping[str, str] = field(default_factory=dict)
+    """Machines whose repair was started for a node that is not theirs, and why."""
+
+
+def find(command: RepairCommand, names: Collection[str] | None = None) -> Unfinished:
+    """The unfinished repairs of the machines with these names, by default of all; those not to resume are dropped."""
+    found = records.read(command.fleet.cluster_name)
+    mismatched: dict[str, str] = {}
+    if command.leases and command.cluster:
+        locks = command.leases.observe()
+        _add_from_locks(command, found, locks)
+        nodes = command.cluster.nodes()
+        _drop_outdated(command, found, nodes)
+        matches = _matches(command, found, nodes)
+        _add_forgotten(command, found, nodes, locks, matches)
+        mismatched = _mismatched(found, matches)
+    chosen = {name: record for name, record in found.items() if names is None or name in names}
+    return Unfinished(chosen, mismatched)
+
+
+def parse(command: RepairCommand, text: str) -> RepairRecord:
+    """The repair that another command stored in its lock; raises ValueError.
+
+    The cluster is not trusted to choose another cluster's records, or to mark the machine as named by the user.
+    """
+    return dataclasses.replace(recording.parse(text), cluster=command.fleet.cluster_name, named=False)
+
+
+def _add_from_locks(command: RepairCommand, found: Records, locks: Sequence[ObservedLease]) -> None:
+    for seen in locks:
+        if seen.live or not seen.record:
+            continue
+        with contextlib.suppress(ValueError):
+            record = parse(command, seen.record)
+            if lock_name(record.node) != seen.name:
+                continue  # gpunodes never writes such a record
+            # The record on disk is written before that in the lock: for the same repair it is the newer one.
+            if found.get(record.machine, record).id != record.id or record.machine not in found:
+                found[record.machine] = record
+
+
+def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> None:
+    by_name = {node.name: node for node in nodes}
+    for name, record in list(found.items()):
+        if record.node and (why := resume.outdated(record, by_name.get(record.node))):
+            _drop(command, record, why)
+            del found[name]
+
+
+def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
+    """Drop a repair that must not be resumed: the machine is judged again."""
+    command.report(record.machine, f"its repair {record.id} is not resumed: {why}")
+    with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
+        records.remove(record)
+    if command.leases:
+        # Another command may hold it by now, and keeps it.
+        with contextlib.suppress(GpunodesError):
+            command.leases.take(record.node, "")
+            command.leases.release(record.node)
+    outcome = RepairOutcome.NOT_REPAIRED.value
+    cluster = command.fleet.cluster_name
+    history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
+
+
+def _matches(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> dict[str, Match]:
+    """The nodes of all machines; those with an unfinished repair are scanned, since they may be in another boot."""
+    again = [machine for machine in command.fleet.all_machines() if machine.name in found]
+    return match_nodes(command.fleet, nodes, command.fleet.scan(again) if again else {})
+
+
+def _add_forgotten(
+    command: RepairCommand,
+    found: Records,
+    nodes: Sequence[Node],
+    locks: Sequence[ObservedLease],
+    matches: Mapping[str, Match],
+) -> None:
+    """Add the repairs of nodes that a repair cordoned and that have neither a record nor a lock."""
+    known = {record.node for record in found.values()}
+    locked = {seen.name for seen in locks}
+    names_of = {match.node.name: name for name, match in matches.items() if match.node}
+    for node in nodes:
+        if lock_name(node.name) in locked or node.name in known:
+            continue
+        if node.cordoned_by_repair and not node.needs_repair:
+            name = names_of.get(node.name, node.name)
+            found.setdefault(name, resume.of_cordon(node, name, command.fleet.cluster_name, time.time()))
+
+
+def _mismatched(found: Mapping[str, RepairRecord], matches: Mapping[str, Match]) -> dict[str, str]:
+    mismatched = {}
+    for name, record in found.items():
+        match = matches.get(name)
+        if not record.node or not match or (match.node and match.node.name == record.node):
+            continue
+        actual = f"the machine is the node {match.node.name}" if match.node else unmatched(match)
+        mismatched[name] = f"its repair was started for the node {record.node}, but {actual}"
+    return mismatched

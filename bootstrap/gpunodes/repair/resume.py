@@ -1,0 +1,62 @@
+"""Whether an unfinished repair may be resumed, and from which record. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gpunodes.health.model import Action
+from gpunodes.repair import escalation
+from gpunodes.repair.policy import Node
+from gpunodes.repair.record import RepairRecord, Stage
+
+_CORDONED = frozenset({Stage.DRAIN, Stage.ESCALATE, Stage.VERIFY})
+"""The stages in which the repair needs the node cordoned."""
+_CHANGING = _CORDONED | {Stage.SCAN, Stage.LOCK, Stage.COLLECT, Stage.CORDON}
+"""The stages in or after which the repair changes the machine or its pods."""
+
+
+def outdated(record: RepairRecord, node: Node | None) -> str:
+    """Why an unfinished repair must not be resumed, "" if it may be: its node changed in the meantime."""
+    if node is None:
+        return "its node no longer exists"
+    foreign = node.cordoned and not node.cordoned_by_repair and (record.named or not node.cordoned_by_others)
+    valid = foreign or node.cordoned_by_repair == record.id
+    return "" if valid or record.stage not in _CORDONED else "its node was uncordoned in the meantime"
+
+
+def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
+    """Why a machine must not be repaired, "" if it may be; the node was read after it was locked."""
+    if record.stage not in _CHANGING:
+        return ""
+    if node is None:
+        return f"the node {record.node} no longer exists"
+    if node.maintenance and node.maintenance.holds(now):
+        return f"it is in maintenance: {node.maintenance.described()}"
+    if node.cordoned_by_others and not record.named:
+        return f"a user or another program cordoned it; `gpunodes repair {record.machine}` repairs it anyway"
+    return ""
+
+
+def newer(record: RepairRecord, stored: RepairRecord) -> RepairRecord:
+    """The record to continue from: that of the lock's dead holder has priority over a new repair."""
+    same = stored.machine == record.machine and stored.node == record.node
+    if same and stored.id != record.id and stored.stage not in (Stage.END, Stage.RELEASE):
+        return dataclasses.replace(stored, named=record.named)
+    return record
+
+
+def of_cordon(node: Node, machine: str, cluster: str, now: float) -> RepairRecord:
+    """The repair of a node that an unknown repair cordoned: verified healthy it is uncordoned, else marked."""
+    return RepairRecord(
+        id=node.cordoned_by_repair,
+        machine=machine,
+        cluster=cluster,
+        started=float(int(now)),
+        reason="an unfinished repair left a cordon",
+        action=Action.NONE.value,
+        stage=Stage.VERIFY,
+        node=node.name,
+        step="reboot",
+        tried=tuple(step.name for step in escalation.steps()),
+        capacity=node.expected,
+    )
