@@ -184,7 +184,7 @@ class Fleet:
 
         probing.probe(
             [self._targets[machine.name].target for machine in machines],
-            scan.options(),
+            probing.ProbeSettings(),
             deadline_s=(self._deadline_s if full else None) or scan.deadline_for(len(machines)),
             parallel=self._parallel,
             on_result=take,

@@ -18,7 +18,6 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
 PARALLEL = probing.PARALLEL
-_PROBE = "module_utils/gpunodes/probe.py"
 _DEADLINE_S, _DEADLINE_EACH_S = 60.0, 0.25
 
 
@@ -88,7 +87,7 @@ def run(
     view.begin(list(by_name))
     probing.probe(
         [machine.target for machine in machines],
-        options(),
+        probing.ProbeSettings(),
         deadline_s=deadline_s,
         parallel=parallel,
         on_result=on_result,
@@ -96,11 +95,6 @@ def run(
     if cluster:
         identities.remember(cluster, reached)
     return [verdicts[name] for name in by_name]
-
-
-def options() -> probing.ProbeSettings:
-    """The probe's settings, with its program."""
-    return probing.ProbeSettings((settings.plugins() / _PROBE).read_bytes())
 
 
 def verdict_on(result: ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:
