@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils.gpunodes.sent import MARK
 from gpunodes.engine import history
 
 from tests import redfish, sshd
@@ -30,13 +31,14 @@ SHOWN = "lookup((dict(pipe=1)|first), (dict(gpunodes_canary=1)|first))"
 
 # Accepts any program: answers a probe, or serves a session with the API.
 PYTHON = """#!{python}
-import json, sys, time, zlib
-first = sys.stdin.buffer.readline()
-if not first.startswith(b'{{"modules"'):
+import json, re, sys, time, zlib
+size = int(re.search(r"read\\((\\d+)\\)", sys.argv[2])[1])
+program = zlib.decompress(sys.stdin.buffer.read(size))
+print("\\x1b]0;a login that greets\\x07\\n\\n{mark}", flush=True)
+if b", 'session', " not in program:
     packed = zlib.compress(open("{scan}", "rb").read())
-    sys.stdout.buffer.write(b"gpunodes.probe/1 ready\\ngpunodes.probe/1 %d\\n" % len(packed) + packed)
+    sys.stdout.buffer.write(b"%d\\n" % len(packed) + packed)
     sys.exit()
-print("\\x1b]0;a login that greets\\x07", flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     items = json.load(open("{nodes}")) if asked["path"].startswith("/api/v1/nodes") else []
@@ -138,7 +140,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     bmc = redfish.fake("lies", hardware=attacks, orders=orders, odd=odd)
     made = machines(tmp_path / "lab", {"control_plane": [], "workers": [], "gpu": []}, {})
     script = made.folder / "python"
-    script.write_text(PYTHON.format(python=sys.executable, scan=made.folder / "scan", nodes=made.folder / "nodes"))
+    script.write_text(
+        PYTHON.format(python=sys.executable, mark=MARK, scan=made.folder / "scan", nodes=made.folder / "nodes")
+    )
     script.chmod(0o755)
     port, other = sshd.free_ports(2)
     (tmp_path / "sshd").mkdir()

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes import probe
 from gpunodes.engine import runner
 from gpunodes.engine.remote import openssh, probing, shell
+from gpunodes.engine.remote.commands import RemoteCommand
 from gpunodes.engine.remote.hostkeys import HostKeys, Trust
 from gpunodes.engine.remote.reach import ProbeResult, Reach
 from gpunodes.engine.remote.targets import ARGUMENTS, ssh_config, target
@@ -120,7 +120,7 @@ class Site:
 
     def probed(self, variables: dict[str, Any]) -> ProbeResult:
         found = target("gpu-1", variables, ssh_config())
-        (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
+        (answer,) = probing.probe([found], probing.ProbeSettings(), deadline_s=60)
         return answer
 
     def refuses(self, variables: dict[str, Any]) -> bool:
@@ -138,7 +138,7 @@ class Site:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
     def connected(self, variables: dict[str, Any]) -> bool:
-        return shell.run("127.0.0.1", variables, "echo", deadline_s=30).ok
+        return shell.run("127.0.0.1", variables, RemoteCommand("echo"), deadline_s=30).ok
 
     def learned(self) -> str:
         path = settings.known_hosts()

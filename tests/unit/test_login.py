@@ -11,6 +11,7 @@ from pathlib import Path
 import paramiko
 import pytest
 from gpunodes.engine.remote import shell
+from gpunodes.engine.remote.commands import RemoteCommand
 
 PASSWORD = "pa ss\"w$x'"
 
@@ -73,7 +74,7 @@ def port(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("name", ["ansible_password", "ansible_ssh_pass"])
 def test_the_password_of_the_inventory_is_used(port: int, name: str, tmp_path: Path) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", name: PASSWORD}
-    result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    result = shell.run("127.0.0.1", variables, RemoteCommand("echo here"), deadline_s=20)
     assert (result.ok, result.out) == (True, b"here\n"), result.err
     assert not [word for word in shell.command("127.0.0.1", variables) if PASSWORD in word]
     kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
@@ -83,7 +84,7 @@ def test_the_password_of_the_inventory_is_used(port: int, name: str, tmp_path: P
 @pytest.mark.parametrize("password", [{"ansible_password": "wrong"}, {}])
 def test_a_wrong_or_missing_password_is_refused(port: int, password: dict[str, str]) -> None:
     variables = {"ansible_port": port, "ansible_user": "admin", **password}
-    result = shell.run("127.0.0.1", variables, "echo here", deadline_s=20)
+    result = shell.run("127.0.0.1", variables, RemoteCommand("echo here"), deadline_s=20)
     assert not result.ok
     assert "Permission denied" in result.err
 
@@ -97,7 +98,7 @@ def test_a_jump_host_does_not_get_the_password(port: int, tried: list[str], tmp_
     config = f"-F {tmp_path}/config"
     variables = {"ansible_user": "root", "ansible_password": PASSWORD}
     variables["ansible_ssh_common_args"] = f"{config} {way.format(port=port, config=config)}"
-    result = shell.run("10.9.9.9", variables, "echo here", deadline_s=20)
+    result = shell.run("10.9.9.9", variables, RemoteCommand("echo here"), deadline_s=20)
     # Where nobody has one ssh tries the empty one.
     assert (result.ok, set(tried)) == (False, {""})
     assert "Permission denied" in result.err
@@ -107,6 +108,6 @@ def test_a_machine_with_another_name_gets_the_password(port: int, tmp_path: Path
     """Host name and user may come from ssh_config."""
     (tmp_path / "config").write_text(f"Host GPU-1\n  HostName 127.0.0.1\n  Port {port}\n  User {'long' * 10}\n")
     variables = {"ansible_password": PASSWORD, "ansible_ssh_common_args": f"-F {tmp_path}/config"}
-    assert shell.run("GPU-1", variables, "echo here", deadline_s=20).ok
+    assert shell.run("GPU-1", variables, RemoteCommand("echo here"), deadline_s=20).ok
     variables["ansible_ssh_common_args"] += " -o HostKeyAlias=Other"
-    assert shell.run("GPU-1", variables, "echo here", deadline_s=20).ok
+    assert shell.run("GPU-1", variables, RemoteCommand("echo here"), deadline_s=20).ok

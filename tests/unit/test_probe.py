@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.ansible.module_utils.gpunodes import probe, sent
+from gpunodes.engine.remote import answers, programs
 from gpunodes.health import shape
 from gpunodes.health.rules import hung
 
-SOURCE = Path(probe.__file__)
+SOURCES = [*programs.sources("probe").values(), *programs.sources("escalate").values(), Path(sent.__file__).read_text()]
 XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus></nvidia_smi_log>\n'
 
 
@@ -96,46 +97,49 @@ def kmsg(lines: list[tuple[float, str]], first: int = 0) -> str:
 
 
 def test_syntax_is_valid_in_python_3_6() -> None:
-    ast.parse(SOURCE.read_text(), feature_version=(3, 6))
+    for text in SOURCES:
+        ast.parse(text, feature_version=(3, 6))
 
 
 def test_imports_exist_in_python_3_6() -> None:
     imported = {
         name.partition(".")[0]
-        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        for text in SOURCES
+        for node in ast.walk(ast.parse(text))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
+            if isinstance(node, ast.ImportFrom) and not node.level
             else []
         )
     }
     assert imported <= {
-        *("collections", "contextlib", "errno", "fcntl", "glob", "json", "os", "re", "select"),
+        *("collections", "contextlib", "errno", "fcntl", "glob", "importlib", "json", "os", "re", "select"),
         *("signal", "subprocess", "sys", "time", "typing", "zlib"),
     }
 
 
-def run_sent(arguments: dict[str, Any], name: str = "probe", **keywords: Any) -> bytes:
+def run_sent(arguments: dict[str, Any], name: str = "probe", python: str = sys.executable, **keywords: Any) -> Any:
     """Run the probe as a scan does: unpacked from standard input. ``name`` is in the command line of its processes."""
-    code = f"import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),{name!r},'exec'))"
+    program = programs.packed("probe", arguments)
     done = subprocess.run(
-        ["/usr/bin/env", sys.executable, "-c", code, json.dumps(arguments)],
-        input=zlib.compress(SOURCE.read_bytes()),
+        [*programs.argv(program, {"ansible_python_interpreter": f"/usr/bin/env {python}"}), name],
+        input=program,
         capture_output=True,
         check=True,
         timeout=30,
         **keywords,
     )
     assert done.stderr == b""
-    output: bytes = done.stdout
-    return output
+    size, packed = (answers.unframed(done.stdout) or b"").split(b"\n", 1)
+    assert len(packed) == int(size)
+    return json.loads(zlib.decompress(packed))
 
 
 def test_local_machine_is_probed_and_no_process_is_left() -> None:
     name = f"probe-{uuid.uuid4()}"  # other tests run probes at the same time
-    facts = json.loads(run_sent({"deadline_s": 15}, name))
+    facts = run_sent({"deadline_s": 15}, name)
     assert shape.violation(facts) == ""
     assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts["took_s"] < 10
@@ -149,14 +153,6 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def test_framed_output_begins_before_facts_are_collected() -> None:
-    output = run_sent({"deadline_s": 15, "framed": True})
-    ready, length, packed = output.split(b"\n", 2)
-    assert ready == probe.MARK + b"ready"
-    assert length == probe.MARK + str(len(packed)).encode()
-    assert shape.violation(json.loads(zlib.decompress(packed))) == ""
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
 def test_missing_root_privilege_is_reported() -> None:
     facts = probe_as_nobody()
@@ -166,16 +162,7 @@ def test_missing_root_privilege_is_reported() -> None:
 
 def probe_as_nobody() -> Any:
     # The system's Python: the user nobody may have no access to the one that runs the tests.
-    done = subprocess.run(
-        ["/usr/bin/python3", "-", '{"deadline_s": 15}'],
-        input=SOURCE.read_bytes(),
-        capture_output=True,
-        check=True,
-        timeout=30,
-        user=65534,
-        cwd="/",
-    )
-    return json.loads(done.stdout)
+    return run_sent({"deadline_s": 15}, python="/usr/bin/python3", user=65534, cwd="/")
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------

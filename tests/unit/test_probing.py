@@ -25,9 +25,10 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.ansible.module_utils.gpunodes.sent import MARK
 from gpunodes.engine import scans
-from gpunodes.engine.remote import answers, probing
+from gpunodes.engine.remote import answers, probing, programs
+from gpunodes.engine.remote.commands import Become
 from gpunodes.engine.remote.hostkeys import HostKeys, Trust
 from gpunodes.engine.remote.probing import ProbeSettings
 from gpunodes.engine.remote.reach import LostError, ProbeResult, Reach
@@ -44,7 +45,6 @@ needs_sshd = pytest.mark.skipif(
 )
 
 NOTHING: Mapping[str, Any] = {}
-PROBE = Path(probe.__file__).read_bytes()
 
 
 def send(script: str) -> str:
@@ -54,19 +54,17 @@ def send(script: str) -> str:
 
 
 def framed(document: str) -> str:
-    return send(
-        f"data=zlib.compress({document}); "
-        "out.write(b'gpunodes.probe/1 ready\\n'+b'gpunodes.probe/1 %d\\n' % len(data)+data)"
-    )
+    return send(f"data=zlib.compress({document}); out.write(b'\\n{MARK}\\n%d\\n' % len(data)+data)")
 
 
 BAD = {
     "shell hangs": "sleep 1000",
     "chatters": "yes",
     "says no": "echo '\x1b[31mpython3: not found' >&2; exit 127",
-    "probe hangs": "echo gpunodes.probe/1 ready; sleep 1000",
-    "endless": "echo gpunodes.probe/1 ready; echo gpunodes.probe/1 99999999999; yes",
-    "breaks off": "echo gpunodes.probe/1 ready; echo gpunodes.probe/1 5000; echo short",
+    "probe hangs": f"echo; echo {MARK}; sleep 1000",
+    "no length": f"echo; echo {MARK}; echo nothing",
+    "endless": f"echo; echo {MARK}; echo 99999999999; yes",
+    "breaks off": f"echo; echo {MARK}; echo 5000; echo short",
     "gzip bomb": framed("b'0'*(64<<20)"),
     "value bomb": framed("b'['+b'[],'*2000000+b'[]]'"),
     "deep": framed("b'['*100000+b']'*100000"),
@@ -110,8 +108,15 @@ def machine(servers: sshd.Servers, ports_of: dict[str, int]) -> Any:
 
 
 def probe_targets(*targets: Target, deadline_s: float = 90, **options: Any) -> dict[str, ProbeResult]:
-    chosen = ProbeSettings(PROBE, **{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
+    chosen = ProbeSettings(**{"probe_s": 30, "connect_s": 20, "machine_s": 60, **options})
     return {answer.name: answer for answer in probing.probe(targets, chosen, deadline_s=deadline_s)}
+
+
+def probe_command(folder: Path) -> str:
+    """A shell command that runs the probe of this tree, whatever a scan sends."""
+    command = programs.command("probe", {}, {"ansible_python_interpreter": sys.executable}, Become.NEVER)
+    (folder / "probe").write_bytes(command.stdin)
+    return f"{command.line} < {folder}/probe"
 
 
 # --- a healthy machine -----------------------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ def test_a_machine_is_probed_and_its_key_is_learned_once(machine: Any) -> None:
 def test_results_are_reported_when_available_and_returned_in_the_order_of_the_targets(machine: Any) -> None:
     reported: list[str] = []
     targets = [machine("shell hangs"), machine("good")]
-    chosen = ProbeSettings(PROBE, probe_s=15, machine_s=4)
+    chosen = ProbeSettings(probe_s=15, machine_s=4)
     answers = probing.probe(targets, chosen, deadline_s=20, on_result=lambda answer: reported.append(answer.name))
     assert reported == ["good", "shell hangs"]
     assert [answer.name for answer in answers] == ["shell hangs", "good"]
@@ -142,7 +147,7 @@ def test_results_are_reported_when_available_and_returned_in_the_order_of_the_ta
 def test_a_login_shell_may_print_a_banner(tmp_path: Path) -> None:
     port = sshd.free_ports(1)[0]
     script = tmp_path / "noisy.sh"
-    script.write_text(f"echo Welcome to gpu-1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n")
+    script.write_text(f"echo Welcome to gpu-1\n{probe_command(tmp_path)}\n")
     folder = tmp_path / "other"
     folder.mkdir()
     with sshd.serving(folder, [{("127.0.0.1", port): f"sh {script}"}]) as other:
@@ -161,6 +166,7 @@ def test_a_login_shell_may_print_a_banner(tmp_path: Path) -> None:
         ("chatters", Reach.PROBE_FAILED, "printed more than 65536 bytes"),
         ("says no", Reach.PROBE_FAILED, "python3: not found"),
         ("probe hangs", Reach.TIMEOUT, "did not end in time"),
+        ("no length", Reach.PROBE_FAILED, "has no length"),
         ("endless", Reach.PROBE_FAILED, "the limit is 2097152"),
         ("breaks off", Reach.PROBE_FAILED, "output is incomplete"),
         ("gzip bomb", Reach.PROBE_FAILED, "unpacks to more than"),
@@ -217,7 +223,7 @@ def test_a_hanging_name_server_delays_only_the_names_it_resolves(monkeypatch: py
     names = [Target(f"gpu-{n}", f"gpu-{n}.example") for n in range(40)]
     answers = probing.probe(
         [*names, Target("closed", "127.0.0.1", sshd.free_ports(1)[0])],
-        ProbeSettings(PROBE, connect_s=1),
+        ProbeSettings(connect_s=1),
         deadline_s=10,
         on_result=lambda answer: reported.update({answer.name: time.monotonic() - began}),
     )
@@ -288,7 +294,7 @@ def test_unresponsive_machines_do_not_delay_others(machine: Any) -> None:
         began = time.monotonic()
         answers = probing.probe(
             targets,
-            ProbeSettings(PROBE, probe_s=15, connect_s=60),
+            ProbeSettings(probe_s=15, connect_s=60),
             deadline_s=deadline_s,
             parallel=2,
             on_result=lambda answer: reported.update({answer.name: time.monotonic() - began}),
@@ -464,8 +470,10 @@ def test_host_keys_in_every_format(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, probe.__file__], capture_output=True, check=True, timeout=60)
-    found: dict[str, Any] = json.loads(done.stdout)
+    program = programs.packed("probe", {})
+    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
+    done = subprocess.run(words, input=program, capture_output=True, check=True, timeout=60)
+    found: dict[str, Any] = json.loads(zlib.decompress(done.stdout.split(b"\n", 3)[3]))
     found["tasks"] = [
         {"pid": 1, "comm": "x", "state": "D", "kthread": False, "wchan": "", "stack": ["f+0x1"], "age_s": 1.0}
     ]
@@ -556,9 +564,7 @@ def test_the_deadline_grows_with_the_number_of_machines() -> None:
 def test_watch_scans_again_until_it_is_stopped(tmp_path: Path) -> None:
     """The machine responds in the first round and not in the second."""
     script = tmp_path / "once.sh"
-    script.write_text(
-        f"mkdir {tmp_path}/asked 2>/dev/null || exit 1\nexec {sys.executable} {probe.__file__} '{{\"framed\": true}}'\n"
-    )
+    script.write_text(f"mkdir {tmp_path}/asked 2>/dev/null || exit 1\n{probe_command(tmp_path)}\n")
     folder = tmp_path / "other"
     folder.mkdir()
     port = sshd.free_ports(1)[0]

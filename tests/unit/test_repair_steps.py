@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.gpunodes import escalate, session
+from gpunodes.ansible.module_utils.gpunodes.sent import MARK
 from gpunodes.engine import machine_control
 from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import NO_SESSION, Response, Session, Transport
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import answers, commands, programs, shell
+from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import printable
@@ -91,16 +94,18 @@ def harmless(folder: Path) -> str:
 
 def run_step(folder: Path, path: str = "", **options: Any) -> dict[str, Any]:
     environment = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(programs.sources("escalate"), "gpunodes.escalate", harmless(folder))
+        program = programs.packed("escalate", options)
     done = subprocess.run(
-        [sys.executable, "-c", escalate.BOOT, json.dumps(options)],
-        input=harmless(folder),
+        programs.argv(program, {"ansible_python_interpreter": sys.executable}),
+        input=program,
         env=environment,
         capture_output=True,
-        text=True,
         timeout=60,
         check=True,
     )
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(answers.unframed(done.stdout) or b"")
     return result
 
 
@@ -243,6 +248,18 @@ def test_program_implements_all_steps_over_ssh() -> None:
     assert all(f'"{step.name}"' in source for step in escalation.steps() if step.channel is escalation.Channel.SSH)
 
 
+def run_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run without root privileges."""
+    remote = commands.remote
+
+    def never(
+        argv: Sequence[str], variables: Mapping[str, Any], _become: Any = None, *program: bytes, **more: Any
+    ) -> RemoteCommand:
+        return remote(argv, variables, Become.NEVER, *program, **more)
+
+    monkeypatch.setattr(commands, "remote", never)
+
+
 BANNERS = {
     "none": "",
     "text": "Welcome to gpu-1",
@@ -258,16 +275,12 @@ def with_banner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """The local machine, with a login shell that prints a banner before each command."""
     banner = BANNERS[request.param]
 
-    def run(_address: str, _variables: object, command: str, **options: Any) -> shell.RemoteResult:
+    def run(_address: str, _variables: object, command: RemoteCommand, **options: Any) -> shell.RemoteResult:
         print_banner = f"printf '%b' '{banner}{'' if banner.endswith('c') or not banner else chr(92) + 'n'}'; "
-        return shell.local(["sh", "-c", print_banner + command], **options)
+        return shell.local(["sh", "-c", print_banner + command.line], stdin=command.stdin, **options)
 
     monkeypatch.setattr(shell, "run", run)
-    # The tests may run without root privileges.
-    remote = shell.remote
-    monkeypatch.setattr(
-        shell, "remote", lambda command, variables, _rise="": remote(command, variables, shell.Become.NEVER)
-    )
+    run_without_root(monkeypatch)
     return machine_control.MachineControl("gpu-1", "addr", {"ansible_python_interpreter": sys.executable}, 0.0)
 
 
@@ -301,7 +314,7 @@ def test_invalid_boot_id_is_ignored(monkeypatch: pytest.MonkeyPatch, output: str
     monkeypatch.setattr(
         shell,
         "run",
-        lambda *_, **__: shell.RemoteResult(Reached.ENDED, 0, f"\ngpunodes-answer-follows\n{output}\n".encode()),
+        lambda *_, **__: shell.RemoteResult(Reached.ENDED, 0, f"\n{MARK}\n{output}\n".encode()),
     )
     assert machine_control.MachineControl("gpu-1", "addr", {}, 0.0).boot() == machine_control.Boot(Reached.ENDED)
 
@@ -321,7 +334,7 @@ def test_a_session_that_breaks_at_once_reports_the_reason_of_ssh() -> None:
 def test_session_ignores_a_banner() -> None:
     """Requests work on a control plane whose login shell prints a banner."""
     program = (
-        "import json, sys; print('Welcome'); print('[1]'); sys.stdin.readline(); "
+        f"import json, sys; print('Welcome'); print('[1]'); print({{}}); print('\\n{MARK}'); "
         "request = json.loads(sys.stdin.readline()); "
         "print(json.dumps({'id': request['id'], 'status': 200, 'body': {}, 'error': '', 'time': 1.0}), flush=True)"
     )
@@ -339,8 +352,7 @@ GOOD = {"status": 200, "body": {"items": []}, "error": "", "time": 1.0}
 def test_invalid_response_of_a_session_fails_the_call_at_once(wrong: dict[str, Any]) -> None:
     """The call fails with a message, without retries; the next response may be valid."""
     program = (
-        "import json, sys\n"
-        "sys.stdin.readline()\n"
+        f"import json, sys; print('\\n{MARK}')\n"
         f"for wrong in ({wrong!r}, {{}}):\n"
         "    request = json.loads(sys.stdin.readline())\n"
         f"    print(json.dumps({{'id': request['id'], **{GOOD!r}, **wrong}}), flush=True)\n"
@@ -405,24 +417,20 @@ def test_bug_report_is_collected_only_on_request(tmp_path: Path, monkeypatch: py
     program.write_text('#!/bin/sh\n[ "$1 $2" = "--safe-mode --output-file" ] && echo the report >"$3.gz"\n')
     program.chmod(0o755)
     monkeypatch.setattr(machine_control, "_BUG_REPORT", machine_control._BUG_REPORT.replace("/run/", f"{tmp_path}/"))
-    commands: list[str] = []
+    lines: list[str] = []
 
-    def run(_address: str, _variables: object, command: str, **limits: Any) -> shell.RemoteResult:
-        commands.append(command)
-        if "bug-report" not in command:
-            return shell.RemoteResult(Reached.ENDED, 0, b"\ngpunodes-answer-follows\nsomething")
-        argv = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", command]
+    def run(_address: str, _variables: object, command: RemoteCommand, **limits: Any) -> shell.RemoteResult:
+        lines.append(command.line)
+        if "bug-report" not in command.line:
+            return shell.RemoteResult(Reached.ENDED, 0, f"\n{MARK}\nsomething".encode())
+        argv = ["env", f"PATH={tmp_path}/bin:{os.environ['PATH']}", "sh", "-c", command.line]
         return shell.local(argv, deadline_s=limits["deadline_s"], max_bytes=limits["max_bytes"])
 
     monkeypatch.setattr(shell, "run", run)
-    # The tests may run without root privileges.
-    remote = shell.remote
-    monkeypatch.setattr(
-        shell, "remote", lambda command, variables, _rise="": remote(command, variables, shell.Become.NEVER)
-    )
+    run_without_root(monkeypatch)
     machine = machine_control.MachineControl("gpu-1", "addr", {}, 0.0)
     assert machine.collect(tmp_path, None, bug_report=False) == ["gpu-1.kernel.log", "gpu-1.processes.txt"]
-    assert not any("bug-report" in command for command in commands)
+    assert not any("bug-report" in line for line in lines)
     assert "gpu-1.nvidia-bug-report.log.gz" in machine.collect(tmp_path, {"a": 1}, bug_report=True)
     assert (tmp_path / "gpu-1.nvidia-bug-report.log.gz").read_text() == "the report\n"
     assert not list(tmp_path.glob("gpunodes-bug-report*")), "nothing is left on the machine"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, probe
+from gpunodes.ansible.module_utils.gpunodes import command_lock, sent
 from gpunodes.engine import locks, machine_control
 from gpunodes.engine.cluster.session import Session, over_ssh
-from gpunodes.engine.remote import probing, shell
+from gpunodes.engine.remote import answers, commands, probing, programs
+from gpunodes.engine.remote.commands import Become
 from gpunodes.engine.remote.reach import ProbeResult, Reach
 from gpunodes.engine.remote.targets import target
 from gpunodes.errors import GpunodesError
@@ -39,33 +41,33 @@ _SAY = ("sh", "-c", 'echo "$BY_SUDO it is $(cat)"')
 
 
 def _run(
-    tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: shell.Become = shell.Become.ALWAYS
+    tmp_path: Path, variables: dict[str, str], user: str, asks: str, rise: Become = Become.ALWAYS
 ) -> tuple[bytes | None, str]:
     """The output of the program, and standard error."""
     for name, text in (("sudo", _SUDO), ("id", f"#!/bin/sh\necho {user}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    first = "" if rise is shell.Become.NEVER else shell.for_sudo(variables)
+    command = commands.remote(_SAY, variables, rise, b"first\nsecond")
     done = subprocess.run(
-        ["sh", "-c", shell.remote(_SAY, variables, rise)],
-        input=f"{first}first\nsecond".encode(),
+        ["sh", "-c", command.line],
+        input=command.stdin,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKS": asks},
         capture_output=True,
         check=False,
     )
-    return shell.unframed(done.stdout), done.stderr.decode()
+    return answers.unframed(done.stdout), done.stderr.decode()
 
 
-@pytest.mark.parametrize("rise", [shell.Become.ALWAYS, shell.Become.IF_POSSIBLE])
+@pytest.mark.parametrize("rise", [Become.ALWAYS, Become.IF_POSSIBLE])
 @pytest.mark.parametrize("user", ["0", "1000"])
 @pytest.mark.parametrize("asks", ["", 'pa ss"w\\n$x'])
 def test_the_password_goes_to_sudo_and_the_rest_to_the_program(
-    tmp_path: Path, user: str, asks: str, rise: shell.Become
+    tmp_path: Path, user: str, asks: str, rise: Become
 ) -> None:
     variables = {"ansible_become_password": 'pa ss"w\\n$x'}
     by_sudo = b"yes" if user == "1000" else b""
     assert _run(tmp_path, variables, user, asks, rise)[0] == by_sudo + b" it is first\nsecond\n"
-    assert "pa ss" not in shell.remote(["true"], variables)
+    assert "pa ss" not in commands.remote(["true"], variables).line
 
 
 def test_without_a_password_nothing_stands_before_the_input(tmp_path: Path) -> None:
@@ -74,9 +76,9 @@ def test_without_a_password_nothing_stands_before_the_input(tmp_path: Path) -> N
 
 
 def test_an_optional_sudo_is_skipped_where_it_asks_for_a_password(tmp_path: Path) -> None:
-    assert _run(tmp_path, {}, "1000", "x", shell.Become.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
-    assert _run(tmp_path, {}, "1000", "", shell.Become.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
-    assert _run(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", shell.Become.NEVER)[0] == b" it is first\nsecond\n"
+    assert _run(tmp_path, {}, "1000", "x", Become.IF_POSSIBLE)[0] == b" it is first\nsecond\n"
+    assert _run(tmp_path, {}, "1000", "", Become.IF_POSSIBLE)[0] == b"yes it is first\nsecond\n"
+    assert _run(tmp_path, {"ansible_become_pass": "x"}, "1000", "x", Become.NEVER)[0] == b" it is first\nsecond\n"
 
 
 def test_a_wrong_password_is_reported(tmp_path: Path) -> None:
@@ -120,23 +122,56 @@ def _installed(name: str) -> str:
 @pytest.mark.parametrize("name", [name for name in SHELLS if name != "greets"])
 def test_every_login_shell_passes_the_same_arguments(name: str, tmp_path: Path) -> None:
     """fish and csh treat quotes, backslashes and exclamation marks differently."""
-    words = [*SHELLS[_installed(name)].split(), shell.remote(["printf", "<%s>", *ODD], {}, shell.Become.NEVER)]
+    words = [*SHELLS[_installed(name)].split(), commands.remote(["printf", "<%s>", *ODD], {}, Become.NEVER).line]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
-    assert (shell.unframed(done.stdout) or b"").decode() == "".join(f"<{word}>" for word in ODD)
+    assert (answers.unframed(done.stdout) or b"").decode() == "".join(f"<{word}>" for word in ODD)
 
 
 def test_control_characters_and_line_breaks_are_refused() -> None:
     for word in ("a\nb", "a\0b", "\x1b[2J"):
         with pytest.raises(ValueError, match="command line"):
-            shell.quoted(word)
+            commands.quoted(word)
 
 
 def test_a_program_runs_with_the_python_of_the_inventory() -> None:
-    source = "import sys\nprint('it\\'s', sys.argv[1:])\n"
-    words = shell.python({"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"}, source, "a b")
-    assert subprocess.run(words, capture_output=True, check=True).stdout == b"it's ['a b']\n"
+    program = zlib.compress(b"import sys; print('it is', sys.executable)")
+    words = programs.argv(program, {"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"})
+    done = subprocess.run(words, input=program, capture_output=True, check=True)
+    assert done.stdout.decode() == f"it is {sys.executable}\n"
     for unknown in ({}, {"ansible_python_interpreter": "auto_silent"}, {"ansible_python_interpreter": None}):
-        assert shell.python(unknown, "1")[0] == "/usr/bin/python3"
+        assert programs.argv(b"", unknown)[0] == "/usr/bin/python3"
+
+
+def test_a_program_may_read_the_input_after_itself() -> None:
+    """The lock program gets heartbeats there, the session requests."""
+    program = zlib.compress(b"import os; print(os.read(0, 9))")
+    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for part in (program[:5], program[5:] + b"the rest"):
+            process.stdin.write(part)
+            process.stdin.flush()
+            time.sleep(0.2)
+        assert process.communicate()[0] == b"b'the rest'\n"
+
+
+def test_a_program_has_all_modules_that_it_imports_and_no_others() -> None:
+    assert set(programs.sources("escalate")) == {"gpunodes", "gpunodes.escalate"}
+    session = {"command_lock", "disk", "kube_api", "kubeconfig", "problem", "session"}
+    assert set(programs.sources("session")) == {"gpunodes", *(f"gpunodes.{name}" for name in session)}
+
+
+@pytest.mark.parametrize(("name", "limit"), [("probe", 16000), ("session", 9000), ("escalate", 6000)])
+def test_the_size_of_what_is_sent_is_bounded(name: str, limit: int) -> None:
+    assert len(programs.packed(name, {})) < limit
+
+
+def test_an_error_of_a_program_names_its_module() -> None:
+    program = programs.packed("session", {"kubeconfig": "/"})
+    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
+    done = subprocess.run(words, input=program, capture_output=True, check=False)
+    assert done.stdout.decode() == f"\n{sent.MARK}\n"
+    assert 'File "gpunodes.kubeconfig", line ' in done.stderr.decode()
 
 
 PASSWORD = 'pa ss"w\\n$x'
@@ -199,7 +234,7 @@ def test_the_probe_works(machine: dict[str, Any]) -> None:
 def probe_machine(machine: Mapping[str, Any]) -> ProbeResult:
     """The result of the probe on this machine."""
     found = target("gpu-1", {**machine, "ansible_host": "127.0.0.1"}, lambda *_: {})
-    (answer,) = probing.probe([found], probing.ProbeSettings(Path(probe.__file__).read_bytes()), deadline_s=60)
+    (answer,) = probing.probe([found], probing.ProbeSettings(), deadline_s=60)
     return answer
 
 
@@ -217,8 +252,7 @@ def test_the_probe_reports_a_wrong_sudo_password(machine: dict[str, Any]) -> Non
 @needs_sshd
 def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Path) -> None:
     """No cluster runs here: the program of the session reports that."""
-    transport = over_ssh("127.0.0.1", machine)
-    session = Session(dataclasses.replace(transport, kubeconfig=str(tmp_path / "none")))
+    session = Session(over_ssh("127.0.0.1", machine, str(tmp_path / "none")))
     try:
         assert f"{tmp_path}/none does not exist" in session.request("GET", "/version").error
     finally:
@@ -227,14 +261,10 @@ def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Pat
 
 @needs_sshd
 def test_the_lock_over_ssh_works(machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "COMMAND_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(command_lock, "PATH", str(tmp_path / "lock"))
     another = locks.hold("127.0.0.1", machine, "join")
     refused = pytest.raises(GpunodesError, match="another command works on this cluster: join")
     with locks.hold("127.0.0.1", machine, "join"), refused, another:
         pass
     with locks.hold("127.0.0.1", machine, "reset"):
         pass
-
-
-def test_the_escalation_program_has_one_line() -> None:
-    assert escalate.BOOT.isprintable()

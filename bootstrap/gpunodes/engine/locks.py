@@ -1,8 +1,9 @@
 """A lock on the first control-plane machine, over SSH, for clusters whose API does not respond: no Leases there.
 
-A small program on that machine holds the lock as long as the SSH connection is open and a heartbeat byte arrives every
-ten seconds. So the lock is released when the command ends, is killed, or its controller loses power; nothing must
-expire or be cleaned up. The program echoes each byte: without echoes another command may soon hold the lock.
+A small program on that machine (``module_utils/gpunodes/command_lock.py``) holds the lock as long as the SSH connection
+is open and a heartbeat byte arrives every ten seconds. So the lock is released when the command ends, is killed, or its
+controller loses power; nothing must expire or be cleaned up. The program echoes each byte: without echoes another
+command may soon hold the lock.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunodes import shape
-from gpunodes.ansible.module_utils.gpunodes.session import COMMAND_LOCK
+from gpunodes.ansible.module_utils.gpunodes import command_lock
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import answers, programs, shell
 from gpunodes.errors import GpunodesError, sentence
 from gpunodes.shape import Maybe, Named
 
@@ -42,40 +43,6 @@ _AGAIN = 5.0
 _MAX_CHARACTERS = 65536
 """Maximum length of the program's first line."""
 _HOLDER_SHAPE = {"held_by": Maybe(Named(str, 20))}
-
-# Runs on the control-plane machine; Python 3.9, standard library. Its first line of output names the holder.
-_HOLDER = """
-import fcntl, json, os, select, sys, time
-who, patience, path = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-tries = 20
-while True:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder, tries = os.read(fd, 4096), tries - 1
-        # Empty for a moment: a process only tests the lock, or has not written its name yet.
-        if not holder and tries:
-            os.close(fd)
-            time.sleep(0.1)
-            continue
-        print(json.dumps({'held_by': json.loads(holder or b'{}')}), flush=True)
-        sys.exit(0)
-    # The previous holder may have removed the file between open and flock: then this lock is on a deleted file.
-    if os.path.exists(path) and os.fstat(fd).st_ino == os.stat(path).st_ino:
-        break
-    os.close(fd)
-os.ftruncate(fd, 0)
-os.write(fd, who.encode())
-print(json.dumps({'held_by': None}), flush=True)
-while select.select([0], [], [], patience)[0]:
-    heartbeats = os.read(0, 64)
-    if not heartbeats:
-        break
-    os.write(1, heartbeats)
-os.ftruncate(fd, 0)
-os.unlink(path)
-"""
 
 
 class NoLock(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -189,16 +156,14 @@ def hold(
     that machine, and then the lock is taken again. ``holder`` is the identity of this command in Leases. Raises Taken,
     with the holder and the time, when another command holds it, and NoLock when the machine does not respond.
     """
-    who = json.dumps(
-        {
-            "who": f"{getpass.getuser()}@{socket.gethostname()}",
-            "command": command,
-            "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "holder": holder,
-            # Distinguishes commands that the same user started in the same second.
-            "id": secrets.token_hex(8),
-        }
-    )
+    who = {
+        "who": f"{getpass.getuser()}@{socket.gethostname()}",
+        "command": command,
+        "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "holder": holder,
+        # Distinguishes commands that the same user started in the same second.
+        "id": secrets.token_hex(8),
+    }
     lock = Lock(lambda: _connect(address, variables, who), address, restarts=restarts)
     try:
         yield lock
@@ -211,9 +176,11 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _connect(address: str, variables: Mapping[str, Any], who: str) -> subprocess.Popen[str]:
+def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str]) -> subprocess.Popen[str]:
+    options = {"who": who, "patience_s": PATIENCE, "path": command_lock.PATH}
+    command = programs.command("command_lock", options, variables)
     process = subprocess.Popen(
-        [*shell.command(address, variables, "-o", "ConnectTimeout=30"), _remote(variables, who)],
+        [*shell.command(address, variables, "-o", "ConnectTimeout=30"), command.line],
         env=shell.environment(variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -222,8 +189,8 @@ def _connect(address: str, variables: Mapping[str, Any], who: str) -> subprocess
         errors="replace",
     )
     try:
-        held_by = _read_holder(process, address, shell.for_sudo(variables))
-        if held_by == json.loads(who):
+        held_by = _read_holder(process, address, command.stdin)
+        if held_by == who:
             raise NoLock(f"{address} has not yet released the lock of the previous connection")
         if held_by is not None:
             raise Taken(held_by)
@@ -244,19 +211,17 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _read_holder(process: subprocess.Popen[str], address: str, first: str) -> Mapping[str, str] | None:
+def _read_holder(process: subprocess.Popen[str], address: str, start: bytes) -> Mapping[str, str] | None:
     """The holder of the lock, as it wrote itself there; None when this process holds it."""
     timer = threading.Timer(ANSWER, process.kill)
     timer.start()
     try:
-        if process.stdin:
-            # The empty line ends a sudo that refused the password; for the lock program it is a heartbeat.
-            with contextlib.suppress(OSError):
-                process.stdin.write(f"{first}\n")
-                process.stdin.flush()
+        # The empty line ends a sudo that refused the password; for the lock program it is a heartbeat.
+        with contextlib.suppress(OSError):
+            programs.send(process, start + b"\n")
         line = ""
         if process.stdout:
-            shell.skip_banner(process.stdout)
+            answers.skip_banner(process.stdout)
             line = process.stdout.readline(_MAX_CHARACTERS)
     finally:
         timer.cancel()
@@ -284,7 +249,3 @@ def _parse_holder(line: str, address: str) -> Mapping[str, str] | None:
         )
     held_by: Mapping[str, str] | None = document["held_by"]
     return held_by
-
-
-def _remote(variables: Mapping[str, Any], who: str) -> str:
-    return shell.remote(shell.python(variables, _HOLDER, who, f"{PATIENCE:.0f}", COMMAND_LOCK), variables)

@@ -20,7 +20,7 @@ from gpunodes import settings
 from gpunodes.engine import power as powers
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import answers, commands, programs, shell
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.identity.bmc import BmcMatch, match_bmc
 from gpunodes.identity.model import MachineIdentity
@@ -104,39 +104,38 @@ class MachineControl:
         result = shell.run(
             self._address,
             self._variables,
-            shell.remote(_BOOT, self._variables, shell.Become.NEVER),
+            commands.remote(_BOOT, self._variables, commands.Become.NEVER),
             deadline_s=_BOOT_S,
             max_bytes=_BANNER_BYTES + 4096,
         )
-        parsed = _parse_boot(shell.unframed(result.out)) if result.ok else None
+        parsed = _parse_boot(answers.unframed(result.out)) if result.ok else None
         return Boot(result.reached, *parsed) if parsed else Boot(result.reached)
 
     def collect(self, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
         """Save the evidence in ``folder`` (0600 each); returns the names of the files."""
-        commands = [
+        collected = [
             ("kernel.log", _KERNEL_LOG, _COLLECT_S, _COLLECT_BYTES),
             ("processes.txt", _PROCESSES, _COLLECT_S, _COLLECT_BYTES),
         ]
         if bug_report:
-            commands.append(("nvidia-bug-report.log.gz", _BUG_REPORT, _BUG_REPORT_S, _BUG_REPORT_BYTES))
+            collected.append(("nvidia-bug-report.log.gz", _BUG_REPORT, _BUG_REPORT_S, _BUG_REPORT_BYTES))
 
         def save(name: str, script: str, deadline_s: float, max_bytes: int) -> str:
             result = shell.run(
                 self._address,
                 self._variables,
-                shell.remote(["sh", "-c", script], self._variables),
+                commands.remote(["sh", "-c", script], self._variables),
                 deadline_s=deadline_s,
                 max_bytes=max_bytes + _BANNER_BYTES,
-                stdin=shell.for_sudo(self._variables).encode(),
             )
-            output = shell.unframed(result.out)
+            output = answers.unframed(result.out)
             return _write(folder / f"{self.name}.{name}", output[:max_bytes]) if output else ""
 
         written = []
         if facts:
             written.append(_write(folder / f"{self.name}.facts.json", json.dumps(facts, indent=1).encode()))
-        with ThreadPoolExecutor(len(commands)) as pool:
-            written += [name for name in pool.map(lambda each: save(*each), commands) if name]
+        with ThreadPoolExecutor(len(collected)) as pool:
+            written += [name for name in pool.map(lambda each: save(*each), collected) if name]
         return written
 
     def run_step(
@@ -153,15 +152,11 @@ class MachineControl:
             "gpus": list(gpus),
             "limit_s": step.down_s,
         }
-        from gpunodes.ansible.module_utils.gpunodes import escalate
-
-        argv = shell.python(self._variables, escalate.BOOT, json.dumps(options))
         result = shell.run(
             self._address,
             self._variables,
-            shell.remote(argv, self._variables),
+            programs.command("escalate", options, self._variables),
             deadline_s=_STEP_S + (step.down_s if step.name == "gpu-reset" else 0),
-            stdin=shell.for_sudo(self._variables).encode() + Path(escalate.__file__).read_bytes(),
             is_complete=lambda out: _parse_step_result(out) is not None,
         )
         if parsed := _parse_step_result(result.out):
@@ -244,7 +239,7 @@ def _parse_boot(output: bytes | None) -> tuple[str, float] | None:
 def _parse_step_result(out: bytes | bytearray) -> StepResult | None:
     """The result that the program on the machine printed; None until it is complete."""
     try:
-        document = json.loads((shell.unframed(out) or b"").splitlines()[0])
+        document = json.loads((answers.unframed(out) or b"").splitlines()[0])
         armed = tuple(str(name) for name in document.get("armed") or ())
         return StepResult(document["done"] is True, str(document.get("message", "")), armed)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):

@@ -18,7 +18,6 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
 PARALLEL = probing.PARALLEL
-_PROBE = "module_utils/gpunodes/probe.py"
 _DEADLINE_S, _DEADLINE_EACH_S = 60.0, 0.25
 
 
@@ -85,7 +84,7 @@ def scan(
 
     probing.probe(
         [machine.target for machine in machines],
-        options(),
+        probing.ProbeSettings(),
         deadline_s=deadline_s or deadline_for(len(machines)),
         parallel=parallel,
         on_result=take,
@@ -94,11 +93,6 @@ def scan(
         reached = {name: seen for name, seen in scans.items() if seen.verdict.state is not State.UNREACHABLE}
         identities.remember(cluster, {name: seen.facts for name, seen in reached.items()})
     return {name: scans[name] for name in by_name}
-
-
-def options() -> probing.ProbeSettings:
-    """The probe's settings, with its program."""
-    return probing.ProbeSettings((settings.plugins() / _PROBE).read_bytes())
 
 
 def verdict_on(result: ProbeResult, rules: SiteRules, gpus: int = 0) -> Verdict:

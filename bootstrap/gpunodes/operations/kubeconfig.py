@@ -12,7 +12,7 @@ import yaml
 from gpunodes.engine import journal
 from gpunodes.engine.cluster.session import ADMIN
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import answers, commands, shell
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import parsed, taken
@@ -33,11 +33,10 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
     result = shell.run(
         control.address,
         variables,
-        shell.remote(["sh", "-c", _READ], variables),
+        commands.remote(["sh", "-c", _READ], variables),
         deadline_s=_DEADLINE_S,
-        stdin=shell.for_sudo(variables).encode(),
     )
-    text = shell.unframed(result.out) if result.ok else None
+    text = answers.unframed(result.out) if result.ok else None
     if text is None:
         if _NO_CLUSTER in result.err:
             remedy = f"`gpunodes init-master {control.name}` creates one"

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import session
+from gpunodes.ansible.module_utils.gpunodes import command_lock
 from gpunodes.ansible.module_utils.gpunodes.cluster import tokens as bootstrap_tokens
+from gpunodes.ansible.module_utils.gpunodes.sent import MARK
 from gpunodes.engine import identities, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.session import Response
@@ -24,7 +25,8 @@ from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import identity
 from gpunodes.engine.locks import NoLock, Taken
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import commands, shell
+from gpunodes.engine.remote.commands import Become
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
 from gpunodes.operations import claims, preflight
@@ -310,25 +312,28 @@ def test_a_lost_lock_ends_ansible_like_ctrl_c(tmp_path: Path) -> None:
 def lock_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The program that holds the lock, without SSH; the path of the lock file."""
     path = tmp_path / "lock"
-    begins = f"print();print({shell._OUTPUT_MARK!r}, flush=True)"
-    monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", begins + locks._HOLDER])
-    monkeypatch.setattr(locks, "_remote", lambda _, who: f"{who}\0{locks.PATIENCE}\0{path}")
-    start = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda words, **more: start([*words[:-1], *words[-1].split("\0")], **more))
+    monkeypatch.setattr(command_lock, "PATH", str(path))
+    monkeypatch.setattr(shell, "command", lambda *_: ["sh", "-c"])
+    remote = commands.remote
+
+    def without_root(argv: Sequence[str], _variables: object, _become: Become, *program: bytes, **more: Any) -> Any:
+        return remote([sys.executable, *argv[1:]], {}, Become.NEVER, *program, **more)
+
+    monkeypatch.setattr(commands, "remote", without_root)
     return path
 
 
 def test_one_command_holds_the_lock_over_ssh_and_others_get_its_name(lock_file: Path) -> None:
-    assert session.lock_holder(str(lock_file)) is None
+    assert command_lock.holder(str(lock_file)) is None
     with locks.hold("here", {}, "up", "me") as lock:
         assert lock.lost() is None
-        assert session.lock_holder(str(lock_file))["command"] == "up"
+        assert command_lock.holder(str(lock_file))["command"] == "up"
         with (
             pytest.raises(Taken, match="another command works on this cluster: up of "),
             locks.hold("here", {}, "join"),
         ):
             pass
-    assert session.lock_holder(str(lock_file)) is None
+    assert command_lock.holder(str(lock_file)) is None
     with locks.hold("here", {}, "join"):
         pass
 
@@ -337,7 +342,7 @@ def test_one_command_holds_the_lock_over_ssh_and_others_get_its_name(lock_file: 
     "line", ["no JSON", "5", "[]", "{}", '{"held_by": 5}', '{"held_by": {"who": ["x"]}}', "[" * 100_000]
 )
 def test_an_invalid_response_about_the_lock_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    message = f"print('\\n{shell._OUTPUT_MARK}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
+    message = f"print('\\n{MARK}\\n' + {line[:50]!r} * {max(1, len(line) // 50)}, flush=True); input()"
     monkeypatch.setattr(shell, "command", lambda *_: [sys.executable, "-c", message])
     with pytest.raises(NoLock, match=r"reports .* as holder of the cluster's lock"), locks.hold("here", {}, "up"):
         pass

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpunodes import settings, shape
+from gpunodes import shape
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.remote import shell
+from gpunodes.engine.remote import answers, programs, shell
 
 ADMIN = "/etc/kubernetes/admin.conf"
 NO_CLUSTER = -1
@@ -35,52 +35,35 @@ _REASON_S = 5.0
 # The fields of a line of the session (module_utils/gpunodes/session.py).
 _FRAME = {"id": int, "status": int, "body": object, "error": str, "time": float}
 
-# Loads the modules in the first line as one package; Python 3.9, standard library.
-_BOOT = """
-import json, sys, types
-start = json.loads(sys.stdin.readline())
-package = types.ModuleType("gpunodes_session")
-package.__path__ = []
-sys.modules[package.__name__] = package
-for name, text in start["modules"]:
-    module = types.ModuleType(package.__name__ + "." + name)
-    module.__package__ = package.__name__
-    sys.modules[module.__name__] = module
-    setattr(package, name, module)
-    exec(compile(text, name, "exec"), module.__dict__)
-package.session.serve(start["kubeconfig"])
-"""
-_MODULES = ("problem", "disk", "kubeconfig", "kube_api", "session")
-
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the session's program is started: its argv, and the path of the kubeconfig on its machine."""
+    """How the session's program is started: its argv, and the start of its standard input."""
 
     argv: Sequence[str]
-    kubeconfig: str = ADMIN
     name: str = "the control plane"
-    first: str = field(default="", repr=False)
-    """The first lines of its standard input."""
+    start: bytes = field(default=b"", repr=False)
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """None: inherit the environment of this process."""
 
 
-def over_ssh(address: str, variables: Mapping[str, Any]) -> Transport:
-    """A session on a control-plane machine."""
-    program = shell.remote(shell.python(variables, _BOOT), variables)
+def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN) -> Transport:
+    """A session on a control-plane machine, with a kubeconfig file there."""
+    command = programs.command("session", {"kubeconfig": kubeconfig}, variables)
     timeouts = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
-        [*shell.command(address, variables, *timeouts), program],
+        [*shell.command(address, variables, *timeouts), command.line],
         name=address,
-        first=shell.for_sudo(variables),
+        start=command.stdin,
         environment=shell.environment(variables),
     )
 
 
 def here(python: str, kubeconfig: Path) -> Transport:
     """A session on the controller, with a kubeconfig file."""
-    return Transport([python, "-c", _BOOT], str(kubeconfig), "the controller")
+    program = programs.packed("session", {"kubeconfig": str(kubeconfig)})
+    variables = {"ansible_python_interpreter": python}
+    return Transport(programs.argv(program, variables), "the controller", program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +139,19 @@ class Session:
         )
         assert self._process.stdin  # noqa: S101 - for the type checker
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
-        folder = settings.plugins() / "module_utils" / "gpunodes"
-        modules = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
-        start = json.dumps({"modules": modules, "kubeconfig": self._transport.kubeconfig})
-        self._process.stdin.write(f"{self._transport.first}{start}\n")
+        programs.send(self._process, self._transport.start)
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout  # noqa: S101 - for the type checker
         assert process.stderr  # noqa: S101 - for the type checker
         with contextlib.suppress(ValueError, OSError):
+            answers.skip_banner(process.stdout)
             for line in process.stdout:
                 try:
                     frame = json.loads(line)
                 except (ValueError, RecursionError):
                     frame = None
-                if not isinstance(frame, dict):
-                    continue  # a login shell's banner
                 if violation := shape.wrong(frame, _FRAME):
                     # The request that this line belongs to is unknown: all of them fail.
                     self._fail_pending(process, _INVALID, violation)

@@ -1,12 +1,16 @@
-"""The output of the probe: its frame, its limits, and the reason where it is missing."""
+"""The output of programs on a machine: after the mark, which comes after the banner of the login shell.
+
+The probe's output is its length in a line, then the compressed document.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from gpunodes.ansible.module_utils.gpunodes.sent import MARK
 from gpunodes.engine.remote.reach import LostError, Reach
 
 if TYPE_CHECKING:
@@ -18,21 +22,33 @@ ITEMS = 1_000_000
 """Maximum number of values in a document: many brackets fit into few bytes and use much memory when parsed."""
 MAX_BANNER_BYTES = 64 << 10
 """Maximum size of a login shell's banner, which comes before the output of the probe."""
-FRAME_MARK = b"gpunodes.probe/1 "
+_LENGTH_DIGITS = 18
+_MARK_LINE = f"{MARK}\n"
 
 
-def parse_frame(data: bytes) -> tuple[int | None, bytes]:
-    """The announced length of the document, and the data after it; None until the announcement is complete."""
-    start = 0
-    while (start := data.find(FRAME_MARK, start)) >= 0:
-        end = data.find(b"\n", start)
-        if end < 0:
-            break
-        length = data[start + len(FRAME_MARK) : end]
-        if length.isdigit() and len(length) < len(str(1 << 63)):
-            return int(length), data[end + 1 :]
-        start = end
-    return None, data
+def unframed(out: bytes | bytearray) -> bytes | None:
+    """The output of a program, without the banner of the login shell; None until the program has started."""
+    _, mark, output = bytes(out).partition(f"\n{_MARK_LINE}".encode())
+    return output if mark else None
+
+
+def skip_banner(out: IO[str]) -> None:
+    """Read up to the output of a program, or to the end."""
+    while (line := out.readline()) and line != _MARK_LINE:
+        pass
+
+
+def length(output: bytes) -> tuple[int | None, bytes]:
+    """The length of the document in the probe's output, and the data after it; None until the line is complete.
+
+    Raises LostError for another output.
+    """
+    line, end, data = output.partition(b"\n")
+    if not end and len(line) <= _LENGTH_DIGITS:
+        return None, output
+    if not line.isdigit() or len(line) > _LENGTH_DIGITS:
+        raise LostError(Reach.PROBE_FAILED, "the probe's output has no length")
+    return int(line), data
 
 
 def unpacked(packed: bytes) -> Mapping[str, Any]:

@@ -9,18 +9,17 @@ it is unpacked. Its content is validated by the caller.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import resource
 import selectors
 import socket
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpunodes.engine.remote import programs
 from gpunodes.engine.remote.connecting import Address, PendingConnection, numeric_addresses, resolve
 from gpunodes.engine.remote.reach import LostError, ProbeResult, Reach
 from gpunodes.engine.remote.sessions import Session, Shared
@@ -36,9 +35,8 @@ _RESOLVER_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
-    """The source of the probe, and time limits in seconds."""
+    """Time limits in seconds."""
 
-    source: bytes
     probe_s: float = 30.0
     connect_s: float = 10.0
     """For the connection, and again for the SSH banner."""
@@ -89,8 +87,7 @@ class _Scan:
         self._finished: queue.SimpleQueue[ProbeResult] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        arguments = json.dumps({"deadline_s": options.probe_s, "framed": True})
-        self._shared = Shared(zlib.compress(options.source, 9), arguments)
+        self._shared = Shared(programs.packed("probe", {"deadline_s": options.probe_s}))
 
     def run(self) -> list[ProbeResult]:
         """Probe all targets and wait for the results."""

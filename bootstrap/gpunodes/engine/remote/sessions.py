@@ -12,15 +12,9 @@ from typing import Any
 
 import paramiko
 
-from gpunodes.engine.remote import shell
-from gpunodes.engine.remote.answers import (
-    FRAME_MARK,
-    MAX_BANNER_BYTES,
-    PACKED_BYTES,
-    failure_message,
-    parse_frame,
-    unpacked,
-)
+from gpunodes.engine.remote import answers, programs
+from gpunodes.engine.remote.answers import MAX_BANNER_BYTES, PACKED_BYTES
+from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.engine.remote.host_check import HostCheck
 from gpunodes.engine.remote.jump_hosts import JumpHosts
 from gpunodes.engine.remote.keys import PrivateKeys
@@ -28,8 +22,6 @@ from gpunodes.engine.remote.login import Stream, handshake, login
 from gpunodes.engine.remote.reach import LostError, ProbeResult, Reach
 from gpunodes.engine.remote.targets import Target
 from gpunodes.model import printable
-
-_UNPACK = 'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read()),"gpunodes-probe","exec"))'
 
 
 class State(Enum):
@@ -43,11 +35,10 @@ class State(Enum):
 
 
 class Shared:
-    """What the sessions of a scan share: the packed probe and its arguments, keys, connections to jump hosts."""
+    """What the sessions of a scan share: the packed probe, keys, connections to jump hosts."""
 
-    def __init__(self, payload: bytes, arguments: str) -> None:
-        self.payload = payload
-        self.arguments = arguments
+    def __init__(self, probe: bytes) -> None:
+        self.probe = probe
         self.parsing = threading.Lock()
         self.keys = PrivateKeys()
         self.check = HostCheck()
@@ -116,29 +107,31 @@ class Session:
         login(transport, self.target, self._shared.keys)
         self._state = State.SHELL
         channel = transport.open_session()
-        channel.exec_command(_command(self.target, self._shared.arguments))
+        command = _command(self.target, self._shared.probe)
+        channel.exec_command(command.line)
         # A command that ends before it has read the probe reports the reason in its output, which is read below.
         with contextlib.suppress(OSError):
-            channel.sendall(shell.for_sudo(_variables(self.target)).encode() + self._shared.payload)
+            channel.sendall(command.stdin)
             channel.shutdown_write()
         packed = self._read_output(channel)
         transport.close()
         with self._shared.parsing:
-            return unpacked(packed)
+            return answers.unpacked(packed)
 
     def _read_output(self, channel: paramiko.Channel) -> bytes:
         """The compressed document in the output, without the banner of the login shell."""
-        data = b""
+        received = b""
         length = None
         while length is None:
             chunk = channel.recv(1 << 16)
-            data += chunk
-            start = data.find(FRAME_MARK)
-            if start >= 0 and self._state is State.SHELL:
+            received += chunk
+            output = answers.unframed(received)
+            data = received if output is None else output
+            if output is not None:
                 self._state = State.PROBE
-            length, data = parse_frame(data) if start >= 0 else (None, data)
-            if length is None and (not chunk or len(data) > MAX_BANNER_BYTES):
-                raise LostError(Reach.PROBE_FAILED, failure_message(channel, data, too_long=bool(chunk)))
+                length, data = answers.length(output)
+            if length is None and (not chunk or len(received) > MAX_BANNER_BYTES):
+                raise LostError(Reach.PROBE_FAILED, answers.failure_message(channel, data, too_long=bool(chunk)))
         if length > PACKED_BYTES:
             raise LostError(Reach.PROBE_FAILED, f"the probe's output has {length} bytes; the limit is {PACKED_BYTES}")
         parts = [data]
@@ -165,16 +158,10 @@ class Session:
         return Reach.PROBE_FAILED, str(error) or "the connection was closed"
 
 
-def _command(target: Target, arguments: str) -> str:
-    """The command for the login shell: unpack the probe from standard input and run it, as root if possible."""
-    argv = shell.python(_variables(target), _UNPACK, arguments)
-    return shell.remote(argv, _variables(target), shell.Become.IF_POSSIBLE if target.become else shell.Become.NEVER)
-
-
-def _variables(target: Target) -> Mapping[str, Any]:
-    """The inventory variables that the command depends on."""
-    password = target.become_password if target.become else ""
-    return {"ansible_python_interpreter": target.python, "ansible_become_password": password}
+def _command(target: Target, probe: bytes) -> RemoteCommand:
+    """The command that runs the probe, as root if possible."""
+    variables = {"ansible_python_interpreter": target.python, "ansible_become_password": target.become_password}
+    return programs.packed_command(probe, variables, Become.IF_POSSIBLE if target.become else Become.NEVER)
 
 
 def _line(text: str) -> str:

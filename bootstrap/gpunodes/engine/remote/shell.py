@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
-import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gpunodes import settings
 from gpunodes.engine.remote import openssh
-from gpunodes.engine.remote.targets import PASSWORDS, PYTHON, first, ssh_argv
-from gpunodes.inventory import SUDO_PASSWORDS
+from gpunodes.engine.remote.commands import RemoteCommand
+from gpunodes.engine.remote.targets import PASSWORDS, first, ssh_argv
 
 _CONNECT_S = 10
 
@@ -107,89 +105,16 @@ _ASKPASS = f"""#!/bin/sh
 """
 
 
-class Become(Enum):
-    """Whether a program runs as root, by sudo where the login is not root."""
-
-    NEVER = "never"
-    IF_POSSIBLE = "if possible"
-    """Where sudo asks for a password and the inventory has none, the program runs as the login user."""
-    ALWAYS = "always"
-
-
-def remote(argv: Sequence[str], variables: Mapping[str, Any], become: Become = Become.ALWAYS) -> str:
-    """The command line that runs the program ``argv`` on a machine, for any login shell.
-
-    ``unframed`` extracts its output. Its standard input must begin with ``for_sudo`` of the same variables, unless
-    ``become`` is NEVER.
-    """
-    password = "" if become is Become.NEVER else for_sudo(variables)
-    # sudo may not ask for the password: then these lines are skipped. sudo and read stop at the end of a line.
-    skip = f'while IFS= read -r line && [ "$line" != {_INPUT_MARK} ]; do :; done; ' if password else ""
-    script = [f'{skip}echo; echo {_OUTPUT_MARK}; exec "$@"', "gpunodes"]
-    if become is not Become.NEVER:
-        optional = become is Become.IF_POSSIBLE and not password
-        no_sudo = '[ "$(id -u)" = 0 ]' + (" || ! sudo -n true 2>/dev/null" if optional else "")
-        sudo = 'sudo -S -p ""' if password else "sudo -n"
-        script = [f'if {no_sudo}; then exec sh -c "$@"; else exec {sudo} sh -c "$@"; fi', "gpunodes", *script]
-    return " ".join(quoted(word) for word in ("exec", "/bin/sh", "-c", *script, *argv))
-
-
-def quoted(word: str) -> str:
-    """A word quoted for any login shell: sh, csh and fish read it alike. It must not hold control characters."""
-    if not word.isprintable():
-        raise ValueError(f"{word!r} cannot be quoted for a command line")
-    if re.fullmatch(r"[A-Za-z0-9_./:=,@+-]+", word):
-        return word
-    # Between quotes csh expands ! and fish a backslash; both are escaped outside of quotes.
-    parts = re.findall(r"[^'!\\]+|['!\\]", word)
-    return "".join(_ESCAPED.get(part) or f"'{part}'" for part in parts) or "''"
-
-
-def python(variables: Mapping[str, Any], source: str, *arguments: str) -> list[str]:
-    """The argv that runs a Python program on a machine with these variables."""
-    interpreter = str(variables.get("ansible_python_interpreter") or PYTHON)
-    # An argument must not hold a line break: the source is passed as a string literal.
-    program = source if source.isprintable() else f"exec({source!a})"
-    return [*(shlex.split(interpreter) if interpreter.startswith("/") else [PYTHON]), "-c", program, *arguments]
-
-
-def unframed(out: bytes | bytearray) -> bytes | None:
-    """The output of a ``remote`` program, without the login shell's banner; None until the program has started."""
-    _, marker, output = bytes(out).partition(f"\n{_OUTPUT_MARK}\n".encode())
-    return output if marker else None
-
-
-def skip_banner(out: IO[str]) -> None:
-    """Read up to the output of a ``remote`` program, or to the end."""
-    while (line := out.readline()) and line != f"{_OUTPUT_MARK}\n":
-        pass
-
-
-def for_sudo(variables: Mapping[str, Any]) -> str:
-    """The first lines of a ``remote`` program's standard input: the sudo password, where the inventory has one.
-
-    So the password is on no command line.
-    """
-    password = first(variables, SUDO_PASSWORDS)
-    return f"{password}\n{_INPUT_MARK}\n" if password else ""
-
-
-_OUTPUT_MARK = "gpunodes-answer-follows"
-_INPUT_MARK = "gpunodes-begins-here"
-_ESCAPED = {"'": '"\'"', "!": "\\!", "\\": "\\\\"}
-
-
 def run(
     address: str,
     variables: Mapping[str, Any],
-    command_line: str,
+    remote: RemoteCommand,
     *,
     deadline_s: float,
     max_bytes: int = 1 << 20,
-    stdin: bytes = b"",
     is_complete: Callable[[bytes | bytearray], bool] = lambda _: False,
 ) -> RemoteResult:
-    """Run a shell command on a machine; never raises for an error on the machine.
+    """Run a command on a machine; never raises for an error on the machine.
 
     The connection is closed when standard output exceeds ``max_bytes``, or when ``is_complete`` returns True for the
     output so far: a machine that shuts down may leave a connection open.
@@ -197,10 +122,10 @@ def run(
     # ssh uses the first value of an option: these come before the options for every connection.
     timeouts = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
     return local(
-        [*command(address, variables, *timeouts), command_line],
+        [*command(address, variables, *timeouts), remote.line],
         deadline_s=deadline_s,
         max_bytes=max_bytes,
-        stdin=stdin,
+        stdin=remote.stdin,
         env=environment(variables),
         is_complete=is_complete,
     )

@@ -1,7 +1,6 @@
 """The escalation steps that run on the machine itself: reset its GPUs, or reboot it.
 
-One file, standard library only, Python 3.6 and newer. It is sent on standard input (``BOOT`` reads it) and runs as
-root. Its only argument is JSON:
+One file, standard library only, Python 3.6 and newer. The controller sends it, and it runs as root. Its options:
 
 - ``boot_id``: do nothing unless this is still the running boot;
 - ``step``: ``gpu-reset``, ``reboot``, ``force`` or ``sysrq``;
@@ -22,8 +21,6 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-BOOT = "import sys; SOURCE = sys.stdin.read(); exec(SOURCE)"
-"""The argument of ``python3 -c``: it is short because machines log command lines."""
 SURVIVOR = "@gpunodes-escalation"
 """systemd does not kill processes whose name begins with @ at shutdown (systemd.io, ROOT_STORAGE_DAEMONS)."""
 _SYSRQ = (("s", 2.0), ("u", 1.0), ("b", 0.0))
@@ -41,7 +38,12 @@ _INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
 _PCI = re.compile(r"[0-9A-Fa-f]{4,8}(:[0-9A-Fa-f]{2}){2}\.[0-7]\Z")
 
 
-def main(source: str, options: Dict[str, Any]) -> Dict[str, Any]:
+def main(options: Dict[str, Any]) -> None:
+    """Do what ``options`` request, and print the result document."""
+    sys.stdout.write(json.dumps(escalate(options)) + "\n")
+
+
+def escalate(options: Dict[str, Any]) -> Dict[str, Any]:
     """Do what ``options`` request; returns the result document."""
     running = _read(_RUNNING_ID)
     if options.get("boot_id") and options["boot_id"] != running:
@@ -50,13 +52,13 @@ def main(source: str, options: Dict[str, Any]) -> Dict[str, Any]:
         return reset(options)
     armed = []
     if options.get("later"):
-        _detach(lambda: _survive(source, options["later"]))
+        _detach(lambda: _survive(options["later"]))
         armed = [step for _, step in options["later"]]
     _detach(lambda: _reboot_soon(options["step"]))
     return {"done": True, "boot_id": running, "armed": armed, "message": ""}
 
 
-def _survive(source: str, later: List[Any]) -> None:
+def _survive(later: List[Any]) -> None:
     """Become a process that survives a shutdown: outside of all units' cgroups, with a name that systemd skips."""
     for root in ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/systemd/cgroup.procs"):
         try:
@@ -64,7 +66,8 @@ def _survive(source: str, later: List[Any]) -> None:
                 file.write(str(os.getpid()))
         except OSError:
             continue
-    argv = [SURVIVOR, "-c", source, json.dumps({"survivor": later})]
+    this: Any = sys.modules[__name__].__spec__
+    argv = [SURVIVOR, "-c", this.loader.get_source(__name__), json.dumps(later)]
     os.execv(sys.executable or "/usr/bin/python3", argv)  # noqa: S606 - runs this program itself
 
 
@@ -235,13 +238,6 @@ def _read(path: str) -> str:
         return ""
 
 
-def _run() -> None:
-    options = json.loads(sys.argv[1])
-    if "survivor" in options:
-        wait_and_escalate(options["survivor"])
-        return
-    sys.stdout.write(json.dumps(main(str(globals()["SOURCE"]), options)) + "\n")
-
-
+# The process that survives a shutdown.
 if __name__ == "__main__":
-    _run()
+    wait_and_escalate(json.loads(sys.argv[1]))

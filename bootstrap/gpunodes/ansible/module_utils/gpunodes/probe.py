@@ -25,8 +25,6 @@ import zlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 SCHEMA = "gpunodes.probe/1"
-MARK = b"gpunodes.probe/1 "
-"""Prefix of the framed output: ``MARK ready``, then ``MARK <bytes>`` before the compressed document."""
 
 TEXT_BYTES = 2 << 20
 """Maximum size of the kernel log, and of nvidia-smi's output."""
@@ -72,13 +70,11 @@ class ProbeOptions:
         deadline_s: float = 30.0,
         smi_s: float = 20.0,
         expected_gpus: Optional[int] = None,
-        framed: bool = False,
     ) -> None:
         self.root = root
         self.deadline_s = deadline_s
         self.smi_s = min(smi_s, max(1.0, deadline_s - 3.0))
         self.expected_gpus = expected_gpus
-        self.framed = framed
 
     def path(self, name: str) -> str:
         """``name`` ("proc/uptime") below the root."""
@@ -1043,25 +1039,11 @@ COLLECTORS: Iterable[Tuple[str, Callable[[ProbeOptions, Emit], None]]] = (
 # --- as a program ----------------------------------------------------------------------------------------------------
 
 
-def main(argv: List[str]) -> int:
-    """Print the facts as one JSON document; the options are a JSON object in the first argument."""
-    options = ProbeOptions(**(json.loads(argv[1]) if len(argv) > 1 else {}))
-    output = sys.stdout.buffer
+def main(settings: Dict[str, Any]) -> None:
+    """Print the facts, compressed, after their length in a line; ``settings`` are the arguments of ProbeOptions."""
+    options = ProbeOptions(**settings)
     # The last resort if this process itself hangs.
     signal.alarm(int(options.deadline_s) + 5)
-    if options.framed:
-        # Distinguishes a slow machine from one whose shell never starts this program.
-        output.write(MARK + b"ready\n")
-        output.flush()
-    document = json.dumps(read(options)).encode("ascii")
-    if options.framed:
-        packed = zlib.compress(document, 6)
-        output.write(MARK + str(len(packed)).encode("ascii") + b"\n" + packed)
-    else:
-        output.write(document + b"\n")
-    output.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    packed = zlib.compress(json.dumps(read(options)).encode("ascii"), 6)
+    sys.stdout.buffer.write(str(len(packed)).encode("ascii") + b"\n" + packed)
+    sys.stdout.buffer.flush()

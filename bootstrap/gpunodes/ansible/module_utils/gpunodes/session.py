@@ -10,7 +10,6 @@ command lock on this machine.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 import threading
@@ -19,25 +18,24 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from . import kubeconfig
+from . import command_lock, kubeconfig
 from .kube_api import ApiError, Client
 
-COMMAND_LOCK = "/run/gpunodes-cluster.lock"
-"""The lock file of a command that cannot use Leases because no API exists yet (engine/locks.py)."""
 _PARALLEL_REQUESTS = 4
 _MAX_BYTES = 32 << 20
 """Maximum size of a response."""
 
 
-def serve(path: str) -> None:
-    """Process requests until standard input ends. ``path`` is the path of a kubeconfig."""
+def main(options: Mapping[str, Any]) -> None:
+    """Process requests until standard input ends. The option ``kubeconfig`` is the path of one."""
+    path = str(options["kubeconfig"])
     config = kubeconfig.load(path)
     output_lock, local = threading.Lock(), threading.local()
 
     def respond(line: str) -> None:
         request = json.loads(line)
         if request["method"] == "LOCK":
-            response: dict[str, Any] = {"status": 200, "body": lock_holder(COMMAND_LOCK), "error": ""}
+            response: dict[str, Any] = {"status": 200, "body": command_lock.holder(), "error": ""}
         elif config is None:
             response = {"status": -1, "body": None, "error": f"{path} does not exist on this machine"}
         else:
@@ -56,19 +54,6 @@ def serve(path: str) -> None:
         for line in sys.stdin:
             if line.strip():
                 pool.submit(respond, line)
-
-
-def lock_holder(path: str) -> Any:
-    """What the holder of a lock has written into the lock file; None where the lock is free."""
-    try:
-        with open(path, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return json.loads(file.read(4096) or b"{}")
-    except (OSError, ValueError, RecursionError):
-        pass
-    return None
 
 
 def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
