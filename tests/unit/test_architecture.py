@@ -41,6 +41,8 @@ LAYERS = {
     "__main__": 5,
 }
 PURE = ("planner", "health", "repair")
+SHARED = tuple(f"gpunodes.ansible.module_utils.gpunodes.{name}" for name in ("identity", "host", "packages", "facts"))
+"""The matcher of machines and nodes, the types of a desired state, and the placeholders of package sources."""
 
 
 def name_of(path: Path) -> str:
@@ -122,8 +124,7 @@ def test_planner_health_and_repair_are_pure(path: Path) -> None:
         for name in imports(path)
         if (part(name) or "") not in allowed
         and name.split(".")[0] not in sys.stdlib_module_names
-        # The matcher of machines and nodes is pure as well.
-        and not name.startswith("gpunodes.ansible.module_utils.gpunodes.identity")
+        and not name.startswith(SHARED)
     )
     assert not foreign, f"{relative(path)} imports {foreign}; only model, errors, shape and the standard library may be"
 

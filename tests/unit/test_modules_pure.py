@@ -183,7 +183,8 @@ class TestHost:
         wanted = host.Spec(files=(host.File("/a", "x"),), driver=host.Driver(["nvidia"]), checks=[], groups=["a"])
         assert host.spec_from(plain) == wanted
         assert host.spec_from({"driver": None}) == host.Spec()
-        for wrong in ({"file": []}, {"files": [{"name": "/a"}]}):
+        odd: list[dict[str, Any]] = [{"file": []}, {"files": [{"name": "/a"}]}]
+        for wrong in odd:
             with pytest.raises(MachineProblem, match="unexpected keyword argument"):
                 host.spec_from(wrong)
 

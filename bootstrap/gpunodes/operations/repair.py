@@ -27,10 +27,11 @@ from gpunodes.engine import evidence, history, identities, leases, locks, probin
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, sentence
 from gpunodes.health.model import Action, State, Verdict
-from gpunodes.inventory import GROUPS, Inventory
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import repair_one, scan
 from gpunodes.operations.repair_one import OneRepair, Report, Tools
+from gpunodes.planner import desired
 from gpunodes.repair import escalation, policy
 from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Decision, MachineDecision, Node, RepairCandidate, RepairLimits
@@ -160,12 +161,9 @@ class Fleet:
         return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=report)
 
     def pool_label(self, name: str) -> str:
-        """The pool label that a machine's node gets when it joins, "" for none (playbooks/group_vars/all.yml)."""
+        """The pool label that a machine's node gets when it joins, "" for none."""
         variables = self.inventory.variables(name)
-        given = settings.resolve(variables)
-        groups = sorted(set(variables.get("group_names") or ()) - {"all", "ungrouped", *GROUPS.values()})
-        pool = given["gpunodes_pool"] or (groups[0] if groups else "")
-        labels = {"gpunodes.dev/pool": pool, **given["gpunodes_node_labels"]}
+        labels = desired.labels(settings.resolve(variables), variables.get("group_names") or ())
         return str(labels.get(self.settings()["gpunodes_repair_pool_label"], ""))
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
