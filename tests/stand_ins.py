@@ -1,10 +1,20 @@
-"""Stand-ins that several unit tests share: the facts of a good machine, and a view that records its calls."""
+"""Stand-ins that several unit tests share: facts of machines, what a desired state follows from, and a view."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from gpunodes.ansible.filter_plugins import gpunodes as filters
 from gpunodes.model import MachineResult, Phase
+from gpunodes.planner.desired import Given
+from gpunodes.settings import defaults
+
+NONE: dict[str, str] = {"url": "", "key": "", "fingerprint": ""}
+SOURCES: dict[str, dict[str, str]] = {
+    name: {part: defaults().get(f"gpunodes_{name}_packages_{part}", "") for part in NONE}
+    for name in ("kubernetes", "docker", "cri_dockerd", "nvidia", "nvidia_toolkit", "debian")
+}
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -34,6 +44,31 @@ def facts(**changes: Any) -> dict[str, Any]:
         "sources": [],
     }
     return {**good, **changes}
+
+
+def gpu_machine(*functions: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    gpu = {"functions": list(functions), "nvswitches": 0, "nouveau": "available", "headers": {"running": True}}
+    return {**facts(kernel="6.12.1", time=0, gpu=gpu, packages={}, hostname="gpu-1"), **changes}
+
+
+def given(found: dict[str, Any] | None = None, *, groups: tuple[str, ...] = ("workers",), **more: Any) -> Given:
+    """``more`` are settings (``gpunodes_...``) and other fields of Given."""
+    settings = {name: value for name, value in more.items() if name.startswith("gpunodes_")}
+    return Given(
+        machine="gpu-1",
+        facts=found or gpu_machine(),
+        settings={**defaults(), **settings},
+        sources=SOURCES,
+        docker_systems=["debian 12", "rocky 9"],
+        images=["flannel:1"],
+        groups=groups,
+        **{name: value for name, value in more.items() if name not in settings},
+    )
+
+
+def filtered(request: Given) -> dict[str, Any]:
+    fields = {each.name: getattr(request, each.name) for each in dataclasses.fields(request)}
+    return filters.desired(fields.pop("facts"), fields.pop("machine"), **fields)
 
 
 class Silent:

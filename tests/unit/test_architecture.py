@@ -59,6 +59,10 @@ BEING_SPLIT = {
 """Files that the tests of sizes and cycles skip until they are split."""
 HASHED = {"lab/standin/packages.py"}
 """Part of the key of the lab's caches: a line of comment there would rebuild the stand-in packages."""
+SHARED = tuple(
+    f"gpunodes.ansible.module_utils.gpunodes.{name}" for name in ("problem", "host.spec", "packages", "facts")
+)
+"""The value of a problem, the types of a desired state, and the placeholders of package sources."""
 
 
 def name_of(path: Path) -> str:
@@ -140,8 +144,7 @@ def test_identity_planner_health_and_repair_are_pure(path: Path) -> None:
         for name in imports(path)
         if (part(name) or "") not in allowed
         and name.split(".")[0] not in sys.stdlib_module_names
-        # The value of a problem is pure as well.
-        and not name.startswith("gpunodes.ansible.module_utils.gpunodes.problem")
+        and not name.startswith(SHARED)
     )
     assert not foreign, f"{relative(path)} imports {foreign}; only {sorted(allowed)} and the standard library may be"
 

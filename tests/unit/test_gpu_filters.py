@@ -1,4 +1,4 @@
-"""The plan in the words of the modules, and the proof in the words of a person."""
+"""Filters of the GPU roles: the sources that are checked, and verifications as text and as a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
-from gpunodes.ansible.module_utils.gpunodes import facts
 from gpunodes.model import GpuLevel, GpuVerification, Machine, Phase, Role, TaskStarted
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker
@@ -16,14 +15,6 @@ from gpunodes.views import gpu_verification
 
 from tests.stand_ins import facts as preflight_facts
 
-REQUESTED: dict[str, Any] = {
-    "gpunodes_driver_branch": "",
-    "gpunodes_driver_source": "",
-    "gpunodes_cuda_versions": [],
-    "gpunodes_cudnn_version": "",
-    "gpunodes_runtime": "containerd",
-    "gpunodes_feature_gates": {},
-}
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "2330", "class": "030200", "driver": None}
 NONE: dict[str, str] = {"url": "", "key": "", "fingerprint": ""}
 
@@ -32,10 +23,6 @@ def machine(*functions: dict[str, Any]) -> dict[str, Any]:
     system = {"id": "debian", "version": "13", "codename": "trixie", "name": "Debian GNU/Linux 13"}
     gpu = {"functions": list(functions), "nvswitches": 0, "nouveau": "available", "headers": {"running": True}}
     return preflight_facts(os=system, kernel="6.12.1", time=0, gpu=gpu, packages={}, hostname="gpu-1")
-
-
-def installed(found: dict[str, Any], **requested: Any) -> dict[str, Any]:
-    return filters.gpu_install(filters.gpu_plan(found, "gpu-1", {**REQUESTED, **requested}, "1.36.3"))
 
 
 def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:
@@ -48,72 +35,6 @@ def test_machines_with_gpus_are_asked_for_nvidia_s_sources() -> None:
     mine = {"nvidia": {"url": "http://m/", "key": "KEY", "fingerprint": ""}, "nvidia_toolkit": NONE}
     mirrored = filters.checked_gpu_sources(mine, {"nvcr.io": "http://m"}, "nvcr.io/x:1")
     assert (mirrored[0]["url"], mirrored[1]["url"], mirrored[1]["key"]) == ("http://m/v2/", "http://m/", "KEY")
-
-
-def test_a_machine_without_gpus_gets_nothing() -> None:
-    made = installed(machine())
-    assert made["gpus"] == 0
-    assert [made[concern]["packages"] for concern in ("driver", "cuda", "toolkit")] == [[], [], []]
-    assert (made["gates"], made["services"], made["labels"]) == ({}, [], {})
-
-
-def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
-    made = installed(machine(GPU), gpunodes_driver_branch="580")
-    first = [package["name"] for package in made["driver"]["packages"] if package["first"]]
-    assert first == ["nvidia-driver-pinning-580"]
-    without = machine(GPU)
-    without["gpu"]["headers"] = {"running": False, "package": "linux-headers-6.12.1"}
-    packages = installed(without)["driver"]["packages"]
-    assert next(package["name"] for package in packages if package["first"]) == "linux-headers-6.12.1"
-    assert made["driver"]["sources"] == ["nvidia"]
-    assert made["conflicting_module"] == "nouveau"
-    toolkit = made["toolkit"]["packages"]
-    assert len(toolkit) == 4
-    assert {package["same_as"] for package in toolkit} == {"", toolkit[0]["name"]}
-    assert made["toolkit"]["sources"] == ["nvidia_toolkit"]
-
-
-def test_cuda_versions_are_installed_side_by_side_and_checked() -> None:
-    made = installed(machine(GPU), gpunodes_cuda_versions=["13.0", "13.1"], gpunodes_cudnn_version="9")
-    assert made["cuda"]["homes"] == {"13.0": "/usr/local/cuda-13.0", "13.1": "/usr/local/cuda-13.1"}
-    checks = filters.cuda_checks(made["cuda"]["homes"], made["cuda"]["libraries"])
-    assert checks[0] == {"command": ["/usr/local/cuda-13.0/bin/nvcc", "--version"], "output": "release 13.0"}
-    assert [check["command"][2] for check in checks[2:]] == [
-        "import ctypes; ctypes.CDLL('libcudart.so.13')",
-        "import ctypes; ctypes.CDLL('libcudart.so.13')",
-        "import ctypes; ctypes.CDLL('libcudnn.so.9')",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("system", "version", "arch", "url", "key"),
-    [
-        ("debian", "13", "x86_64", "debian13/x86_64/", "8793F200.pub"),
-        ("ubuntu", "24.04", "aarch64", "ubuntu2404/sbsa/", "3bf863cc.pub"),
-        ("rocky", "9.4", "x86_64", "rhel9/x86_64/", "D42D0685.pub"),
-    ],
-)
-def test_nvidias_source_and_its_key(system: str, version: str, arch: str, url: str, key: str) -> None:
-    found = {"os": {"id": system, "version": version, "codename": "x", "name": system}, "arch": arch}
-    [source] = filters.gpu_sources(["nvidia"], found, {"nvidia": NONE})
-    assert source["url"] == f"https://developer.download.nvidia.com/compute/cuda/repos/{url}"
-    assert source["key"] == source["url"] + key
-    assert len(source["fingerprint"].replace(" ", "")) == 40
-
-
-def test_a_mirror_and_the_distribution() -> None:
-    mirror = {"url": "http://m/{system}{release}/", "key": "-----BEGIN {system}", "fingerprint": "F"}
-    sources = filters.gpu_sources(["nvidia", "distribution"], machine(), {"nvidia": mirror, "debian": NONE})
-    assert sources[0] == {
-        "name": "nvidia",
-        "url": "http://m/debian13/",
-        "key": "-----BEGIN {system}",
-        "fingerprint": "F",
-        "suite": "/",
-    }
-    assert sources[1]["components"] == "main contrib non-free non-free-firmware"
-    assert sources[1]["key"].startswith("/usr/share/keyrings/")
-    assert facts.placeholders({"id": "ubuntu", "version": "22.04", "codename": None}, "x86_64")["{release}"] == "2204"
 
 
 LEVELS = [

@@ -23,8 +23,9 @@ from gpunodes.cli import terminal
 from gpunodes.engine import runner
 from gpunodes.model import Event
 
-from tests.hostile import ATTACKS, hostile, machines
+from tests.hostile import ATTACKS, hostile, machine_report, machines
 from tests.playbooks import roles_of
+from tests.stand_ins import filtered, given
 
 ROOT = Path(__file__).parents[2]
 CONTENT = sorted(
@@ -87,6 +88,18 @@ def test_settings_of_a_run_are_no_templates_either(tmp_path: Path) -> None:
 def test_what_nobody_knows_stays_unset(tmp_path: Path) -> None:
     assert entered(tmp_path, runner.Play("x.yml", tmp_path, [], variables={"x": None})) == {"x": None}
     assert data(None) is None
+
+
+def test_a_desired_state_contains_no_template() -> None:
+    """What a machine and its node report stays data in it, and so does a setting that was a template."""
+    tagged = TrustedAsTemplate().tag(ATTACKS[1])
+    facts = machine_report("worker-1", 1, kernel=ATTACKS[0])
+    node = {"version": f"v1.36.3{ATTACKS[1]}"}
+    settings = {"gpunodes_ready_image": tagged, "gpunodes_node_labels": {tagged: tagged}}
+    made = filtered(given(facts, groups=(tagged,), node=node, **settings))
+    assert made["labels"]["gpunodes.dev/pool"] == made["images"][2] == ATTACKS[1]
+    assert f"/lib/modules/{ATTACKS[0]}/updates" in made["gpu"]["wanted"]["gpu_driver"]["directories"]
+    assert list(templates(made)) == []
 
 
 def test_one_file_alone_hands_variables_to_ansible() -> None:

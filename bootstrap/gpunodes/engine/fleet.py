@@ -19,8 +19,9 @@ from gpunodes.errors import WrongInput
 from gpunodes.health.model import State
 from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.identity.model import MachineIdentity, reported
-from gpunodes.inventory import GROUPS, Inventory
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
+from gpunodes.planner import desired
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Node
 
@@ -116,12 +117,9 @@ class InventoryFleet:
         return self._settings
 
     def pool_label(self, name: str) -> str:
-        """As ``Fleet`` has it (playbooks/group_vars/all.yml)."""
+        """As ``Fleet`` has it."""
         variables = self.inventory.variables(name)
-        given = settings.resolve(variables)
-        groups = sorted(set(variables.get("group_names") or ()) - {"all", "ungrouped", *GROUPS.values()})
-        pool = given["gpunodes_pool"] or (groups[0] if groups else "")
-        labels = {"gpunodes.dev/pool": pool, **given["gpunodes_node_labels"]}
+        labels = desired.labels(settings.resolve(variables), variables.get("group_names") or ())
         return str(labels.get(self.settings()["gpunodes_repair_pool_label"], ""))
 
     def session(self) -> Session:

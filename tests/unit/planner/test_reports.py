@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gpunodes.ansible.filter_plugins import gpunodes_gpu
 from gpunodes.model import Role
 from gpunodes.operations import gpu_verify
-from gpunodes.planner import gpu, preflight, reports
+from gpunodes.planner import gpu, gpu_software, preflight, reports
 from gpunodes.settings import defaults
 
 from tests.hostile import ATTACKS, PIN, cluster_report, machine_report
+from tests.stand_ins import SOURCES
 
 PINNED = {"role": "worker", "ca_hash": PIN, "server": "https://10.0.0.1:6443"}
 MACHINE = machine_report("worker-1", 1, kubernetes=PINNED)
@@ -93,7 +93,7 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
         requested = gpu.requested_of(defaults(), "1.36.3")
         found = gpu.plan("worker-1", document, requested)
         if isinstance(found, gpu.Plan):
-            gpunodes_gpu.gpu_install(gpunodes_gpu.gpu_plan(document, "worker-1", defaults(), "1.36.3"))
+            assert gpu_software.by_role(found, document, SOURCES, ["containerd"]) is not None
 
 
 @pytest.mark.parametrize("where", list(places(CLUSTER)), ids=str)

@@ -44,6 +44,25 @@ def preflight(
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 
+def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, Any]:
+    """The desired state of a machine (planner/desired.py) as plain data; fails with all conflicts at once.
+
+    Its strings are no templates: they come from JSON, and ``given`` is rendered before it arrives here.
+    """
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.desired import Desired, Given
+    from gpunodes.planner.desired import desired as compute
+
+    try:
+        found = compute(Given(machine, facts, **given))
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    if not isinstance(found, Desired):
+        raise AnsibleFilterError("\n".join(f"{machine}: {conflict}" for conflict in found))
+    document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(found)))
+    return document
+
+
 def match(
     nodes: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
@@ -82,30 +101,9 @@ _ONE_NODE = (
 )
 
 
-def packages(names: Sequence[str], version: str = "") -> list[dict[str, Any]]:
-    """Packages for the module host; with a version, they are held."""
-    return [{"name": name, "version": version, "hold": bool(version)} for name in names]
-
-
 def program(name: str) -> str:
     """The source of a program that is installed on a machine; it is one of the module_utils."""
     return (Path(__file__).parents[1] / "module_utils" / "gpunodes" / f"{name}.py").read_text(encoding="utf-8")
-
-
-def registry_hosts(mirrors: Mapping[str, str]) -> list[dict[str, str]]:
-    """containerd's hosts.toml for every mirrored registry (containerd, docs/hosts.md)."""
-    servers = {"docker.io": "registry-1.docker.io"}
-    return [
-        {
-            "path": f"/etc/containerd/certs.d/{registry}/hosts.toml",
-            "content": (
-                "# Managed by gpunodes.\n"
-                f'server = "https://{servers.get(registry, registry)}"\n\n'
-                f'[host."{mirror.rstrip("/")}"]\n  capabilities = ["pull", "resolve"]\n'
-            ),
-        }
-        for registry, mirror in sorted(mirrors.items())
-    ]
 
 
 def key_text(key: str) -> str:
@@ -206,15 +204,14 @@ class FilterModule:
         return {
             "gpunodes_cluster_problem": cluster_problem,
             "gpunodes_data": data,
+            "gpunodes_desired": desired,
             "gpunodes_health": health,
             "gpunodes_key": key_text,
             "gpunodes_kubeconfig": kubeconfig,
             "gpunodes_machine": machine,
             "gpunodes_node": match,
-            "gpunodes_packages": packages,
             "gpunodes_preflight": preflight,
             "gpunodes_program": program,
             "gpunodes_registries": registries,
-            "gpunodes_registry_hosts": registry_hosts,
             "gpunodes_sanitizes_output": sanitizes_output,
         }

@@ -1,0 +1,180 @@
+"""Computes the desired state of one machine from its facts, its settings and its cluster. Pure.
+
+The playbooks compute it once a run and give each role its part. Whatever is to be installed or configured on a machine
+is decided here; only the roles' results in the same run, such as the driver's labels, come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunodes.ansible.module_utils.gpunodes.host.spec import Spec
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner.gpu_model import Facts, Plan
+
+CONTROL_PLANE = "control_plane"
+"""The group of the control-plane machines."""
+_NO_POOL = {"all", "ungrouped", "workers", CONTROL_PLANE}
+"""Groups of the inventory that make no pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the desired state of a machine follows from."""
+
+    machine: str
+    facts: Facts
+    """A result of the module host_facts."""
+    settings: Mapping[str, Any]
+    """The machine's settings by name, ``gpunodes_runtime``."""
+    sources: package_sources.SourceSettings
+    docker_systems: Collection[str]
+    """Systems, ``debian 12``, that get Docker's containerd unless the settings decide."""
+    images: Sequence[str]
+    """Images of the network add-on."""
+    groups: Collection[str] = ()
+    """Groups of the inventory that contain the machine."""
+    cluster_version: str = ""
+    """The version of the cluster, "" if there is none."""
+    node: Mapping[str, Any] = field(default_factory=dict)
+    """The machine's node in the cluster (from cluster_info), {} if it has none."""
+    runtimes: Sequence[str] | None = None
+    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """GPU software of a machine; without GPUs all of it is empty."""
+
+    gpus: int
+    """Number of GPUs."""
+    services: Sequence[str]
+    labels: Mapping[str, str]
+    """Labels of the node that are known without a driver."""
+    wanted: Mapping[str, Spec]
+    """The desired state for the module host, by role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """The desired state of a machine."""
+
+    kubernetes_version: str
+    """A minor or an exact version."""
+    runtime: str
+    """containerd or docker."""
+    socket: str
+    """The socket of the runtime, for the kubelet."""
+    images: Sequence[str]
+    """Images that a new node needs first."""
+    wanted: Mapping[str, Spec]
+    """The desired state for the module host, by role; without GPU software."""
+    gpu: GpuState
+    labels: Mapping[str, str]
+    """Labels of the node by its settings: its pool, and additional ones."""
+    taints: Sequence[Mapping[str, str]]
+
+
+def desired(given: Given) -> Desired | tuple[Problem, ...]:
+    """The desired state of a machine, or all reasons why its GPUs cannot get the requested software.
+
+    Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
+    """
+    version = kubernetes_version(given)
+    plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
+    if not isinstance(plan, Plan):
+        return plan
+    # A node keeps the runtime that it joined with.
+    runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
+    socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
+    images = [
+        node_software.sandbox(versions.minor_of(version)),
+        *given.images,
+        str(given.settings["gpunodes_ready_image"]),
+        *([str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else ()),
+    ]
+    runtimes = [runtime] if given.runtimes is None else given.runtimes
+    return Desired(
+        kubernetes_version=version,
+        runtime=runtime,
+        socket=socket,
+        images=images,
+        wanted=_node_wanted(given, plan, version, runtime, socket, images),
+        gpu=GpuState(
+            gpus=len(plan.gpus),
+            services=gpu_software.services(plan),
+            labels=plan.labels,
+            wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
+        ),
+        labels=labels(given.settings, given.groups),
+        taints=_taints(given.settings, plan),
+    )
+
+
+def kubernetes_version(given: Given) -> str:
+    """Kubernetes is never upgraded or downgraded: a node keeps its version, a new node gets the cluster's."""
+    version = given.node.get("version") or given.cluster_version or given.settings["gpunodes_kubernetes_version"]
+    return str(version).removeprefix("v")
+
+
+def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
+    """The labels of a machine's node by its settings.
+
+    The pool is by default the machine's first group in alphabetical order, if it is in one besides its role's.
+    """
+    pool = settings["gpunodes_pool"] or min(set(groups) - _NO_POOL, default="")
+    return {**({"gpunodes.dev/pool": pool} if pool else {}), **settings["gpunodes_node_labels"]}
+
+
+def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
+    taints = [dict(taint) for taint in settings["gpunodes_node_taints"]]
+    if settings["gpunodes_gpu_taint"] and plan.gpus:
+        taints.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
+    return taints
+
+
+def _node_wanted(
+    given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str]
+) -> dict[str, Spec]:
+    """The software of the node, by role."""
+    minor = versions.minor_of(version)
+    exact = node_software.is_exact(version)
+    # kube-proxy's version may be known only after the packages' version is resolved.
+    proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
+    system = given.facts["os"]
+    repositories = [package_sources.docker(given.sources, system)] if _from_docker(given) else []
+    sandbox = node_software.sandbox(minor)
+    with_docker = runtime == "docker"
+    dnf = given.facts["package_manager"] == "dnf"
+    found = {
+        "node": node_software.KERNEL,
+        "containerd": node_software.containerd(
+            repositories,
+            sandbox,
+            given.settings["gpunodes_image_mirrors"],
+            images=[] if with_docker else [*([proxy] if exact else ()), *images],
+        ),
+        "kubernetes": node_software.kubernetes(
+            version,
+            package_sources.kubernetes(given.sources, minor, "rpm" if dnf else "deb"),
+            package_manager="dnf" if dnf else "apt",
+            kubectl=CONTROL_PLANE in given.groups,
+            socket=socket,
+            gates=plan.gates,
+            images=[] if with_docker or exact else [proxy],
+        ),
+    }
+    if with_docker:
+        found["docker"] = node_software.docker(repositories, system)
+        found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
+    return found
+
+
+def _from_docker(given: Given) -> bool:
+    """Whether containerd, and Docker, come from Docker's package source."""
+    source = given.settings["gpunodes_containerd_source"]
+    system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
+    return bool(source == "docker" or (not source and system in given.docker_systems))

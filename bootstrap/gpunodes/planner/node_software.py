@@ -1,0 +1,253 @@
+"""The software of every node, by role, as the module host gets it: kernel, container runtime, Kubernetes. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Repository, Service, Spec
+from gpunodes.ansible.module_utils.gpunodes.packages import RequestedPackage
+from gpunodes.planner import versions
+from gpunodes.planner.gpu_case import version_of
+from gpunodes.planner.package_sources import major_of
+
+# Kernel modules for containerd's snapshots and pod networking, and kernel settings for the latter.
+# Source: kubernetes.io, "Container Runtimes".
+KERNEL = Spec(
+    modules=("overlay", "br_netfilter"),
+    sysctls={
+        "net.bridge.bridge-nf-call-iptables": "1",
+        "net.bridge.bridge-nf-call-ip6tables": "1",
+        "net.ipv4.ip_forward": "1",
+    },
+    swap_off=True,
+)
+
+
+def sandbox(minor: str) -> str:
+    """The image that holds a pod's namespaces; of the newest minor if ``minor`` is unknown."""
+    known = versions.minors()
+    row = known.get(minor) or list(known.values())[-1]
+    return f"registry.k8s.io/pause:{row['pause']}"
+
+
+# containerd
+
+# Configuration by containerd's major version. Drop-ins are left to others, such as GPU runtimes.
+# Image layers are synced to disk: otherwise an image that was unpacked just before a power cut can contain empty files,
+# and containerd never detects that (containerd issues 8895 and 8973; the settings: its pull requests 9401 in 1.7, 10284
+# in 2.0).
+_CONFIG_V2 = """\
+# Managed by gpunodes. Drop-ins belong into /etc/containerd/conf.d.
+version = 2
+imports = ["/etc/containerd/conf.d/*.toml"]
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{sandbox}"
+  image_pull_with_sync_fs = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/opt/cni/bin"
+  conf_dir = "/etc/cni/net.d"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "/etc/containerd/certs.d"
+"""
+_CONFIG_V3 = """\
+# Managed by gpunodes. Drop-ins belong into /etc/containerd/conf.d.
+version = 3
+imports = ["/etc/containerd/conf.d/*.toml"]
+
+[plugins."io.containerd.service.v1.diff-service"]
+  sync_fs = true
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{sandbox}"
+
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "/etc/containerd/certs.d"
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+  conf_dir = "/etc/cni/net.d"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+
+
+def containerd(
+    repositories: Sequence[Repository], sandbox_image: str, mirrors: Mapping[str, str], images: Sequence[str]
+) -> Spec:
+    """containerd 1.7 or 2.x from ``repositories`` (none: the distribution); it pulls ``images`` in the background."""
+    package = "containerd.io" if repositories else "containerd"
+    contents = {"1.[67].*": _CONFIG_V2, "2.*": _CONFIG_V3}
+    config = File(
+        path="/etc/containerd/config.toml",
+        package=package,
+        contents={pattern: text.replace("{sandbox}", sandbox_image) for pattern, text in contents.items()},
+    )
+    return Spec(
+        repositories=repositories,
+        packages=(RequestedPackage(package, hold=True),),
+        files=(config, *_registry_hosts(mirrors)),
+        # containerd creates /etc/cni at its first start, regardless of its configuration.
+        directories=("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd"),
+        services=(Service("containerd"),),
+        images=images,
+    )
+
+
+def _registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
+    """containerd's hosts.toml for every mirrored registry (containerd, docs/hosts.md)."""
+    servers = {"docker.io": "registry-1.docker.io"}
+    return [
+        File(
+            f"/etc/containerd/certs.d/{registry}/hosts.toml",
+            "# Managed by gpunodes.\n"
+            f'server = "https://{servers.get(registry, registry)}"\n\n'
+            f'[host."{mirror.rstrip("/")}"]\n  capabilities = ["pull", "resolve"]\n',
+        )
+        for registry, mirror in sorted(mirrors.items())
+    ]
+
+
+# Docker
+
+
+def docker(repositories: Sequence[Repository], system: Mapping[str, Any]) -> Spec:
+    """Docker's engine from ``repositories`` (none: the distribution). It uses the machine's containerd.
+
+    It needs no /etc/docker/daemon.json: with cgroup v2 Docker uses the systemd cgroup driver by default.
+    """
+    # Since Debian 13 the client is a separate package.
+    split = system["id"] == "debian" and version_of(major_of(system)) >= (13,)
+    distribution = ("docker.io", "docker-cli") if split else ("docker.io",)
+    names = ("docker-ce", "docker-ce-cli") if repositories else distribution
+    return Spec(
+        repositories=repositories,
+        packages=tuple(RequestedPackage(name, hold=True) for name in names),
+        groups=("docker",),
+        directories=("/etc/docker", "/var/lib/docker", "/run/docker"),
+        services=(Service("docker"),),
+    )
+
+
+_CRI_DOCKERD_UNIT = """\
+# Managed by gpunodes.
+[Service]
+ExecStart=
+ExecStart=/usr/bin/cri-dockerd --container-runtime-endpoint fd:// --pod-infra-container-image={sandbox}
+"""
+
+
+def cri_dockerd(repository: Repository, sandbox_image: str) -> Spec:
+    """cri-dockerd: Kubernetes uses Docker through it since 1.24 removed dockershim."""
+    path = "/etc/systemd/system/cri-docker.service.d/10-gpunodes.conf"
+    return Spec(
+        repositories=(repository,),
+        packages=(RequestedPackage("cri-dockerd", hold=True),),
+        files=(File(path, _CRI_DOCKERD_UNIT.replace("{sandbox}", sandbox_image)),),
+        directories=("/var/lib/cri-dockerd",),
+        services=(Service("cri-docker"),),
+    )
+
+
+# Kubernetes
+
+# kubeadm calls conntrack, ip and mount. iptables shows the rules of kube-proxy and flannel, crictl (cri-tools) shows
+# containers; kubeadm's package does not depend on crictl any more (kubernetes/release, pull request 3626).
+_TOOLS = {
+    "apt": ("conntrack", "cri-tools", "ethtool", "iptables"),
+    "dnf": ("conntrack-tools", "cri-tools", "ethtool", "iptables-nft"),
+}
+# The kubelet's unit waits for the network only (kubernetes/release, kubelet.service). At boot it then starts before its
+# runtime, fails, and restarts after 10 s. systemd ignores units that are not installed.
+_ORDER = File(
+    "/etc/systemd/system/kubelet.service.d/15-gpunodes-runtime.conf",
+    "# Managed by gpunodes.\n[Unit]\nAfter=containerd.service docker.service cri-docker.service\n",
+)
+_DIRECTORIES = (
+    "/etc/kubernetes",
+    "/etc/cni",
+    "/opt/cni",
+    "/run/flannel",
+    "/usr/libexec/kubernetes",
+    "/var/lib/cni",
+    "/var/lib/etcd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/kubernetes",
+    "/var/log/pods",
+)
+
+
+def kubernetes(
+    version: str,
+    repository: Repository,
+    *,
+    package_manager: str,
+    kubectl: bool,
+    socket: str,
+    gates: Mapping[str, bool],
+    images: Sequence[str],
+) -> Spec:
+    """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
+
+    ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
+    refuses it. containerd pulls ``images`` in the background, with ``{kubelet}`` replaced by the kubelet's version.
+    """
+    pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
+    names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
+    crictl = f"# Managed by gpunodes.\nruntime-endpoint: {socket}\nimage-endpoint: {socket}\n"
+    gate_files = _gate_files(gates)
+    return Spec(
+        repositories=(repository,),
+        packages=(
+            *(RequestedPackage(name, pattern, hold=True) for name in names),
+            *(RequestedPackage(name) for name in _TOOLS[package_manager]),
+        ),
+        files=(File("/etc/crictl.yaml", crictl), _ORDER, *(gate_files if gates else ())),
+        absent=() if gates else tuple(file.path for file in gate_files),
+        directories=_DIRECTORIES,
+        services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml"),),
+        images=images,
+    )
+
+
+def is_exact(version: str) -> bool:
+    """Whether a Kubernetes version names its patch."""
+    return version.count(".") == 2  # noqa: PLR2004 - major, minor and patch
+
+
+def _gate_files(gates: Mapping[str, bool]) -> tuple[File, File]:
+    """All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node only.
+
+    Source: kubernetes.io, "Set Kubelet Parameters Via A Configuration File" (--config-dir, from 1.30 on).
+    """
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "featureGates": dict(gates),
+    }
+    return (
+        File(
+            "/etc/gpunodes/kubelet.conf.d/10-feature-gates.conf",
+            json.dumps(config, sort_keys=True) + "\n",
+        ),
+        File(
+            "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
+            "# Managed by gpunodes.\n[Service]\n"
+            'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
+            '--config-dir=/etc/gpunodes/kubelet.conf.d"\n',
+        ),
+    )
