@@ -240,6 +240,16 @@ def test_files_and_targets_of_a_page_exist(page: Path) -> None:
     ]
 
 
+def test_files_that_answer_a_question_exist() -> None:
+    rows = re.findall(
+        r"^\| [^|]+\? \| `([^`]+)`(?:, the function `(\w+)`)?", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 10
+    for name, function in rows:
+        text = (ROOT / ("" if name.startswith("roles/") else "bootstrap/gpunodes") / name).read_text()
+        assert f"def {function}(" in text or not function
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_commands_in_a_sentence_exist(page: Path) -> None:
     """Inline code names a command that exists; its arguments may be placeholders."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -273,6 +274,15 @@ def test_every_rule_has_a_complete_description() -> None:
     assert len(set(names)) == len(names)
     assert all(rule.title and rule.evidence and rule.action and rule.source for rule in rules.RULES)
     assert [rule.check.__name__ for rule in rules.RULES] == [name.replace("-", "_") for name in names]
+
+
+def test_every_rule_has_a_case() -> None:
+    files = tomllib.loads((FILES / "verdicts.toml").read_text())
+    cases = {rule for _, rule, *_ in TROUBLES.values()} | {
+        rule for case in files.values() for rule in case.get("rules", ())
+    }
+    missing = {rule.name for rule in rules.RULES} - cases
+    assert not missing, "add facts to TROUBLES, or a log and its verdict to tests/unit/fixtures/health"
 
 
 def test_the_tables_are_complete() -> None:

@@ -78,7 +78,8 @@ def test_no_role_reads_settings_or_other_roles(role: Path) -> None:
 def test_every_wired_variable_is_an_option_of_a_role() -> None:
     known = {name for role in ROLES for name in options(role)}
     wired = load(ROOT / "playbooks/group_vars/all.yml")
-    assert [name for name in wired if not name.startswith("wiring_") and name not in known] == []
+    missing = [name for name in wired if not name.startswith("wiring_") and name not in known]
+    assert missing == [], "add it to its role, in defaults/main.yml and meta/argument_specs.yml"
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)

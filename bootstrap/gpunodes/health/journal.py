@@ -38,6 +38,7 @@ def message_of(entry: Mapping[str, object]) -> bytes:
 
 
 def times(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The times of entries, as headers that `patterns.time_of` reads."""
     for line in lines:
         if found := re.search(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,16})"', line[:LINE_BYTES]):
             yield _realtime(int(found[1]))

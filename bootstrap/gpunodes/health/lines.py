@@ -66,6 +66,7 @@ def _text_before(window: bytes, begin: int) -> bytes:
 
 
 def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    """A line of the driver: an Xid, or one of the messages about the start of the driver and of GPUs."""
     found = patterns.XID.match(window, position)
     if found:
         code = int(found[2])

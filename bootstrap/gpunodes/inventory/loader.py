@@ -24,6 +24,7 @@ BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
 
 
 def load(path: Path) -> tuple[InventoryManager, Any]:
+    """Ansible's managers of the hosts and of their variables; raises WrongInput for a malformed inventory."""
     if not path.exists():
         raise WrongInput(
             f"there is no inventory at {path}",

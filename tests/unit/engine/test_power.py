@@ -481,6 +481,15 @@ def test_invalid_settings_are_wrong_input(given: dict[str, str], message: str) -
         kinds.access("gpu-1", of(**given))
 
 
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_every_kind_is_a_choice_of_the_setting(kind: str) -> None:
+    assert list(settings.problems({"gpunodes_bmc_type": kind})) == [], "add it to the choices of gpunodes_bmc_type"
+    found = kinds.access("gpu-1", of(type=kind, address="10.0.0.9", command="/bin/true"))
+    assert found is not None
+    bmc = kinds.connect("gpu-1", found)
+    assert type(bmc).__module__.rpartition(".")[2] == kind
+
+
 def test_the_output_of_a_failed_password_command_is_not_shown() -> None:
     with pytest.raises(GpunodesError) as message:
         kinds.access("gpu-1", of(type="ipmi", address="x", password_command="echo half-a-secret; exit 3"))

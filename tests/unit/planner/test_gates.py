@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, tables
+from gpunodes.planner import gates, tables, versions
 from gpunodes.planner.gates import Gate, GateStatus, check, needed
 
 LISTINGS = Path(__file__).parents[1] / "fixtures" / "kubelet-help"
@@ -16,6 +16,12 @@ MINORS = [f"1.{number}" for number in range(6, 38)]
 
 def gate(name: str, version: str) -> Gate:
     return next(gate for gate in gates.gates(version) if gate.name == name)
+
+
+def test_the_tables_of_gates_reach_the_newest_minor() -> None:
+    newest = list(versions.minors())[-1]
+    tables_of_gates = {name: tables.read(name)["newest"] for name in ("gates", "kubelet_gates")}
+    assert set(tables_of_gates.values()) == {newest}, f"add the gates of Kubernetes {newest} to the table that ends before"
 
 
 # From Kubernetes' sources and its documentation of feature gates, independent of the table: gate, version, status,

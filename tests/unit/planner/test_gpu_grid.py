@@ -291,6 +291,14 @@ def test_every_row_names_its_source(name: str) -> None:
     assert set(table["sources"]) == {row["source"] for row in rows}
 
 
+def test_the_systems_of_the_tables_are_supported_and_have_a_key() -> None:
+    keys = {system for row in tables.read("sources")["nvidia"]["key"] for system in row["systems"]}
+    for table, rows in (("drivers", "offer"), ("cuda", "toolkit")):
+        for row in tables.read(table)[rows]:
+            assert set(row["systems"]) <= set(SYSTEMS), f"systems.toml lacks a system of {table}.toml"
+            assert row["source_of"] != "nvidia" or set(row["systems"]) <= keys, "add NVIDIA's key to sources.toml"
+
+
 def test_the_rhel_family_has_the_same_rows() -> None:
     """The grid tests only one of them."""
     for table, rows in (("drivers", "offer"), ("cuda", "toolkit")):

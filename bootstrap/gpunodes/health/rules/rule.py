@@ -88,6 +88,7 @@ def state_of(action: Action, *, watch: bool = False) -> State:
 
 
 def by_gpu(records: Iterable[LogRecord]) -> dict[str, list[LogRecord]]:
+    """Records by the address of their GPU, empty where a line names none."""
     groups: dict[str, list[LogRecord]] = {}
     for record in records:
         groups.setdefault(record.gpu, []).append(record)
