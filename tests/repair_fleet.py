@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from gpunodes.engine import records
 from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
@@ -28,8 +29,12 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine as Entry
 from gpunodes.model import Role
-from gpunodes.operations.repair import tools
+from gpunodes.operations.repair import commands, tools
 from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.policy import RepairLimits
+from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import RepairResult
 
 SMI = {"smi": {"status": "ok"}}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -362,3 +367,38 @@ def fleet(number: int, sick: Sequence[str] = (), **special: Any) -> Fleet:
         api.add_node(name)
         machines[name] = Machine(name, api, sick=name in sick, **(special if name in sick else {}))
     return Fleet(api, machines)
+
+
+def run(place: Fleet, **request: Any) -> RepairResult:
+    """Repair the machines of a fleet; ``request`` are fields of the request."""
+    made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
+    return commands.run(place, place.all_machines(), made, lambda *_: None)
+
+
+def resume(place: Fleet) -> RepairResult:
+    """Resume the unfinished repairs of a fleet."""
+    return commands.resume(place, RepairRequest("repair", RepairLimits()), lambda *_: None)
+
+
+def outcomes(result: RepairResult) -> dict[str, RepairOutcome | None]:
+    """The outcome of each machine."""
+    return {each.machine: each.outcome for each in result.machines}
+
+
+def clean(place: Fleet) -> None:
+    """Nothing of gpunodes is left: no lock, no cordon, no mark, no record."""
+    assert place.api.leases == {}
+    assert records.read("test") == {}
+    for node in place.api.nodes.values():
+        assert not node["spec"].get("unschedulable")
+        assert not node["spec"].get("taints")
+        assert set(node["metadata"]["annotations"]) <= {"gpunodes.dev/repairs"}
+
+
+def bury(place: Fleet) -> None:
+    """Mark the holders of all locks as dead."""
+    for lease in place.api.leases.values():
+        if "holderIdentity" not in lease["spec"]:
+            continue  # it was released
+        parts = lease["spec"]["holderIdentity"].rsplit("/", 3)
+        lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])

@@ -15,16 +15,13 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations import maintenance, status
-from gpunodes.operations.repair import commands
 from gpunodes.repair import maintenance as kept
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
-from gpunodes.repair.request import RepairRequest
-from gpunodes.repair.result import RepairResult
 from gpunodes.views import maintenance as views
 
-from tests.repair_fleet import Fleet, fleet, hurry
+from tests.repair_fleet import Fleet, fleet, hurry, resume, run
 
 NOW = 1_800_000_000.0
 MARK = "gpunodes.dev/maintenance"
@@ -34,15 +31,6 @@ MARK = "gpunodes.dev/maintenance"
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own state folder, and very short time limits."""
     hurry(monkeypatch, tmp_path)
-
-
-def run(place: Fleet, **request: Any) -> RepairResult:
-    made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
-    return commands.run(place, place.all_machines(), made, lambda *_: None)
-
-
-def resume(place: Fleet) -> RepairResult:
-    return commands.resume(place, RepairRequest("repair", RepairLimits()), lambda *_: None)
 
 
 def node(place: Fleet, name: str = "w1") -> dict[str, Any]:

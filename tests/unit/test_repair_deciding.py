@@ -1,0 +1,188 @@
+"""Which machines a command repairs: scans, pools, budgets, the loop guard and other commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import pytest
+from gpunodes.engine import history, records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.scans import MachineScan
+from gpunodes.operations.repair import commands
+from gpunodes.repair.policy import Budget, Decision, RepairLimits
+from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.request import RepairRequest
+from gpunodes.repair.result import MachineRepair, RepairResult
+
+from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, run
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own state folder, and very short time limits."""
+    hurry(monkeypatch, tmp_path)
+
+
+def test_a_verdict_must_be_confirmed_by_a_second_scan() -> None:
+    place = fleet(5, ["w1"])
+    first = {entry.name: MachineScan(place.machines[entry.name].verdict()) for entry in place.all_machines()}
+    place.machines["w1"].sick = False
+    request = RepairRequest("health", RepairLimits())
+    result = commands.run(place, place.all_machines(), request, lambda *_: None, first)
+    assert {each.machine: each.decision for each in result.machines}["w1"] is Decision.NOTHING
+    assert place.machines["w1"].done == []
+
+
+def test_a_plan_changes_nothing() -> None:
+    place = fleet(12, ["w1", "w2"])
+    before = dataclasses.asdict(place.api)["nodes"]
+    result = run(place, dry_run=True)
+    decisions = {each.machine: (each.decision, each.step) for each in result.machines}
+    assert decisions["w1"] == (Decision.REPAIR, "reboot")
+    assert decisions["w2"] == (Decision.WAIT, "reboot")
+    assert place.api.nodes == before
+    assert place.api.leases == {}
+    assert history.read() == []
+
+
+def test_many_one_after_the_other_and_never_more_than_the_budget() -> None:
+    names = [f"w{index}" for index in range(0, 20, 4)]
+    place = fleet(20, names)
+    most = 0
+
+    def watch(*_: str) -> None:
+        nonlocal most
+        most = max(most, sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values()))
+
+    place.api.before = watch
+    result = run(place, limits=RepairLimits(max_unavailable=Budget(2)))
+    assert all(outcomes(result)[name] is RepairOutcome.REPAIRED for name in names)
+    assert most == 2
+    clean(place)
+
+
+def test_two_commands_at_once_repair_no_machine_twice() -> None:
+    place = fleet(20, ["w1", "w5", "w9"])
+    results: list[RepairResult] = []
+    threads = [threading.Thread(target=lambda: results.append(run(place))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2, "one ended by an error"
+    assert {name: machine.done for name, machine in place.machines.items() if machine.done} == {
+        "w1": ["reboot"],
+        "w5": ["reboot"],
+        "w9": ["reboot"],
+    }
+    clean(place)
+
+
+def test_three_unhealthy_of_four_stop_repairs() -> None:
+    place = fleet(4, ["w0", "w1", "w2"])
+    result = run(place)
+    assert {each.decision for each in result.machines if each.machine != "w3"} == {Decision.REFUSE}
+    assert result.exit_code == 3
+    clean(place)
+    run(place)
+    (noted,) = history.read("w1")
+    assert (noted.kind, noted.what, noted.outcome) == (history.EntryKind.VERDICT, "reboot", "hung"), "once"
+    assert noted.detail.startswith("refuse: 3 of 4")
+    assert history.read("w3") == []
+
+
+def run_on(place: Fleet, *names: str, **request: Any) -> MachineRepair:
+    """Repair some machines of a place only; the first one's result."""
+    chosen = [entry for entry in place.all_machines() if entry.name in names]
+    result = commands.run(place, chosen, RepairRequest("health", RepairLimits(), **request), lambda *_: None)
+    return {each.machine: each for each in result.machines}[names[0]]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("without_cluster", [False, True])
+def test_one_selected_of_three_unhealthy_is_refused_too(ready: bool, without_cluster: bool) -> None:
+    """A selection does not shrink a pool: its other machines are scanned, or known from their nodes."""
+    place = fleet(4, ["w0", "w1", "w2"])
+    if not ready:
+        place.machines["w1"].sick = place.machines["w2"].sick = without_cluster
+        for name in ("w0", "w1", "w2"):
+            place.api.nodes[name]["status"]["conditions"][0]["status"] = "Unknown"
+    found = run_on(place, "w0", without_cluster=without_cluster)
+    assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4")
+    assert not any(machine.done for machine in place.machines.values())
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("without_cluster", [False, True])
+def test_cpu_nodes_do_not_dilute_unhealthy_gpu_nodes(labelled: bool, without_cluster: bool) -> None:
+    """GPU nodes are a separate pool: by the label gpunodes.dev/pool, or by their GPUs without that label."""
+    place = fleet(20, ["w0", "w1", "w2"])
+    for name, node in list(place.api.nodes.items())[4:]:
+        node["status"] |= {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}
+        place.machines[name].gpus = 0
+    if labelled:
+        for name, node in place.api.nodes.items():
+            node["metadata"]["labels"]["gpunodes.dev/pool"] = "h100" if name in {"w0", "w1", "w2", "w3"} else "cpu"
+    found = run_on(place, "w0", "w1", "w2", without_cluster=without_cluster)
+    assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4"), found.why
+
+
+def test_only_the_pool_of_a_repaired_machine_is_scanned_too() -> None:
+    """A repair of one machine scans its own pool and no other."""
+    place = fleet(20, ["w0"])
+    for name, node in place.api.nodes.items():
+        node["metadata"]["labels"]["gpunodes.dev/pool"] = "a" if name in {"w0", "w1", "w2", "w3"} else "b"
+    assert run_on(place, "w0", dry_run=True).decision is Decision.REPAIR
+    assert place.scans == 1 + 1 + 3, "itself twice, each other machine of its pool once"
+
+
+def test_the_loop_guard_stops_the_third_repair() -> None:
+    place = fleet(5, ["w1"])
+    for _ in range(2):
+        place.machines["w1"].sick = True
+        assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED
+        time.sleep(1)  # a node remembers its repairs by the second
+    place.machines["w1"].sick = True
+    remembered = history.path().read_text()
+    history.path().unlink()
+    plan = {each.machine: each for each in run(place, dry_run=True).machines}["w1"]
+    assert plan.decision is Decision.NEEDS_REPAIR, "by its node"
+    assert not place.api.nodes["w1"]["spec"].get("unschedulable"), "a plan changes nothing"
+    history.path().write_text(remembered)
+    found = {each.machine: each for each in run(place).machines}["w1"]
+    assert (found.decision, found.outcome) == (Decision.NEEDS_REPAIR, RepairOutcome.NEEDS_REPAIR)
+    assert "2 times in 24 h" in found.why
+    assert place.machines["w1"].done == ["reboot", "reboot"]
+    node = place.api.nodes["w1"]
+    assert node["spec"]["unschedulable"]
+    assert node["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
+    assert place.api.events[-1]["reason"] == "NeedsRepair"
+    assert place.api.leases == {}
+
+
+def test_without_a_cluster_only_the_machine_is_changed() -> None:
+    place = fleet(5, ["w1"])
+    place.api.down = True
+    with pytest.raises(Exception, match="does not respond"):
+        run(place)
+    assert outcomes(run(place, without_cluster=True))["w1"] is RepairOutcome.REPAIRED
+    assert records.read("test") == {}
+
+
+def test_a_live_lock_of_another_command_is_respected() -> None:
+    place = fleet(5, ["w1"])
+    place.api.add_node("other")
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/x/1/1/1"
+    other.take("w1", "")
+    result = run(place)
+    assert {each.machine: (each.decision, "ann@desk" in each.why) for each in result.machines}["w1"] == (
+        Decision.REFUSE,
+        True,
+    )
+    other.release("w1")
+    other.close()

@@ -1,0 +1,147 @@
+"""Repairs that a command left: a kill at every stage, records and forgotten cordons."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gpunodes.engine import history, records
+from gpunodes.operations.repair import commands
+from gpunodes.operations.repair.running import Repairs
+from gpunodes.repair import record as recording
+from gpunodes.repair.policy import RepairLimits
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
+from gpunodes.repair.request import RepairRequest
+
+from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, outcomes, resume, run
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own state folder, and very short time limits."""
+    hurry(monkeypatch, tmp_path)
+
+
+ODD_RECORDS = [b"\xff", b"[" * 100_000, b'{"id": 5}', b'{"machine": []}', b'{"armed": [["a", 1' + b"0" * 400 + b"]]}"]
+
+
+@pytest.mark.parametrize("text", ODD_RECORDS)
+def test_an_invalid_record_in_a_lock_is_ignored(text: bytes) -> None:
+    """A lock may contain anything."""
+    with pytest.raises(ValueError, match=r"not a repair record|JSON|Expecting|decode"):
+        recording.parse(text.decode("utf-8", "replace"))
+
+
+def test_a_full_disk_keeps_the_previous_record() -> None:
+    """A partial record was ignored, so a machine that was switched off was forgotten."""
+    record = RepairRecord("id-1", "w1", "test", 1.0, "hung", "reboot", Stage.CORDON, node="w1", boot_id="b")
+    records.write(record)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            records.write(record.to(Stage.ESCALATE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert records.read("test") == {"w1": record}
+    assert [path.suffix for path in records._folder().iterdir()] == [".json"]
+
+
+class Killed(BaseException):
+    """Simulates kill -9 in one process: no further code of the command runs."""
+
+
+STEPS = ("collect", "cordon", "drain", "escalate", "escalate", "verify", "uncordon", "release")
+GIVING_UP = (*STEPS[:6], "escalate", "escalate", "verify", "give-up", "release")
+
+
+def killed(place: Fleet, monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -> list[str]:
+    """Run a repair that dies at its ``at``-th write, before or after it reaches the disk; the stages written."""
+    written: list[str] = []
+    write = records.write
+
+    def die(record: RepairRecord) -> None:
+        written.append(record.stage.value)
+        if len(written) == at and not late:
+            raise Killed
+        write(record)
+        if len(written) == at:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", die)
+        # There is no cleanup after kill -9; the lock's holder is dead.
+        patch.setattr(Repairs, "interrupt", lambda _: None)
+        with contextlib.suppress(Killed):
+            run(place)
+    bury(place)
+    return written
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("lost_laptop", [False, True])
+@pytest.mark.parametrize("go_on", [resume, run])
+@pytest.mark.parametrize("at", range(1, len(STEPS) + 1))
+def test_a_kill_at_every_stage_and_a_second_run(
+    monkeypatch: pytest.MonkeyPatch, at: int, go_on: Callable[[Fleet], Any], lost_laptop: bool, late: bool
+) -> None:
+    place = fleet(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    written = killed(place, monkeypatch, at, late)
+    assert written == list(STEPS[:at])
+    if lost_laptop:
+        for record in records.read("test").values():
+            records.remove(record)
+        history.path().unlink(missing_ok=True)
+    go_on(place)
+    if place.machines["w1"].sick:
+        # No repair was started, or no record of it was stored.
+        assert at == 1
+        run(place)
+    assert place.machines["w1"].done == ["reboot"], "only once"
+    clean(place)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("at", range(1, len(GIVING_UP) + 1))
+def test_a_kill_at_every_stage_before_giving_up(monkeypatch: pytest.MonkeyPatch, at: int, late: bool) -> None:
+    place = fleet(5, ["w1"], cures=frozenset())
+    assert killed(place, monkeypatch, at, late) == list(GIVING_UP[:at])
+    run(place)
+    assert place.api.leases == {}
+    assert records.read("test") == {}
+    assert place.api.nodes["w1"]["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
+    assert place.machines["w1"].done == ["reboot", "cold"]
+
+
+def test_a_node_that_was_uncordoned_before_the_kill_is_reported_as_uncordoned() -> None:
+    place, message = fleet(5), list[str]()
+    record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", step="reboot")
+    records.write(record.to(Stage.UNCORDON, outcome=RepairOutcome.REPAIRED))
+    commands.resume(place, RepairRequest("repair", RepairLimits()), lambda _, text: message.append(text))
+    assert "uncordoned" in message
+
+
+def test_a_cordon_of_an_unknown_repair_is_found() -> None:
+    place = fleet(5)
+    node = place.api.nodes["w1"]
+    node["spec"]["unschedulable"] = True
+    node["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = "some-repair"
+    assert outcomes(resume(place))["w1"] is RepairOutcome.REPAIRED
+    clean(place)
+
+
+def test_a_record_is_restored_from_its_text() -> None:
+    record = RepairRecord("id", "w1", "test", 1.0, "why", "reboot", outcome=RepairOutcome.REPAIRED, tried=("reboot",))
+    assert recording.parse(record.text()) == record
+    assert recording.parse(record.text()[:-1] + ', "new": 1}') == record
+    for text in ("", "[]", "{}", '{"stage": "dance"}'):
+        with pytest.raises(ValueError, match=r".*"):
+            recording.parse(text)
