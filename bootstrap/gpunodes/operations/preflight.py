@@ -16,6 +16,7 @@ from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Ru
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, preflight, reports, versions
+from gpunodes.planner.gpu_model import RequestedSoftware
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -85,24 +86,7 @@ def inspect(
         variables={**variables, "facts_wanted": wanted},
     )
     ended = runner.run(play, folder, tracker.on_event)
-    reported = tracker.answers.get("host_facts", {})
-    candidates = []
-    for machine in machines:
-        failure = tracker.failures.get(machine.name)
-        why = events.cause(failure) if failure else ended.error_text
-        if machine.name in reported:
-            why = reports.of_machine(reported[machine.name])
-        candidates.append(
-            preflight.MachineFacts(
-                name=machine.name,
-                role=machine.role,
-                facts=None if why else reported[machine.name],
-                unreachable=why,
-                read_at=tracker.answered_at.get(machine.name),
-                requested=requested[machine.name],
-                address=machine.address,
-            )
-        )
+    candidates = [_candidate(machine, tracker, ended.error_text, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -115,6 +99,26 @@ def inspect(
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
     return Inspection(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
+
+
+def _candidate(
+    machine: Machine, tracker: Tracker, error_text: str, requested: RequestedSoftware
+) -> preflight.MachineFacts:
+    """What a machine reported, or why it did not; ``error_text`` is Ansible's own error."""
+    facts = tracker.answers.get("host_facts", {}).get(machine.name)
+    failure = tracker.failures.get(machine.name)
+    why = events.cause(failure) if failure else error_text
+    if facts is not None:
+        why = reports.of_machine(facts)
+    return preflight.MachineFacts(
+        name=machine.name,
+        role=machine.role,
+        facts=None if why else facts,
+        unreachable=why,
+        read_at=tracker.answered_at.get(machine.name),
+        requested=requested,
+        address=machine.address,
+    )
 
 
 def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:

@@ -54,6 +54,7 @@ class RunOptions:
     """The result of an earlier inspection of the machines."""
 
 
+# Long: the steps of a run in their order, each with the results of the earlier ones.
 def carry_out(
     operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> RunResult:

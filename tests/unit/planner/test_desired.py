@@ -92,7 +92,7 @@ def test_every_minor_has_its_sandbox_image() -> None:
 def test_mirrors_keep_the_names_of_images() -> None:
     part = state(gpunodes_image_mirrors={"docker.io": "https://m/"}).wanted["containerd"]
     assert part.files[1].path == "/etc/containerd/certs.d/docker.io/hosts.toml"
-    assert 'server = "https://registry-1.docker.io"\n\n[spec."https://m"]\n' in part.files[1].content
+    assert 'server = "https://registry-1.docker.io"\n\n[host."https://m"]\n' in part.files[1].content
 
 
 def test_docker_brings_cri_dockerd_and_pulls_images_itself() -> None:
