@@ -44,13 +44,13 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield name, command
         if isinstance(command, click.Group):
-            context = click.Context(command)
+            context = click.Context(command, **cli.root.context_settings)
             for child in command.list_commands(context):
                 found = command.get_command(context, child)
                 if found is not None and not found.hidden:
                     yield from below(f"{name} {child}", found)
 
-    context = click.Context(cli.root)
+    context = click.Context(cli.root, **cli.root.context_settings)
     for name in cli.root.list_commands(context):
         command = cli.root.get_command(context, name)
         if command is not None and name not in cli.MODULES.values():
@@ -98,7 +98,7 @@ def commands_page() -> str:
 
 def command_section(name: str, command: click.Command) -> Iterator[str]:
     """Usage, text, options, phases and checks of one command."""
-    context = click.Context(command, info_name=f"gpunodes {name}")
+    context = click.Context(command, info_name=f"gpunodes {name}", **cli.root.context_settings)
     yield from ("```", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "")
     yield from paragraphs(inspect.cleandoc(command.help or "").split("\b")[0])
     if name in cli.MODULES:
@@ -151,7 +151,7 @@ def man_pages() -> dict[str, str]:
 
 def man_page(name: str, command: click.Command) -> str:
     """The manual page of one command."""
-    context = click.Context(command, info_name=f"gpunodes {name}")
+    context = click.Context(command, info_name=f"gpunodes {name}", **cli.root.context_settings)
     lines = man_head(f"gpunodes-{name.replace(' ', '-')}", summary(command).rstrip("."))
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     lines += [".SH SYNOPSIS", roff(usage), ".SH DESCRIPTION"]
