@@ -89,7 +89,7 @@ def inspect(
         failure = tracker.failures.get(machine.name)
         why = events.cause(failure) if failure else ended.error_text
         if machine.name in reported:
-            why = reports.of_machine(reported[machine.name])
+            why = reports.machine_problem(reported[machine.name])
         candidates.append(
             preflight.MachineFacts(
                 name=machine.name,
@@ -118,7 +118,7 @@ def inspect(
 def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     """The control plane's report of its cluster, None for none; raises GpunodesError for an invalid report."""
     cluster: Mapping[str, Any] | None = tracker.answers.get("cluster", {}).get(control)
-    if cluster is not None and (found := reports.of_cluster(cluster)):
+    if cluster is not None and (found := reports.cluster_problem(cluster)):
         raise GpunodesError(
             f"{control}: its report of the cluster is invalid: {found}",
             "a report of the module cluster_info",
