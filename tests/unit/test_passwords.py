@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from gpunodes import cli, inventory
-from gpunodes.cli import common
+from gpunodes.cli import options
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 
@@ -38,7 +38,7 @@ def hosts(folder: Path, text: str = "workers: {hosts: {gpu-1: {}, gpu-2: {ansibl
 
 
 @click.command()
-@common.inventory_option
+@options.inventory_option
 def show(inventory_path: Path) -> None:
     """Print sudo's password for each machine, and what others find in the files that the environment names."""
     found = Inventory(inventory_path)

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TextIO
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration, put, table
+from gpunodes.views.screen import duration, put_line
+from gpunodes.views.text import table
 
 
 class RepairedMachine(Protocol):
@@ -68,7 +69,7 @@ class RepairLines:
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
         with self._mutex:
-            put(self._stream, f"{printable(line)}\n")
+            put_line(self._stream, line)
 
 
 def summary(result: RepairOverview) -> str:
