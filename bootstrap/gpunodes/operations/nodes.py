@@ -50,7 +50,7 @@ def choose(
         raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
-        finding = seen.no_cluster(inventory.control_plane().name)
+        finding = seen.no_cluster()
         raise GpunodesError(
             f"{', '.join(members)} run as nodes, but the cluster is unknown: {finding.machine}: {finding.fact}",
             "a control plane that responds",
