@@ -87,7 +87,7 @@ test: ## All that CI runs: checks, package, roles, and one part of test-machines
 	$(MAKE) --no-print-directory test-part
 
 # Dependencies have the locked versions, so that results depend on this tree only.
-$(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml requirements.lock | $(VENV)/.installed
+$(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build.py requirements.lock build/man/gpunodes.1
 	rm -rf $(INSTALLED) build/wheel
 	mkdir -p build
 	python -m build --wheel --no-isolation --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
@@ -142,6 +142,13 @@ demo: setup ## Create a cluster on virtual machines of this host, to try gpunode
 .PHONY: bench
 bench: $(INSTALLED)/.installed ## Run the benchmarks on machines of the lab; prints a table
 	$(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/python -m tests.bench
+
+.PHONY: man
+man: build/man/gpunodes.1 ## Build the manual pages in build/man; the wheel contains them
+
+build/man/gpunodes.1: $(SOURCES) docs/generate.py pyproject.toml | $(VENV)/.installed
+	rm -rf build/man
+	python docs/generate.py --man build/man
 
 .PHONY: docs
 docs: $(VENV)/.installed ## Generate the reference of commands, settings and roles

@@ -96,9 +96,14 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def context_of(name: str, command: click.Command) -> click.Context:
+    """The context in which a command shows its help: click keeps the help option of the first one."""
+    return click.Context(command, info_name=f"gpunodes {name}", **cli.root.context_settings)
+
+
 def command_section(name: str, command: click.Command) -> Iterator[str]:
     """Usage, text, options, phases and checks of one command."""
-    context = click.Context(command, info_name=f"gpunodes {name}", **cli.root.context_settings)
+    context = context_of(name, command)
     yield from ("```", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "")
     yield from paragraphs(inspect.cleandoc(command.help or "").split("\b")[0])
     if name in cli.MODULES:
@@ -151,7 +156,7 @@ def man_pages() -> dict[str, str]:
 
 def man_page(name: str, command: click.Command) -> str:
     """The manual page of one command."""
-    context = click.Context(command, info_name=f"gpunodes {name}", **cli.root.context_settings)
+    context = context_of(name, command)
     lines = man_head(f"gpunodes-{name.replace(' ', '-')}", summary(command).rstrip("."))
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     lines += [".SH SYNOPSIS", roff(usage), ".SH DESCRIPTION"]

@@ -19,16 +19,16 @@ _CLUSTER = frozenset({"server", "certificate-authority-data"})
 _USER = frozenset({"client-certificate-data", "client-key-data"})
 
 
-def taken(text: str | bytes, machine: str) -> dict[str, Any]:
-    """The kubeconfig ``text`` of a control-plane machine as ``renamed`` gives it; raises GpunodesError."""
+def from_control_plane(text: str | bytes, machine: str) -> dict[str, Any]:
+    """The kubeconfig ``text`` of a control-plane machine as ``reduced`` gives it; raises GpunodesError."""
     try:
-        document = parsed(text)
+        document = parse_yaml(text)
     except ValueError:
         raise _invalid(machine, "is not valid YAML") from None
-    return renamed(document, machine)
+    return reduced(document, machine)
 
 
-def parsed(text: str | bytes) -> Any:
+def parse_yaml(text: str | bytes) -> Any:
     """Parsed YAML from another machine; raises ValueError for invalid YAML, whatever error PyYAML raises.
 
     PyYAML's errors quote the text, which contains a private key: they are therefore never chained.
@@ -39,7 +39,7 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError(f"not valid YAML: {type(error).__name__}") from None
 
 
-def renamed(document: Any, machine: str) -> dict[str, Any]:
+def reduced(document: Any, machine: str) -> dict[str, Any]:
     """The kubeconfig of a control-plane machine, reduced to the cluster's address, the certificates and the key.
 
     kubeadm names every cluster `kubernetes`; to merge several into one file, they get their own names. Raises

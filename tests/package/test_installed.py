@@ -34,6 +34,13 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
     assert run(GPUNODES, "--version", cwd=tmp_path).stdout.split()[-1] == version.stdout.strip()
 
 
+def test_the_manual_pages_are_installed() -> None:
+    """Where pipx looks for them: below the prefix of the environment."""
+    pages = Path(GPUNODES).parents[1] / "share" / "man" / "man1"
+    assert {"gpunodes.1", "gpunodes-join.1", "gpunodes-gpu-plan.1"} <= {page.name for page in pages.iterdir()}
+    assert (pages / "gpunodes.1").read_text().startswith(".TH GPUNODES 1")
+
+
 def test_the_installed_package_is_used_instead_of_the_checkout(tmp_path: Path) -> None:
     python = str(Path(GPUNODES).with_name("python"))
     done = run(python, "-c", "import gpunodes; print(gpunodes.__file__)", cwd=tmp_path)

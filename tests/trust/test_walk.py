@@ -266,7 +266,7 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp
     fleet.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
     output = playbook(fleet, "kubeconfig.yml")
     assert target.exists(), output
-    assert yaml.safe_load(target.read_text()) == kubeconfig.renamed(admin(), "control-1")
+    assert yaml.safe_load(target.read_text()) == kubeconfig.reduced(admin(), "control-1")
     assert target.stat().st_mode & 0o777 == 0o600
     assert shared.stat().st_mode & 0o7777 == 0o1777
     assert not folder or target.parent.stat().st_mode & 0o777 == 0o700

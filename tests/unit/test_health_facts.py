@@ -27,7 +27,7 @@ GPU = {
     "device": "2330",
     "class": "030200",
     "driver": "nvidia",
-    "answers": True,
+    "responds": True,
     "link": {"speed": "32.0 GT/s", "width": 16, "max_speed": "32.0 GT/s", "max_width": 16},
     "aer": {"correctable": 3, "nonfatal": 0, "fatal": 0},
 }
@@ -134,7 +134,7 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
         State.DEGRADED,
     ),
     "silent": (with_(hung_task={"detect_count": 3}), "silent-hung-tasks", Action.NONE, State.DEGRADED),
-    "no answer": (with_(pci=[{**GPU, "answers": False}]), "no-answer", Action.REBOOT, State.SICK),
+    "no answer": (with_(pci=[{**GPU, "responds": False}]), "no-answer", Action.REBOOT, State.SICK),
     "gone": (with_(expected={"gpus": 2}), "gpus-missing", Action.REBOOT, State.SICK),
     "unused": (with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0"}]), "gpus-unused", Action.REBOOT, State.SICK),
     "versions": (with_(driver={"library": "580.95.05"}), "versions-differ", Action.REBOOT, State.SICK),
@@ -253,7 +253,7 @@ def test_the_document_matches_its_schema(kind: str) -> None:
 
 def test_reported_text_has_no_control_characters() -> None:
     escape = "\x1b[2J"
-    facts = with_(driver={"library": escape}, pci=[{**GPU, "address": escape, "answers": False}], boot_id=escape)
+    facts = with_(driver={"library": escape}, pci=[{**GPU, "address": escape, "responds": False}], boot_id=escape)
     facts["tasks"] = [task(escape, FRAME + escape)]
     verdict = judged(facts)
     assert len(verdict.findings) == 3

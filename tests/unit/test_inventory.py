@@ -12,7 +12,7 @@ import pytest
 import yaml
 from gpunodes import settings
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory import Inventory, edit, loader
 from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
 from gpunodes.planner import versions
@@ -313,3 +313,32 @@ def test_changes_of_others_survive_a_dry_run_and_wrong_input(tmp_path: Path) -> 
     with edit.tentative(file, dry_run=True):
         file.write_text("workers: {}\n")
     assert file.read_text() == "workers: {}\n"
+
+
+def test_a_folder_is_read_without_what_ansible_ignores(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(PLAIN)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "more.ini").write_text("[workers]\nmore-1\n")
+    (tmp_path / "hosts.yml.bak").write_text("- no\n- inventory\n")
+    (tmp_path / ".cache").mkdir()
+    for number in range(loader._MOST_ENTRIES):
+        (tmp_path / ".cache" / f"{number}.yml").write_text("- no inventory\n")
+    assert "control-1" in [machine.name for machine in Inventory(tmp_path).machines()]
+
+
+def test_a_folder_that_is_no_inventory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "0.sh"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script.chmod(0o755)
+    for number in range(loader._MOST_ENTRIES):
+        (tmp_path / f"{number}.log").touch()
+    with pytest.raises(WrongInput, match="holds more than 300 files and folders; wanted: an inventory"):
+        Inventory(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_yaml_file_of_a_folder_that_is_no_inventory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(PLAIN)
+    (tmp_path / "site.yml").write_text("- hosts: all\n")
+    with pytest.raises(WrongInput, match=r"site\.yml:1: the inventory is a list"):
+        Inventory(tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -58,6 +60,19 @@ def test_the_wheel_has_no_other_files_of_the_checkout(wheel: set[str]) -> None:
 
 def test_the_wheel_has_the_licence(wheel: set[str]) -> None:
     assert [name for name in wheel if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_the_wheel_gets_the_manual_pages_that_are_built(tmp_path: Path) -> None:
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["ManualPages"](str(tmp_path), {}, None, None, "", "wheel")
+    data: dict[str, dict[str, str]] = {"shared_data": {}}
+    hook.initialize("standard", data)
+    assert data["shared_data"] == {}
+    pages = tmp_path / "build" / "man"
+    pages.mkdir(parents=True)
+    hook.initialize("standard", data)
+    assert data["shared_data"] == {str(pages): "share/man/man1"}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "custom" in wheel["hooks"]
 
 
 def test_the_lock_names_no_host() -> None:

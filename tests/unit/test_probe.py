@@ -507,11 +507,11 @@ def test_devices_driver_and_services(root: Root) -> None:
         "device": "2330",
         "class": "030200",
         "driver": "nvidia",
-        "answers": True,
+        "responds": True,
         "link": {"speed": "16.0 GT/s PCIe", "width": 8, "max_speed": "32.0 GT/s PCIe", "max_width": 16},
         "aer": {"correctable": 3, "nonfatal": 0, "fatal": 1},
     }
-    assert (lost["address"], lost["answers"], lost["link"], lost["aer"]) == ("0000:5e:00.0", False, None, None)
+    assert (lost["address"], lost["responds"], lost["link"], lost["aer"]) == ("0000:5e:00.0", False, None, None)
     assert facts["driver"] == {
         "loaded": True,
         "module": "580.65.06",

@@ -484,7 +484,7 @@ def facts() -> dict[str, Any]:
             "device": "2330",
             "class": "030200",
             "driver": None,
-            "answers": True,
+            "responds": True,
             "link": {"speed": "16 GT/s", "width": 16, "max_speed": "16 GT/s", "max_width": 16},
             "aer": {"correctable": 0, "nonfatal": 0, "fatal": 0},
         }

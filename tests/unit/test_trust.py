@@ -6,6 +6,7 @@ tests/trust walks every command and playbook with it; here is what can be seen i
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -19,9 +20,12 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.callback import CallbackBase
 from gpunodes.ansible.callback_plugins.gpunodes_printable import sanitize
 from gpunodes.ansible.filter_plugins.gpunodes import data
+from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
-from gpunodes.model import Event
+from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
+from gpunodes.operations import phases
+from gpunodes.views import health_map, text
 
 from tests.hostile import ATTACKS, hostile, machine_report, machines
 from tests.playbooks import roles_of
@@ -256,15 +260,27 @@ def test_output_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_commands_print_through_one_function() -> None:
-    """In the commands only cli/terminal.py prints; a view writes to its stream what is printable, and its own moves."""
+    """In the commands only cli/terminal.py prints; a view writes what is printable through views/screen.py."""
     cli = ROOT / "bootstrap/gpunodes/cli"
     ways = re.compile(r"click\.(?:echo|secho|confirm|prompt)\(|\bprint\(|sys\.std\w+\.write\(")
     assert [path.name for path in cli.rglob("*.py") if ways.search(path.read_text())] == ["terminal.py"]
-    for path in (ROOT / "bootstrap/gpunodes/views").glob("*.py"):
-        for line in path.read_text().splitlines():
-            # All of them write by text.put.
-            if re.search(r"\bprint\(|\.write\(|\bput\(self", line) and line.strip() != "stream.write(text)":
-                assert "printable(" in line or "x1b[" in line or "for line in lines" in line, (path, line)
+    ways = re.compile(r"\bprint\(|\.write\(|\bput\(")
+    views = (ROOT / "bootstrap/gpunodes/views").glob("*.py")
+    assert [path.name for path in views if ways.search(path.read_text())] == ["screen.py"]
+    hostile = "".join(ATTACKS)
+    stream = io.StringIO()
+    live = text.Live(stream)
+    live.begin(hostile, [Machine(hostile, "", Role.WORKER)])
+    live.phase(hostile, phases.NODE)
+    live.task(hostile, hostile)
+    live.findings([PreflightFinding(hostile, hostile, Problem(hostile, hostile, hostile))])
+    live.ended(MachineResult(hostile, Outcome.FAILED, cause=hostile))
+    live.close()
+    cells = health_map.Map(stream, colour=False)
+    cells.begin([hostile, hostile])
+    cells.close()
+    moves = re.sub(r"\x1b\[\d+A\r\x1b\[J", "", stream.getvalue())
+    assert all(printable(line) == line for line in moves.split("\n"))
 
 
 def test_what_ansible_prints_keeps_only_its_lines() -> None:

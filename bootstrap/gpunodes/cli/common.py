@@ -75,7 +75,7 @@ def output_option(command: _Command) -> _Command:
         "-o",
         "--output",
         type=click.Choice(["json", "yaml", "wide"]),
-        help="One document as JSON or YAML, or a table that is not fitted to the terminal.",
+        help="Print JSON or YAML; wide: a table that is not fitted to the terminal.",
     )
     @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
     @functools.wraps(command)
@@ -92,7 +92,7 @@ def show_output(output: str, document_text: Callable[[], str], table: Callable[[
     if output in {"json", "yaml"}:
         terminal.echo(document.as_yaml(document_text()) if output == "yaml" else document_text())
     else:
-        terminal.echo(table(None if output == "wide" else terminal.columns()))
+        terminal.report(table(None if output == "wide" else terminal.columns()))
 
 
 def version_option(command: _Command) -> _Command:
@@ -100,7 +100,8 @@ def version_option(command: _Command) -> _Command:
     return click.option(
         "--kubernetes-version",
         metavar="VERSION",
-        help="A minor version (its newest patch) or an exact one; by default the setting gpunodes_kubernetes_version.",
+        help="Minor version such as 1.36 (for its newest patch), or an exact one; by default the setting "
+        "gpunodes_kubernetes_version.",
     )(command)
 
 
@@ -118,8 +119,12 @@ def gpu_options(command: _Command) -> _Command:
     @click.option(
         "--with-cuda", metavar="VERSION", multiple=True, help="CUDA version to install on the machine; may be repeated."
     )
-    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN to install on the machine, such as 9.")
-    @click.option("--runtime", type=click.Choice(["containerd", "docker"]), help="Container runtime.")
+    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN version to install on the machine, such as 9.")
+    @click.option(
+        "--runtime",
+        type=click.Choice(["containerd", "docker"]),
+        help="Container runtime; by default the setting gpunodes_runtime.",
+    )
     @functools.wraps(command)
     def wrapped(
         *args: Any,
@@ -144,7 +149,9 @@ def gpu_options(command: _Command) -> _Command:
 def reboot_option(command: _Command) -> _Command:
     """--no-reboot, added to ``requested``; below gpu_options."""
 
-    @click.option("--no-reboot", is_flag=True, help="Do not reboot machines for their driver; report the rest.")
+    @click.option(
+        "--no-reboot", is_flag=True, help="Do not reboot a machine whose driver needs it; report that instead."
+    )
     @functools.wraps(command)
     def wrapped(*args: Any, no_reboot: bool, requested: dict[str, Any], **kwargs: Any) -> Any:
         if no_reboot:
@@ -157,9 +164,9 @@ def reboot_option(command: _Command) -> _Command:
 def connection_options(command: _Command) -> _Command:
     """--user, --key and --port, passed as ``connection``; raises WrongInput for invalid values."""
 
-    @click.option("--user", help="SSH user of machines that are not in the inventory yet.")
-    @click.option("--key", type=click.Path(path_type=Path), help="SSH private key for such machines.")
-    @click.option("--port", type=click.IntRange(1, 65535), help="SSH port of such machines.")
+    @click.option("--user", metavar="NAME", help="SSH user of machines that are not in the inventory yet.")
+    @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Their SSH private key.")
+    @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Their SSH port.")
     @functools.wraps(command)
     def wrapped(*args: Any, user: str | None, key: Path | None, port: int | None, **kwargs: Any) -> Any:
         return command(*args, connection=_connection(user, key, port), **kwargs)
@@ -187,7 +194,9 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
             multiple=True,
             help="Skip this phase; may be repeated.",
         )
-        @click.option("--from-phase", type=click.Choice(names), metavar="PHASE", help="Start at this phase.")
+        @click.option(
+            "--from-phase", type=click.Choice(names), metavar="PHASE", help="Skip all phases before this one."
+        )
         @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
         @options.json_option
         @functools.wraps(command)
@@ -290,7 +299,10 @@ def execute_confirmed(
 
 def show(result: RunResult, *, as_json: bool) -> int:
     """Print a run's result; returns its exit code."""
-    terminal.echo(document.run(result) if as_json else text.summary(result))
+    if as_json:
+        terminal.echo(document.run(result))
+    else:
+        terminal.report(text.summary(result))
     if result.interrupted:
         terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)

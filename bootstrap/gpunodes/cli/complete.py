@@ -32,10 +32,14 @@ def machines_or_files(context: click.Context, parameter: click.Parameter, incomp
     return found
 
 
+_MOST_FILES = 20
+"""Of an inventory folder: completion must be quick."""
+
+
 def _names(path: Path) -> list[str]:
     import yaml
 
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in sorted(path.iterdir()) if file.is_file()][:_MOST_FILES] if path.is_dir() else [path]
     found: dict[str, None] = {}
     for file in files:
         try:

@@ -14,7 +14,8 @@ from gpunodes.cli import terminal
 def command(context: click.Context, shell: str) -> None:
     """Print a script that completes commands, machines and files in a shell.
 
-    For bash, add `eval "$(gpunodes completion bash)"` to ~/.bashrc; for zsh the same with zsh to ~/.zshrc; for fish run
+    For bash, add `eval "$(gpunodes completion bash)"` to ~/.bashrc; for zsh, add
+    `eval "$(gpunodes completion zsh)"` to ~/.zshrc; for fish, run
     `gpunodes completion fish > ~/.config/fish/completions/gpunodes.fish`.
     """
     found = get_completion_class(shell)

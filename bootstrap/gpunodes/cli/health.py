@@ -74,12 +74,17 @@ class _MachinesOrCommand(click.Group):
     help="Saved logs of one machine: files, or folders with such files.",
 )
 @options.inventory_option
-@click.option("--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Repeat the scan every so many seconds.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Repeat the scan every so many seconds, until Ctrl-C.",
+)
 @click.option(
     "--deadline",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="Time limit of the scan; by default 60, and a quarter of a second for each machine. With --reboot-hung it "
+    help="Time limit of the scan; by default 60, plus a quarter of a second for each machine. With --reboot-hung it "
     "limits each scan, not the repairs.",
 )
 @click.option(
@@ -112,10 +117,10 @@ def command(
 ) -> int:
     """Check GPU machines: state, evidence and recommended action.
 
-    PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from no machine
-    is contacted: the files are saved kernel logs, journals, nvidia-smi output, bug reports or sosreports of one
-    machine, packed or not; - is standard input. Exit code 3 when some machines are not healthy or do not respond, 1
-    when all are so.
+    PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from, saved
+    files of one machine are judged, and no machine is contacted: kernel logs, journals, nvidia-smi output, bug reports
+    or sosreports, compressed or not; - is standard input. Exit code 3 when some machines are not healthy or do not
+    respond, 1 when all are so.
 
     With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
     escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
@@ -194,7 +199,8 @@ def rules(as_json: bool) -> int:
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 
-    They run as the current user, in the current folder.
+    The service runs `gpunodes health --reboot-hung` as the current user, in the current folder. The comment before each
+    unit is the path of its file.
     """
     import getpass
     import shutil
@@ -262,7 +268,7 @@ def _live(
     except WrongInput:
         _refuse_files(patterns)
         raise
-    view = health_map.progress(colour=terminal.coloured(sys.stderr))
+    view = health_map.progress()
     while True:
         began = time.monotonic()
         try:
@@ -297,5 +303,8 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
     """Print verdicts; returns the exit code."""
     from gpunodes.views import health as view
 
-    terminal.echo(view.dump(view.document(verdicts)) if as_json else view.listing(verdicts))
+    if as_json:
+        terminal.echo(view.dump(view.document(verdicts)))
+    else:
+        terminal.report(view.listing(verdicts))
     return exit_code_for(sum(verdict.state is not State.HEALTHY for verdict in verdicts), len(verdicts))

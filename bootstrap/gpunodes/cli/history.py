@@ -13,8 +13,8 @@ from gpunodes.cli import common, complete
 def command(machine: str, output: str) -> int:
     """Show the recorded verdicts and repairs of one machine, or of all.
 
-    MACHINE is a name of the inventory. The history has the commands of this user on this controller; the Events of a
-    Node show those of others, too.
+    MACHINE is a name of the inventory. It has only what this user did on this controller; the Events of a Node
+    (`kubectl describe node`) also have the repairs of others.
     """
     import dataclasses
 

@@ -19,8 +19,8 @@ from gpunodes.operations.init_master import OPERATION
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
-    MACHINE is a name or address of the inventory; by default its control plane. Where no inventory exists, an address
-    creates one, with --user, --key and --port as its connection.
+    MACHINE is a name or address of the inventory; by default its control plane. If there is no inventory yet, give
+    the machine's address: an inventory is created with it, and with --user, --key and --port.
     """
     path = flags.inventory
     names = [machine] if machine else []

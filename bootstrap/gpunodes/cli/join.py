@@ -25,8 +25,9 @@ def command(
 ) -> int:
     """Join machines to the cluster as workers.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. A machine that has joined already is not
-    changed where everything is right. A new address is added to an inventory that `init-master ADDRESS` made.
+    MACHINES are names, addresses, groups or patterns of the inventory. On a machine that has joined already, only
+    what differs from the settings is changed. A new address is added to the inventory if `init-control-plane ADDRESS`
+    created it.
     """
     for pattern in machines:
         check_pattern(pattern)

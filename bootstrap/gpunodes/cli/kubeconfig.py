@@ -13,7 +13,7 @@ from gpunodes.views import document
 
 
 @click.command()
-@click.option("--merge", is_flag=True, help="Merge it into the file that kubectl reads, as the current context.")
+@click.option("--merge", is_flag=True, help="Add it to the file that kubectl reads, and make it the current context.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default="kubeconfig", show_default=True, help="The file to write."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -13,7 +14,7 @@ import click
 
 from gpunodes.cli import HelpfulGroup, options, terminal
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.views import document
+from gpunodes.views import document, steps
 
 if TYPE_CHECKING:
     from gpunodes.lab.lab import LabStatus
@@ -34,8 +35,8 @@ _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 def command(context: click.Context, name: str) -> None:
     """Virtual machines to try gpunodes on.
 
-    They have real kernels and virtual BMCs, and run by libvirt and QEMU in a network namespace of their own. Needs
-    root.
+    The machines have real kernels and virtual BMCs. libvirt and QEMU run them in a network namespace of their own.
+    Needs root.
     """
     from gpunodes.lab.layout import Layout, cache_dir
 
@@ -43,16 +44,29 @@ def command(context: click.Context, name: str) -> None:
 
 
 @command.command()
-@click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Workers besides control-1.")
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 9),
+    default=2,
+    show_default=True,
+    metavar="NUMBER",
+    help="Workers besides control-1.",
+)
 @click.option(
     "--gpu-workers",
     type=click.IntRange(0, 9),
     default=0,
     show_default=True,
+    metavar="NUMBER",
     help="Workers with stand-in GPUs.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="Stand-in GPUs of each GPU worker."
+    "--gpus",
+    type=click.IntRange(1, 16),
+    default=2,
+    show_default=True,
+    metavar="NUMBER",
+    help="Stand-in GPUs of each GPU worker.",
 )
 @click.option(
     "--gpu-device",
@@ -67,10 +81,11 @@ def command(context: click.Context, name: str) -> None:
     type=click.IntRange(0, 8),
     default=0,
     show_default=True,
+    metavar="NUMBER",
     help="Stand-in NVSwitches of each GPU worker.",
 )
 @click.option(
-    "--cpus", type=click.IntRange(1, 64), default=1, show_default=True,
+    "--cpus", type=click.IntRange(1, 64), default=1, show_default=True, metavar="NUMBER",
     help="CPUs of each worker.",
 )  # fmt: skip
 @click.option(
@@ -112,7 +127,8 @@ def up(
         Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
         cpus,
     )
-    state = lab.up(layout, request, _say)
+    with contextlib.closing(steps.progress()) as view:
+        state = lab.up(layout, request, view.report)
     _show(_status_data(state), as_json, lambda: _print_status(state))
 
 
@@ -123,7 +139,8 @@ def down(layout: Layout, as_json: bool) -> None:
     """Remove the lab and its files; the cache stays."""
     from gpunodes.lab import lab
 
-    kept = lab.down(layout, _say)
+    with contextlib.closing(steps.progress()) as view:
+        kept = lab.down(layout, view.report)
     _show(
         {"schema": "gpunodes.lab-down/1", "lab": layout.name, "kept": [str(path) for path in kept]},
         as_json,
@@ -189,9 +206,25 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @click.argument("machine")
 @click.argument("fault", metavar="FAULT")
 @click.argument("code", type=click.IntRange(min=0), required=False)
-@click.option("--gpu", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, from 0.")
-@click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Number of Xid lines.")
-@click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="Duration of a lockup.")
+@click.option(
+    "--gpu", type=click.IntRange(min=0), default=0, show_default=True, metavar="NUMBER", help="Which GPU, from 0."
+)
+@click.option(
+    "--times",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    help="Number of Xid lines.",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(1, 600),
+    default=60,
+    show_default=True,
+    metavar="NUMBER",
+    help="Duration of a lockup.",
+)
 @click.option("--at-boot", is_flag=True, help="Cause the fault at every start of the driver from now on, not now.")
 @options.json_option
 @click.pass_obj
@@ -268,10 +301,6 @@ def doctor(as_json: bool) -> int:
 
     _show(data, as_json, lines)
     return ExitCode.DONE if all(check.ok for check in found) else ExitCode.FAILED
-
-
-def _say(line: str) -> None:
-    terminal.echo(line, err=True)
 
 
 def _show(data: dict[str, Any], as_json: bool, render: Callable[[], None]) -> None:

@@ -19,11 +19,11 @@ _ACTIONS = ("status", "on", "off", "cycle")
 @options.inventory_option
 @options.json_option
 def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json: bool) -> int:
-    """Show a machine's power state, or switch it by its BMC.
+    """Show a machine's power state, or switch it through its BMC.
 
     MACHINE is a name or address of the inventory. The operating system is not shut down first, and the node is not
-    drained: `gpunodes repair` does that. Nothing is switched where the BMC reports another machine's UUID, serial
-    number or MAC addresses; status shows what both report.
+    drained: `gpunodes repair` does that. Nothing is switched if the BMC reports the UUID, serial number or MAC
+    addresses of another machine; status shows what both report.
     """
     import dataclasses
 

@@ -15,12 +15,15 @@ from gpunodes.operations.remove import OPERATION
 @click.command()
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option(
-    "--drain-timeout", type=click.IntRange(1), metavar="SECONDS", help="Maximum seconds to wait for pods to end."
+    "--drain-timeout",
+    type=click.IntRange(1),
+    metavar="SECONDS",
+    help="How long to wait for pods to end; by default the setting gpunodes_drain_timeout.",
 )
 @click.option(
     "--force-drain",
     is_flag=True,
-    help="Delete pods that are left, regardless of disruption budgets; also on a node that is not ready.",
+    help="Delete pods that do not end, regardless of disruption budgets; also on a node that is not ready.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.run_options(OPERATION)

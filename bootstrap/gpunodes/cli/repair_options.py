@@ -52,14 +52,17 @@ def options(command: _Command) -> _Command:
     @click.option(
         "--max-unavailable",
         metavar="NUMBER|PERCENT",
-        help="How many machines of a pool may be unavailable; by default the setting gpunodes_repair_max_unavailable.",
+        help="How many machines of a pool may be unavailable at once; by default the setting "
+        "gpunodes_repair_max_unavailable.",
     )
     @click.option(
         "--force-drain",
         is_flag=True,
-        help="Delete pods that are left, regardless of disruption budgets; only on nodes whose driver hangs.",
+        help="Delete pods that do not end, regardless of disruption budgets; only on nodes whose driver hangs.",
     )
-    @click.option("--bug-report", is_flag=True, help="Collect nvidia-bug-report.sh's report, too; it takes minutes.")
+    @click.option(
+        "--bug-report", is_flag=True, help="Also save the report of nvidia-bug-report.sh as evidence; it takes minutes."
+    )
     @click.option("--without-cluster", is_flag=True, help="Repair machines without their cluster: no lock, no drain.")
     @functools.wraps(command)
     def wrapped(
@@ -116,7 +119,7 @@ def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest,
     if not request.dry_run and not yes:
         terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
         plan = commands.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
-        terminal.echo(views.summary(plan), err=True)
+        terminal.report(views.summary(plan), err=True)
         if names := [each.machine for each in plan.machines if each.decision == "repair"]:
             terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
     return show(commands.run(fleet, machines, request, report), as_json=as_json)
@@ -127,7 +130,12 @@ def show(result: RepairResult, *, as_json: bool) -> int:
     from gpunodes.views import document
     from gpunodes.views import repair as views
 
-    terminal.echo(document.dump(views.document(result)) if as_json else views.summary(result))
+    if as_json:
+        terminal.echo(document.dump(views.document(result)))
+    else:
+        terminal.report(views.summary(result))
+    if result.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
 
 

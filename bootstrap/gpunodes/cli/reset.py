@@ -17,7 +17,8 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     """Undo everything that gpunodes changed on machines.
 
     MACHINES are names, addresses, groups or patterns of the inventory. Resetting the control plane destroys the
-    cluster. Each machine's node is shown before anything is changed; it is not drained: `gpunodes remove` does that.
+    cluster. Nodes are not drained: use `gpunodes remove` for that. Each machine's node is shown before anything is
+    changed.
     """
     inventory = Inventory(flags.inventory)
     chosen = inventory.select(machines)

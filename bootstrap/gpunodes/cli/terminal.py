@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
 from gpunodes.model import printable, printable_lines
+from gpunodes.views.colours import coloured, painted, painted_lines
 
 if TYPE_CHECKING:
     from gpunodes.errors import GpunodesError
@@ -30,6 +30,12 @@ def echo(text: str, *, err: bool = False) -> None:
     _write(printable_lines(text), err=err)
 
 
+def report(text: str, *, err: bool = False) -> None:
+    """Print the result of a command for people: as ``echo``, with states in their colours."""
+    text = printable_lines(text)
+    _write(painted_lines(text) if coloured(sys.stderr if err else sys.stdout) else text, err=err)
+
+
 def line(text: str, *, err: bool = False) -> None:
     """Print one line: line breaks that a machine reported are replaced."""
     echo(printable(text), err=err)
@@ -38,14 +44,9 @@ def line(text: str, *, err: bool = False) -> None:
 def error(failure: GpunodesError) -> None:
     """Print an error on standard error: each problem on a line ``error:``, then what to do on a line ``hint:``."""
     for each in failure.problems:
-        _labelled("error:", each.fact, "red")
+        _labelled("error:", each.fact)
     if remedy := failure.problem.remedy:
-        _labelled("hint:", remedy, "cyan")
-
-
-def coloured(stream: TextIO) -> bool:
-    """Whether text on ``stream`` may have colours: on a terminal, unless NO_COLOR or TERM=dumb forbids it."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        _labelled("hint:", remedy)
 
 
 def columns() -> int | None:
@@ -74,8 +75,8 @@ def secret(question: str) -> str:
     return str(click.prompt(printable(question), hide_input=True, err=True))
 
 
-def _labelled(label: str, text: str, colour: str) -> None:
-    styled = click.style(label, fg=colour, bold=True) if coloured(sys.stderr) else label
+def _labelled(label: str, text: str) -> None:
+    styled = painted(label, label.rstrip(":")) if coloured(sys.stderr) else label
     _write(f"{styled} {printable(text)}", err=True)
 
 

@@ -16,7 +16,7 @@ from gpunodes.errors import ExitCode
 @options.inventory_option
 @options.json_option
 def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: bool) -> int:
-    """Clear "needs repair" of a machine: it can be scheduled to, and repaired, again.
+    """Clear "needs repair" of a machine: pods and repairs are allowed on it again.
 
     MACHINE is a name or address of the inventory. A cordon that gpunodes did not make stays.
     """

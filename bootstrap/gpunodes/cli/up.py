@@ -17,7 +17,11 @@ from gpunodes.operations.up import OPERATION
 @common.reboot_option
 @common.run_options(OPERATION)
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
-    """Set up the whole inventory: control plane and workers, prepared in parallel."""
+    """Set up the whole inventory: control plane and workers, prepared in parallel.
+
+    The machines are those of the groups control_plane and workers. Run it again after a change of the inventory or an
+    interruption: only what differs from the settings is changed.
+    """
     inventory = Inventory(flags.inventory)
     inventory.control_plane()
     return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))

@@ -33,7 +33,7 @@ class Function:
     address: str
     pci_class: str
     driver: str
-    answers: bool
+    responds: bool
     width: int | None
     max_width: int | None
     aer_nonfatal: int
@@ -143,7 +143,7 @@ def _function(entry: Mapping[str, object]) -> Function:
         _address(entry),
         _text(entry, "class", 6),
         _text(entry, "driver", 40),
-        entry.get("answers") is not False,
+        entry.get("responds") is not False,
         _whole(link, "width"),
         _whole(link, "max_width"),
         _whole(aer, "nonfatal") or 0,

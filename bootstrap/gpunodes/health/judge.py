@@ -42,7 +42,7 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         readable,
         boot_id=found.boot_id,
         expected=found.expected if found.expected is not None else present,
-        seen_gpus=len(gpus) if gpus is not None else sum(each.is_gpu and each.answers for each in found.functions),
+        seen_gpus=len(gpus) if gpus is not None else sum(each.is_gpu and each.responds for each in found.functions),
     )
 
 

@@ -26,7 +26,7 @@ _FUNCTION = {
     "device": str,
     "class": str,
     "driver": Maybe(str),
-    "answers": bool,
+    "responds": bool,
     "link": Maybe({"speed": str, "width": int, "max_speed": str, "max_width": int}),
     "aer": Maybe({"correctable": int, "nonfatal": int, "fatal": int}),
 }

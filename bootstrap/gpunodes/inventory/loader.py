@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
 
 BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
+_MOST_ENTRIES = 300
+"""Files and folders of an inventory: Ansible reads each, and runs those that are executable."""
 
 
 def load(path: Path) -> tuple[InventoryManager, Any]:
@@ -31,15 +33,14 @@ def load(path: Path) -> tuple[InventoryManager, Any]:
             "an Ansible inventory with the groups control_plane and workers",
             "pass its path with -i, or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
         )
-    sources = sorted(path.iterdir()) if path.is_dir() else [path]
-    for source in sources:
+    settings.check_ansible_home()
+    for source in _files(path) if path.is_dir() else [path]:
         if source.suffix in {".yml", ".yaml"} and source.is_file():
             _check_yaml(source)
     group_vars = path if path.is_dir() else path.parent
     for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
         _check_mapping(variables)
 
-    settings.check_ansible_home()
     # Ansible prints warnings about invalid files to standard output; these errors are already checked above.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
@@ -135,6 +136,25 @@ def _check_mapping(path: Path) -> None:
     text = path.read_text(encoding="utf-8", errors="replace")
     if not text.startswith("$ANSIBLE_VAULT"):
         _mapping(path, _compose(path), "the file")
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of an inventory folder that Ansible does not ignore; raises WrongInput for too many."""
+    from ansible.inventory.manager import IGNORED
+
+    found: list[Path] = []
+    entries = 0
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not IGNORED.search(os.fsencode(name))]
+        found += [Path(parent, name) for name in files if not IGNORED.search(os.fsencode(name))]
+        entries += len(folders)
+        if entries + len(found) > _MOST_ENTRIES:
+            raise WrongInput(
+                f"{folder} holds more than {_MOST_ENTRIES} files and folders",
+                "an inventory: a file, or a folder of such files alone",
+                "name it with -i",
+            )
+    return sorted(found)
 
 
 def _check_yaml(path: Path) -> None:

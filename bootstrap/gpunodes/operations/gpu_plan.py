@@ -100,7 +100,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     found: Mapping[str, Any] = document
     machines = {entry["name"]: entry["facts"] for entry in entries} if isinstance(entries, list) else found
     for name, facts in machines.items():
-        if facts is not None and (wrong := reports.saved(facts)):
+        if facts is not None and (wrong := reports.saved_problem(facts)):
             raise WrongInput(
                 f"{path}: {name}: {wrong}",
                 "facts as a machine reports them",

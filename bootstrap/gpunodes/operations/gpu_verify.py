@@ -58,10 +58,10 @@ def assemble(
     """A machine's levels, from its own report and its cluster's; ``cause`` is why a report is missing."""
     if facts is None:
         return GpuVerification(name, 0, (), cause or "its facts could not be read")
-    if found := reports.of_machine(facts) or reports.of_levels(levels):
+    if found := reports.machine_problem(facts) or reports.levels_problem(levels):
         return GpuVerification(name, 0, (), found)
     node_levels = nodes.get(str(facts["hostname"]).lower(), [])
-    if found := reports.of_levels(node_levels):
+    if found := reports.levels_problem(node_levels):
         return GpuVerification(name, 0, (), f"its node: {found}")
     seen = tuple(
         GpuLevel(**{each: level[each] for each in ("level", "state", "fact", "wanted", "remedy")})

@@ -15,7 +15,7 @@ from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, commands, shell
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.kubeconfig import parsed, taken
+from gpunodes.kubeconfig import from_control_plane, parse_yaml
 
 _DEADLINE_S = 60.0
 _NO_CLUSTER = f"{ADMIN} does not exist: not a control plane"
@@ -47,7 +47,7 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
             "a control plane that is reachable by SSH, with sudo",
             remedy,
         )
-    return taken(text, control.name)
+    return from_control_plane(text, control.name)
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
     """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into the existing file."""
     if merge and path.exists():
         try:
-            existing = parsed(path.read_text(encoding="utf-8"))
+            existing = parse_yaml(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise WrongInput(f"{path} is not valid YAML", "a kubeconfig", "correct it, or use --output") from error
         if existing is not None and not isinstance(existing, dict):

@@ -51,10 +51,10 @@ def choose(
         raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
-        control = inventory.control_plane().name
-        why = seen.no_cluster(control).problem.found
+        finding = seen.no_cluster()
         raise GpunodesError(
-            f"{', '.join(members)} run as nodes, but the cluster is unknown: {control}: {why}",
+            f"{', '.join(members)} run as nodes, but the cluster is unknown: "
+            f"{finding.machine}: {finding.problem.found}",
             "a control plane that responds",
             "restore it first; nothing was changed",
         )

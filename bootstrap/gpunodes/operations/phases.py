@@ -94,6 +94,31 @@ PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 CREATE = (CONTROL_PLANE, NETWORK)
 
+_PACKAGES = "installing packages"
+LONG_TASKS = {
+    "Install the driver and load it": "installing packages, building the kernel modules",
+    "Install and configure containerd": "installing packages, pulling images",
+    "Install Kubernetes' packages": "installing packages, pulling images",
+    "Install Docker": _PACKAGES,
+    "Install cri-dockerd": _PACKAGES,
+    "Install and configure the container toolkit": _PACKAGES,
+    "Install CUDA": _PACKAGES,
+    "Load images into Docker": "pulling images",
+    "Reboot the machine": "waiting for the machine to boot",
+    "Start the control plane": "waiting for the API server",
+    "Create a token": "waiting for the API server",
+    "Join the cluster": "waiting for the kubelet to register its node",
+    "Verify that nodes are ready": "waiting for the nodes and their pods",
+    "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",
+    "Remove the node from the cluster": "waiting for its pods to end",
+}
+"""What tasks that may take minutes do for most of that time, by their names in the roles."""
+
+
+def what_runs(task: str) -> str:
+    """What a machine does, or waits for, while this task runs on it."""
+    return LONG_TASKS.get(task, task)
+
 
 def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> list[str]:
     """The names of the phases skipped by ``--skip-phase`` and ``--from-phase``; raises WrongInput for unknown ones."""

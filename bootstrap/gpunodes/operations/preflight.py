@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, TaskEnded
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, preflight, reports, versions
@@ -26,10 +26,14 @@ class Inspection:
     """The facts that a preflight read."""
 
     candidates: Sequence[preflight.MachineFacts]
+    control: str
+    """The control-plane machine."""
     cluster: Mapping[str, Any] | None
     """The report of the module ``cluster_info``, or None without a cluster."""
     control_failure: TaskEnded | None
     """The failure of querying the control plane, if any."""
+    unresponsive: str
+    """Why the API of its cluster does not respond, "" if it does or there is no cluster."""
     interrupted: bool
     log: Path
 
@@ -38,14 +42,17 @@ class Inspection:
         """The machines' facts by name, for the following playbook: they are not read again."""
         return {candidate.name: candidate.facts for candidate in self.candidates if candidate.facts is not None}
 
-    def no_cluster(self, control: str) -> PreflightFinding:
-        """The finding that there is no cluster to join. A new one is suggested only if the control plane responded."""
+    def no_cluster(self) -> PreflightFinding:
+        """The finding that there is no cluster to join. A new one is suggested only to a machine that has none."""
         if failure := self.control_failure:
-            problem = Problem(events.cause(failure), "a control plane that responds", no_contact(failure))
-            return PreflightFinding(control, "cluster", problem)
-        remedy = f"`gpunodes init-master {control}` creates one; if it has one, start its API server"
-        problem = Problem("it runs no cluster that responds", "a cluster to join", remedy)
-        return PreflightFinding(control, "cluster", problem)
+            found, wanted, remedy = events.cause(failure), "a control plane that responds", no_contact(failure)
+        elif self.unresponsive:
+            found, wanted = f"it has a cluster, but {self.unresponsive}", "an API that responds"
+            remedy = "start it there; `journalctl -u kubelet` and `crictl ps -a` show why it does not run"
+        else:
+            found, wanted = "it runs no cluster", "a cluster to join"
+            remedy = f"`gpunodes init-master {self.control}` creates one"
+        return PreflightFinding(self.control, "cluster", Problem(found, wanted, remedy))
 
 
 def no_contact(failure: TaskEnded) -> str:
@@ -98,7 +105,8 @@ def inspect(
         again = folder / "again"
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
-    return Inspection(candidates, cluster, tracker.failures.get(control.name), ended.interrupted, ended.log)
+    failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
+    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
 def _candidate(
@@ -109,7 +117,7 @@ def _candidate(
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else error_text
     if facts is not None:
-        why = reports.of_machine(facts)
+        why = reports.machine_problem(facts)
     return preflight.MachineFacts(
         name=machine.name,
         role=machine.role,
@@ -124,7 +132,7 @@ def _candidate(
 def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     """The control plane's report of its cluster, None for none; raises GpunodesError for an invalid report."""
     cluster: Mapping[str, Any] | None = tracker.answers.get("cluster", {}).get(control)
-    if cluster is not None and (found := reports.of_cluster(cluster)):
+    if cluster is not None and (found := reports.cluster_problem(cluster)):
         raise GpunodesError(
             f"{control}: its report of the cluster is invalid: {found}",
             "a report of the module cluster_info",
@@ -133,9 +141,15 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     return cluster
 
 
-def judge(seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
+def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> list[PreflightFinding]:
     """Compare the facts with the limits; an existing cluster decides the version."""
-    return preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
+    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
+    if needs_cluster and seen.cluster is None:
+        findings.append(seen.no_cluster())
+    elif seen.unresponsive:
+        # No error: `init-control-plane` and `up` start an API that has stopped, if they can.
+        findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
+    return findings
 
 
 def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:

@@ -86,9 +86,7 @@ def carry_out(
             unlocked = error
         if phase_list.PREFLIGHT in phases:
             seen = preflight.inspect(inventory, machines, folder, view, variables)
-            findings = [] if seen.interrupted else preflight.judge(seen, version)
-            if operation.needs_cluster and seen.cluster is None and not seen.interrupted:
-                findings = [*findings, seen.no_cluster(control.name)]
+            findings = [] if seen.interrupted else preflight.judge(seen, version, needs_cluster=operation.needs_cluster)
             findings = [*(claim.findings if claim else ()), *findings]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):

@@ -57,10 +57,8 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)
-        if failure is None:
-            fact, remedy = "it runs no cluster", f"`gpunodes init-master {control.name}` creates one"
-        else:
-            fact, remedy = events.cause(failure), no_contact(failure)
+        fact = events.cause(failure) if failure else ended.error_text
+        remedy = no_contact(failure) if failure else "correct that, then run the same command again"
         raise GpunodesError(
             f"{control.name}: {fact}", "a control plane that responds", f"{remedy}; the log is {ended.log}"
         )

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 
 from gpunodes.engine.events import cause
 from gpunodes.model import Event, Machine, MachineResult, Outcome, Phase, PreflightFinding, TaskEnded
+from gpunodes.operations.phases import what_runs
 
 _ANSWERS = {
-    "settings": "host_facts",
-    "cluster": "cluster",
-    "status": "cluster",
-    "gpu_machine": "gpu_levels",
-    "gpu_node": "gpu_nodes",
+    "settings": ("host_facts",),
+    "cluster": ("cluster", "unresponsive"),
+    "status": ("cluster",),
+    "gpu_machine": ("gpu_levels",),
+    "gpu_node": ("gpu_nodes",),
 }
-"""The key of a role's result that the command line reads. A machine may add other keys to any result."""
+"""The keys of a role's result that the command line reads. A machine may add other keys to any result."""
 
 
 class RunView(Protocol):
@@ -30,7 +31,7 @@ class RunView(Protocol):
         """A machine enters a phase, the ``number``-th of the ``total`` that apply to it; 0 where they are unknown."""
 
     def task(self, machine: str, task: str) -> None:
-        """A machine starts a task of its phase."""
+        """A machine starts a task of its phase; "" when the task ends."""
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
         """Preflight or the locks reported these findings."""
@@ -91,8 +92,7 @@ class Tracker:
             if event.phase != state.phase:
                 state.phase = event.phase
                 self._view.phase(event.machine, self._phases[event.phase], *self._position(event))
-            if not isinstance(event, TaskEnded):
-                self._view.task(event.machine, event.task)
+            self._view.task(event.machine, "" if isinstance(event, TaskEnded) else what_runs(event.task))
         if isinstance(event, TaskEnded):
             notes = event.result.get("notes")
             state.notes += map(str, notes) if isinstance(notes, list) else ()
@@ -141,8 +141,8 @@ class Tracker:
         return results
 
     def _keep(self, event: TaskEnded) -> None:
-        key = _ANSWERS.get(event.phase, "")
-        value = event.result.get(key)
-        if value is not None:
-            self.answers.setdefault(key, {})[event.machine] = value
-            self.answered_at[event.machine] = time.time()
+        for key in _ANSWERS.get(event.phase, ()):
+            value = event.result.get(key)
+            if value is not None:
+                self.answers.setdefault(key, {})[event.machine] = value
+                self.answered_at[event.machine] = time.time()

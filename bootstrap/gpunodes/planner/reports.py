@@ -117,22 +117,22 @@ _LEVELS = Many(
 )
 
 
-def of_machine(facts: object) -> str:
+def machine_problem(facts: object) -> str:
     """What is wrong with a result of host_facts, "" if it is correct. Never raises."""
     return wrong(facts, _MACHINE)
 
 
-def of_cluster(cluster: object) -> str:
+def cluster_problem(cluster: object) -> str:
     """The same for a result of cluster_info."""
     return wrong(cluster, _CLUSTER)
 
 
-def of_levels(levels: object) -> str:
+def levels_problem(levels: object) -> str:
     """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)
 
 
-def saved(facts: Mapping[str, Any]) -> str:
+def saved_problem(facts: Mapping[str, Any]) -> str:
     """The same for facts from a file, where facts may be missing."""
     system = {name: Optional(shape) for name, shape in _SYSTEM.items()} | {"id": _SYSTEM["id"]}
     return wrong(facts, {name: Optional(shape) for name, shape in _MACHINE.items()} | {"os": system})

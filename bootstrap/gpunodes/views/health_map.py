@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import textwrap
 import time
@@ -13,17 +12,17 @@ from typing import TextIO
 
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.model import printable
-from gpunodes.views.text import duration, put, redrawable
+from gpunodes.views.colours import coloured, painted
+from gpunodes.views.screen import Redrawn, clock, duration, put_line, redrawable
 
 WAITING = "·"
-# Letter and colour (ECMA-48 SGR) by state; the letter alone is sufficient.
-_CELLS = {
-    State.HEALTHY: (".", "32"),
-    State.DEGRADED: ("d", "33"),
-    State.UNKNOWN: ("?", "36"),
-    State.SICK: ("S", "31"),
-    State.HUNG: ("H", "1;31"),
-    State.UNREACHABLE: ("x", "35"),
+_LETTERS = {
+    State.HEALTHY: ".",
+    State.DEGRADED: "d",
+    State.UNKNOWN: "?",
+    State.SICK: "S",
+    State.HUNG: "H",
+    State.UNREACHABLE: "x",
 }
 _GROUP = 10
 """Cells between two gaps."""
@@ -53,48 +52,35 @@ class HealthLines:
         self._write(f"{self._done} of {self._total} scanned in {duration(time.monotonic() - self._began)}")
 
     def _write(self, text: str) -> None:
-        put(self._stream, f"{printable(text)}\n")
+        put_line(self._stream, text)
 
 
-class Map:
-    """A cell for each machine, in the inventory's order, redrawn in place; the last drawing stays."""
+class Map(Redrawn):
+    """A cell for each machine, in the inventory's order; the last drawing stays."""
 
     _PERIOD = 0.2
-    """Minimum seconds between two drawings."""
 
     def __init__(self, stream: TextIO, *, colour: bool = True) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._colour = colour
         self._names: list[str] = []
         self._states: dict[str, State] = {}
-        self._drawn = 0
-        self._drawn_at = 0.0
         self._began = 0.0
 
     def begin(self, names: Sequence[str]) -> None:
-        # A repeated scan draws over the previous one.
-        self._names, self._states = list(names), {}
-        self._began = time.monotonic()
-        self._draw()
+        with self._mutex:
+            self._names, self._states = list(names), {}
+            self._began = time.monotonic()
+        self._start()
 
     def scanned(self, verdict: Verdict) -> None:
-        self._states[verdict.name] = verdict.state
-        if time.monotonic() - self._drawn_at >= self._PERIOD:
-            self._draw()
+        # Drawn with the next tick: a thousand verdicts may come at once.
+        with self._mutex:
+            self._states[verdict.name] = verdict.state
 
     def close(self) -> None:
         """Draw the final state, which stays."""
-        self._draw()
-        self._drawn = 0
-
-    def _draw(self) -> None:
-        size = shutil.get_terminal_size()
-        lines = self.lines(size.columns, size.lines)
-        if self._drawn:
-            put(self._stream, f"\x1b[{self._drawn}A\x1b[J")
-        put(self._stream, "".join(f"{line}\n" for line in lines))
-        self._drawn = len(lines)
-        self._drawn_at = time.monotonic()
+        self._end(keep=True)
 
     def lines(self, columns: int, rows: int) -> list[str]:
         """The map on a screen of this size: rows of cells after their machines' names, then a legend."""
@@ -115,19 +101,18 @@ class Map:
         state = self._states.get(name)
         if state is None:
             return WAITING
-        letter, colour = _CELLS[state]
-        return f"\x1b[{colour}m{letter}\x1b[0m" if self._colour else letter
+        return painted(_LETTERS[state], state.value) if self._colour else _LETTERS[state]
 
     def _legend(self, columns: int) -> list[str]:
         """The meaning of the letters, with the numbers of machines, in one line or two."""
         counts = [
             f"{letter} {state.value} {number}"
-            for state, (letter, _) in _CELLS.items()
+            for state, letter in _LETTERS.items()
             if (number := sum(each is state for each in self._states.values()))
         ]
         if waiting := len(self._names) - len(self._states):
             counts.append(f"{WAITING} waiting {waiting}")
-        parts = [*counts, duration(time.monotonic() - self._began)]
+        parts = [*counts, clock(time.monotonic() - self._began)]
         return textwrap.wrap("  ".join(parts), max(2, columns - 1), max_lines=2, placeholder="")
 
 
@@ -171,7 +156,7 @@ def _described(verdict: Verdict) -> str:
     return f"{verdict.state.value}{action}{message}"
 
 
-def progress(stream: TextIO | None = None, *, colour: bool = True) -> HealthLines | Map:
+def progress(stream: TextIO | None = None) -> HealthLines | Map:
     """The view that fits ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
-    return Map(stream, colour=colour) if redrawable(stream) else HealthLines(stream)
+    return Map(stream, colour=coloured(stream)) if redrawable(stream) else HealthLines(stream)

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from gpunodes.health.model import Verdict
 from gpunodes.model import printable
 from gpunodes.repair.result import MachineRepair, RepairResult
-from gpunodes.views.text import duration, put, table
+from gpunodes.views.screen import duration, put_line
+from gpunodes.views.text import table
 
 
 class RepairLines:
@@ -28,7 +29,7 @@ class RepairLines:
         elapsed = time.monotonic() - self._started
         line = f"[{elapsed:5.0f} s] {machine + ': ' if machine else ''}{text}"
         with self._mutex:
-            put(self._stream, f"{printable(line)}\n")
+            put_line(self._stream, line)
 
 
 def summary(result: RepairResult) -> str:

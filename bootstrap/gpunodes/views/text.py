@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from gpunodes import settings
 from gpunodes.model import Machine, MachineResult, Outcome, Phase, PreflightFinding, RunResult, Severity, printable
+from gpunodes.views.screen import Redrawn, clock, duration, put_line, redrawable, shown
 
 _TITLES = {
     Outcome.UNCHANGED: "ok",
@@ -22,19 +20,6 @@ _TITLES = {
     Outcome.UNREACHABLE: "UNREACHABLE",
     Outcome.SKIPPED: "not changed",
 }
-
-
-def duration(seconds: float) -> str:
-    """Seconds for display: ``8 s``, ``2 min 05 s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def put(stream: TextIO, text: str) -> None:
-    """Write progress. A run does not stop half-way because its output cannot be written."""
-    with contextlib.suppress(OSError, ValueError):
-        stream.write(text)
-        stream.flush()
 
 
 def _numbered(phase: Phase, number: int, total: int) -> str:
@@ -72,96 +57,82 @@ class RunLines:
 
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        put(self._stream, f"[{elapsed:5.0f} s] {printable(text)}\n")
+        put_line(self._stream, f"[{elapsed:5.0f} s] {text}")
 
 
-class Live:
-    """One line per machine, redrawn in place: its phase and task, the time spent in the phase, the outcome."""
+@dataclass(slots=True)
+class _Line:
+    """A machine's line: its phase, the task that runs, or its outcome."""
 
-    _PERIOD = 0.5
-    """Seconds between two drawings."""
+    since: float | None
+    """When what it shows began, by the monotonic clock; None for an outcome."""
+    text: str = "waiting"
+    task: str = ""
+    started: bool = False
+    """A phase began."""
+
+
+class Live(Redrawn):
+    """One line per machine: the time since its task began, its phase and task, or its outcome."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lines: dict[str, tuple[str, float | None]] = {}
-        self._phases: dict[str, str] = {}
-        self._drawn = 0
-        self._mutex = threading.Lock()
-        self._stop = threading.Event()
-        self._clock: threading.Thread | None = None
+        super().__init__(stream)
+        self._machines: dict[str, _Line] = {}
 
     def begin(self, title: str, machines: Sequence[Machine]) -> None:
-        now = time.monotonic()
         with self._mutex:
-            self._above(title)
-            self._lines = {machine.name: ("waiting", now) for machine in machines}
-            self._draw()
-        if self._clock is None:
-            self._clock = threading.Thread(target=self._tick, daemon=True)
-            self._clock.start()
+            self._machines = {machine.name: _Line(time.monotonic()) for machine in machines}
+        self._start(title)
 
     def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
         with self._mutex:
-            self._phases[machine] = _numbered(phase, number, total)
-            self._lines[machine] = (self._phases[machine], time.monotonic())
-            self._draw()
+            self._machines[machine] = _Line(time.monotonic(), _numbered(phase, number, total), started=True)
+        self._draw()
 
     def task(self, machine: str, task: str) -> None:
         # Drawn with the next tick: most tasks take less time than a drawing.
         with self._mutex:
-            phase, since = self._phases.get(machine, ""), self._lines.get(machine, ("", None))[1]
-            if phase and since is not None:
-                self._lines[machine] = (f"{phase}: {task}", since)
+            line = self._machines.get(machine)
+            if line and line.started and line.since is not None:
+                line.task, line.since = task, time.monotonic()
 
     def findings(self, findings: Sequence[PreflightFinding]) -> None:
-        with self._mutex:
-            for finding in findings:
-                self._above(str(finding))
-            self._draw()
+        for finding in findings:
+            self._draw(str(finding))
 
     def ended(self, result: MachineResult) -> None:
+        word = _TITLES[result.outcome]
         with self._mutex:
-            word = _TITLES[result.outcome]
-            self._lines[result.name] = (f"{word}  {result.cause}" if result.cause else word, None)
-            self._draw()
+            self._machines[result.name] = _Line(None, f"{word}  {result.cause}" if result.cause else word)
+        self._draw()
 
     def close(self) -> None:
-        """Remove the live lines: the summary that follows has the outcome of each machine."""
-        self._stop.set()
-        if self._clock:
-            self._clock.join()
-            self._clock = None
-        with self._mutex:
-            self._erase()
+        """Remove the lines: the summary that follows has the outcome of each machine."""
+        self._end(keep=False)
 
-    def _tick(self) -> None:
-        while not self._stop.wait(self._PERIOD):
-            with self._mutex:
-                self._draw()
-
-    def _above(self, text: str) -> None:
-        """Print a line that stays, above the live ones."""
-        self._erase()
-        put(self._stream, f"{printable(text)}\n")
-
-    def _erase(self) -> None:
-        if self._drawn:
-            put(self._stream, f"\x1b[{self._drawn}A\x1b[J")
-            self._drawn = 0
-
-    def _draw(self) -> None:
+    def lines(self, columns: int, rows: int) -> list[str]:
         # With more machines than lines on the screen, the last ones would scroll the first ones away.
-        size = shutil.get_terminal_size()
-        shown = list(self._lines.items())[: max(1, size.lines - 2)]
-        width = max((len(name) for name, _ in shown), default=0)
-        self._erase()
+        fitting = list(self._machines.items())[: max(1, rows - 2)]
+        busy = [name for name, line in self._machines.items() if line.task]
+        width = min(max((len(name) for name, _ in fitting), default=0), max(8, columns // 3))
         now = time.monotonic()
-        lines = []
-        for name, (text, since) in shown:
-            elapsed = f"  {duration(now - since)}" if since is not None else ""
-            lines.append(printable(f"{name:<{width}}  {text}{elapsed}")[: size.columns - 1])
-        put(self._stream, "".join(f"{line}\n" for line in lines))
-        self._drawn = len(shown)
+        return [
+            shown(
+                f"{name[:width]:<{width}}  {'' if line.since is None else clock(now - line.since):>5}  "
+                f"{line.text}{_waits(line, busy)}"[: columns - 1],
+                self._stream,
+            )
+            for name, line in fitting
+        ]
+
+
+def _waits(line: _Line, busy: Sequence[str]) -> str:
+    """The task that runs on a machine, or the machines that it waits for."""
+    if line.task:
+        return f": {line.task}"
+    if line.since is None or not line.started or not busy:
+        return ""
+    return f": waiting for {busy[0] if len(busy) == 1 else f'{len(busy)} machines'}"
 
 
 def summary(result: RunResult) -> str:
@@ -191,11 +162,6 @@ def progress(stream: TextIO | None = None) -> RunLines | Live:
     """The view that fits ``stream`` (standard error by default); lines where Ansible's output comes between."""
     stream = stream or sys.stderr
     return Live(stream) if redrawable(stream) and not settings.verbose() else RunLines(stream)
-
-
-def redrawable(stream: TextIO) -> bool:
-    """Whether lines on ``stream`` can be redrawn: on a terminal that can move its cursor."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 _NARROW = 24

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import click
@@ -17,11 +19,13 @@ from gpunodes import cli
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
+from gpunodes.health.model import State
 from gpunodes.inventory import edit
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.operations import phases
 from gpunodes.planner import gates
-from gpunodes.views import document, gpu, health_map, text
+from gpunodes.repair.record import RepairOutcome
+from gpunodes.views import colours, document, gpu, health_map, screen, text
 
 
 def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -109,9 +113,9 @@ def test_json_and_the_inventory_are_the_same_option_everywhere() -> None:
                 found[option.name].add(option.help or "")
         if isinstance(command, click.Group):
             context = click.Context(command)
-            for child in map(functools.partial(command.get_command, context), command.list_commands(context)):
-                if child:
-                    walk(child)
+            for child in (command.get_command(context, name) for name in command.list_commands(context)):
+                assert child is not None
+                walk(child)
 
     walk(cli.root)
     assert found == {
@@ -148,6 +152,51 @@ def test_an_error_has_colours_on_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", plain)
     terminal.error(GpunodesError("a", "b", "c"))
     assert plain.getvalue() == "error: a; wanted: b\nhint: c\n"
+
+
+STATES = """\
+gpu-1: hung, reboot
+  hung-in-driver: hung, failed
+    | warning: a line of the log
+gpu-2: healthy
+gpu-3  FAILED  2 s  node: failed, too
+gpu-4  gpu-4  worker  NOT READY  v1.36.3
+gpu-5: swap (warning): on; wanted: off. nothing to do.
+  warning: a plan
+gpu-6: Verify that the node is ready (9 of 9)
+[    3 s] gpu-7: repaired by reboot in 8 s: ok
+gpu-8  not changed
+0 of 8 healthy."""
+
+
+@pytest.mark.parametrize("mode", ["terminal", "NO_COLOR", "dumb", "pipe"])
+def test_states_have_their_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    stream = io.StringIO() if mode == "pipe" else Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "dumb" if mode == "dumb" else "xterm")
+    if mode == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    terminal.report(STATES)
+    found = stream.getvalue()
+    assert re.sub(r"\x1b\[[0-9]+m", "", found) == f"{STATES}\n"
+    coloured = [(words[1], words[0]) for words in re.findall(r"\x1b\[([1-9][0-9]*)m([^\x1b]*)\x1b\[0m", found)]
+    expected = [
+        ("hung", "31"),
+        ("healthy", "32"),
+        ("FAILED", "31"),
+        ("NOT READY", "31"),
+        ("warning", "33"),
+        ("warning", "33"),
+        ("repaired", "32"),
+        ("not changed", "2"),
+    ]
+    assert coloured == (expected if mode == "terminal" else [])
+
+
+def test_every_state_of_a_machine_has_a_colour() -> None:
+    for word in (*State, *RepairOutcome, "ready", "not ready", "error", "hint"):
+        assert colours.painted(word) != word
 
 
 def test_the_help_of_a_run_lists_its_phases(tmp_path: Path) -> None:
@@ -267,19 +316,94 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_live_lines_are_drawn_in_place() -> None:
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A monotonic clock for the views that only the test moves; and no colours."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    now = [1000.0]
+    monkeypatch.setattr(text, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(health_map, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_live_lines_are_drawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = stopped_clock(monkeypatch)
     stream = Terminal()
     view = text.progress(stream)
     view.begin("join", [Machine("a", "10.0.0.1", Role.WORKER), Machine("b", "10.0.0.2", Role.WORKER)])
     view.phase("a", phases.NODE)
     view.ended(MachineResult("a", Outcome.UNCHANGED))
     view.phase("b", phases.CONTAINERD, 2, 9)
-    view.task("b", "Start containerd")
-    view.findings([])
+    view.task("b", "pulling images")
+    now[0] += 125.2
+    view.findings(RESULT.findings)
     before = stream.getvalue()
     view.close()
-    assert before.endswith("\x1b[2A\x1b[Ja  ok\nb  Install containerd (2 of 9): Start containerd  0 s\n")
-    assert stream.getvalue() == before + "\x1b[2A\x1b[J"
+    finding = "b: swap (warning): on; wanted: off. nothing to do.\n"
+    line = "b   2:05  Install containerd (2 of 9): pulling images\n"
+    assert before.endswith(f"\x1b[2A\r\x1b[J{finding}a         ok\n{line}")
+    assert stream.getvalue() == before + "\x1b[2A\r\x1b[J"
+
+
+def test_a_machine_without_a_task_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = stopped_clock(monkeypatch)
+    view = text.Live(io.StringIO())
+    view.begin("join", [Machine(name, "10.0.0.1", Role.WORKER) for name in ("gpu-1", "gpu-2", "gpu-3", "gpu-4")])
+    for name in ("gpu-1", "gpu-2", "gpu-3"):
+        view.phase(name, phases.GPU_DRIVER, 1, 2)
+        view.task(name, "building")
+    now[0] += 8
+    view.task("gpu-1", "")
+    now[0] += 3
+    begun = "Install the GPU driver (1 of 2)"
+    assert view.lines(80, 24) == [
+        f"gpu-1    3 s  {begun}: waiting for 2 machines",
+        f"gpu-2   11 s  {begun}: building",
+        f"gpu-3   11 s  {begun}: building",
+        "gpu-4   11 s  waiting",
+    ]
+    view.task("gpu-2", "")
+    assert view.lines(80, 24)[0] == f"gpu-1    3 s  {begun}: waiting for gpu-3"
+    view.close()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (20, 5), (10, 2)])
+def test_live_lines_fit_on_the_screen(columns: int, rows: int) -> None:
+    view = text.Live(io.StringIO())
+    names = [f"a-machine-with-a-long-name-{number}" for number in range(50)]
+    view.begin("join", [Machine(name, "10.0.0.1", Role.WORKER) for name in names])
+    for name in names:
+        view.phase(name, phases.GPU_DRIVER, 1, 2)
+    lines = view.lines(columns, rows)
+    assert len(lines) == max(1, rows - 2)
+    assert max(map(len, lines)) < columns
+    assert columns < 20 or all(" 0 s " in line for line in lines)
+    view.close()
+
+
+def test_clocks_move_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen.Redrawn, "_PERIOD", 0.01)
+    monkeypatch.setattr(health_map.Map, "_PERIOD", 0.01)
+    now = stopped_clock(monkeypatch)
+    stream = Terminal()
+    live, cells = text.Live(stream), health_map.Map(stream)
+    live.begin("join", [Machine("a", "10.0.0.1", Role.WORKER)])
+    cells.begin(["a"])
+    now[0] += 9
+    deadline = time.time() + 20
+    while not all(shown in stream.getvalue() for shown in ("a    9 s  waiting", "waiting 1  9 s")):
+        assert time.time() < deadline, stream.getvalue()
+        time.sleep(0.01)
+    live.close()
+    cells.close()
+
+
+def test_a_line_begins_at_the_margin_where_the_terminal_has_echoed_an_interruption() -> None:
+    stream = Terminal()
+    screen.put_line(stream, "a\rb")
+    assert stream.getvalue() == "\ra b\n"
+    plain = io.StringIO()
+    screen.put_line(plain, "a\rb")
+    assert plain.getvalue() == "a b\n"
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

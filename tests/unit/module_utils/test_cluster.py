@@ -89,7 +89,7 @@ def test_what_one_node_reports_oddly_is_its_own_trouble() -> None:
     assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
     assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
     whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
-    assert reports.of_cluster(whole) == ""
+    assert reports.cluster_problem(whole) == ""
 
 
 def test_a_reboot_ends_the_proof() -> None:

@@ -13,7 +13,7 @@ import yaml
 from gpunodes.engine import journal
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.kubeconfig import renamed, taken
+from gpunodes.kubeconfig import from_control_plane, reduced
 from gpunodes.operations import kubeconfig
 
 from tests import sshd
@@ -36,11 +36,11 @@ def admin(cluster: Any = CLUSTER, user: Any = USER, **more: Any) -> dict[str, An
 
 
 def kubeconfig_of(name: str, server: str) -> dict[str, Any]:
-    return renamed(admin({**CLUSTER, "server": server}), name)
+    return reduced(admin({**CLUSTER, "server": server}), name)
 
 
 def test_kubeadm_s_fields_are_taken_unchanged() -> None:
-    found = renamed(admin(), "control-1")
+    found = reduced(admin(), "control-1")
     assert found["clusters"] == [{"name": "gpunodes-control-1", "cluster": CLUSTER}]
     assert found["users"] == [{"name": "gpunodes-control-1", "user": USER}]
 
@@ -72,7 +72,7 @@ def test_kubeadm_s_fields_are_taken_unchanged() -> None:
 def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
     """An attacker on a control-plane machine could otherwise let the user's kubectl run programs and read files."""
     with pytest.raises(GpunodesError, match="only the fields that kubeadm writes") as error:
-        renamed(document, "control-1")
+        reduced(document, "control-1")
     assert str(error.value).isprintable()
 
 
@@ -91,7 +91,7 @@ def test_a_kubeconfig_with_anything_else_is_refused(document: Any) -> None:
 def test_invalid_yaml_is_refused_with_a_message(text: str, tmp_path: Path) -> None:
     """PyYAML does not only raise its own errors."""
     with pytest.raises(GpunodesError, match="is not valid YAML"):
-        taken(text, "control-1")
+        from_control_plane(text, "control-1")
     (tmp_path / "config").write_text(text)
     with pytest.raises(WrongInput, match="is not valid YAML"):
         kubeconfig.write(tmp_path / "config", kubeconfig_of("a", "https://a"), merge=True)
@@ -165,7 +165,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inven
 @needs_sshd
 def test_it_is_fetched_and_stored_in_no_file(inventory: Inventory, tmp_path: Path, state: Path) -> None:
     (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
-    assert kubeconfig.fetch(inventory) == renamed(admin(), "control-1")
+    assert kubeconfig.fetch(inventory) == reduced(admin(), "control-1")
     assert [path for path in state.rglob("*") if path.is_file() and PEM in path.read_text()] == []
 
 

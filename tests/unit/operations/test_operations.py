@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.errors import ExitCode, WrongInput, exit_code_for
@@ -48,7 +51,17 @@ def test_the_tracker_reports_phases_and_changes() -> None:
     assert b.outcome is Outcome.UNCHANGED
     assert view.seen == [("a", "node"), ("b", "node"), ("a", "worker"), ("b", "worker")]
     assert view.positions == [(1, 2), (1, 2), (2, 2), (2, 2)]
-    assert view.tasks == ["a: x"]
+    assert view.tasks == ["a: x", "a: ", "b: ", "a: ", "b: "]
+
+
+def test_a_task_that_may_take_minutes_tells_what_the_machine_does() -> None:
+    view = Silent()
+    tracker = Tracker(TWO, WORK, view)
+    tracker.on_event(TaskStarted("a", "node", "Start the control plane"))
+    assert view.tasks == ["a: waiting for the API server"]
+    roles = Path(__file__).parents[2].glob("roles/*/tasks/*.yml")
+    names = set(re.findall(r"- name: (.*)", "".join(path.read_text() for path in roles)))
+    assert set(phases.LONG_TASKS) <= names
 
 
 def test_notes_of_a_module_are_kept_if_they_are_a_list() -> None:

@@ -1,12 +1,17 @@
-"""Preflight inspection: for which Kubernetes version the machines check their package source."""
+"""Preflight inspection: for which Kubernetes version machines check their package source; an API that is down."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes import cli
+from gpunodes.ansible.module_utils.gpunodes import kube_api
+from gpunodes.ansible.module_utils.gpunodes.cluster import nodes
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
@@ -73,3 +78,65 @@ def test_without_a_requested_version_the_cluster_s_version_is_checked(
     assert checked_versions(monkeypatch, tmp_path, {"version": "v1.35.4"}, requested="") == ["", "1.35.4"]
     (tmp_path / "again").rmdir()
     assert checked_versions(monkeypatch, tmp_path, {"version": "v1.36.2"}, requested="") == [""]
+
+
+DOWN = "the Kubernetes API does not respond: 10.0.0.1:6443: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("join worker-1 --dry-run", 1),
+        ("up --dry-run", 0),
+        ("init-control-plane --dry-run", 0),
+        ("preflight", 0),
+        ("status", 1),
+    ],
+)
+def test_a_stopped_api_is_named_and_leads_to_no_new_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, code: int
+) -> None:
+    def run(play: runner.Play, folder: Path, on_event: Callable[[Event], None], *_: Any) -> runner.PlayResult:
+        if play.playbook == "status.yml":
+            on_event(TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, {"msg": DOWN}))
+            return runner.PlayResult(ok=False, interrupted=False, log=folder / "stdout")
+        result = {"cluster": None, "unresponsive": DOWN}
+        on_event(TaskEnded("control-1", "cluster", "Read the cluster", Outcome.UNCHANGED, 1.0, result))
+        for name in ("control-1", "worker-1"):
+            own = facts(gpu={"functions": []}, hostname=name, machine_id=name, product_uuid=name, time=time.time())
+            on_event(TaskEnded(name, "settings", "Read", Outcome.UNCHANGED, 1.0, {"host_facts": own}))
+        return runner.PlayResult(ok=True, interrupted=False, log=folder / "stdout")
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "hosts.yml").write_text(INVENTORY)
+    monkeypatch.setattr("sys.argv", ["gpunodes", *command.split(), "-i", str(tmp_path / "hosts.yml")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert DOWN in err
+    assert "creates one" not in out + err
+    assert "`gpunodes init-" not in out + err
+    assert ended.value.code == code, out + err
+
+
+def test_a_machine_that_runs_no_cluster_is_told_from_one_whose_api_is_down() -> None:
+    seen = preflight.Inspection([], "control-1", None, None, "", False, Path())
+    assert seen.no_cluster().problem.remedy == "`gpunodes init-master control-1` creates one"
+    problem = dataclasses.replace(seen, unresponsive=DOWN).no_cluster().problem
+    assert problem.found == f"it has a cluster, but {DOWN}"
+    assert "init-" not in problem.remedy
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_module_reports_why_an_api_does_not_respond(monkeypatch: pytest.MonkeyPatch, required: bool) -> None:
+    def down(_: bool) -> None:
+        raise kube_api.ApiError(0, "refused")
+
+    monkeypatch.setattr(nodes, "info", down)
+    if required:
+        with pytest.raises(kube_api.ApiError):
+            nodes.report(required)
+    else:
+        message = "the Kubernetes API does not respond: refused"
+        assert nodes.report(required) == {"cluster": None, "unresponsive": message}

@@ -37,7 +37,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Inspection:
         assert not sources, "package sources are not queried for a removal"
         candidates = [MachineFacts(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
-        return preflight.Inspection(candidates, {"nodes": [NODE]}, None, False, folder)
+        return preflight.Inspection(candidates, "control-1", {"nodes": [NODE]}, None, "", False, folder)
 
     monkeypatch.setattr(preflight, "inspect", scan)
     return path
@@ -96,7 +96,7 @@ def test_a_node_whose_cluster_does_not_respond_is_not_changed(
 
     def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
         candidates = [MachineFacts(each.name, Role.WORKER, REPORTED[each.name]) for each in machines]
-        return preflight.Inspection(candidates, None, None, False, folder)
+        return preflight.Inspection(candidates, "control-1", None, None, "", False, folder)
 
     monkeypatch.setattr(preflight, "inspect", scan)
     done = run(inventory, "gpu", "remove", "worker-1", "--yes")
@@ -124,7 +124,8 @@ def test_an_unreachable_machine_is_matched_by_its_last_report(inventory: Path, c
     assert carried == []
     identities.remember("control-1", {"dead": {"boot_id": "b1", "product_uuid": UUID}})
     elsewhere: Any = _Inventory()
-    found = nodes.match(elsewhere, [_Inventory.dead], preflight.Inspection([], {"nodes": [NODE]}, None, False, Path()))
+    seen = preflight.Inspection([], "control-1", {"nodes": [NODE]}, None, "", False, Path())
+    found = nodes.match(elsewhere, [_Inventory.dead], seen)
     assert found["dead"].by == "recorded boot id"
 
 

@@ -73,7 +73,7 @@ def changed(document: Any, where: tuple[str | int, ...], value: Any) -> Any:
 
 
 def test_good_reports_pass() -> None:
-    assert reports.of_machine(MACHINE) == reports.of_cluster(CLUSTER) == ""
+    assert reports.machine_problem(MACHINE) == reports.cluster_problem(CLUSTER) == ""
 
 
 @pytest.mark.parametrize("where", list(places(MACHINE)), ids=str)
@@ -81,7 +81,7 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
     """Any value anywhere in a machine's report leads to a violation or to a judgement; never to another error."""
     for value in ODD:
         document = changed(MACHINE, where, value)
-        violation = reports.of_machine(document)
+        violation = reports.machine_problem(document)
         if violation:
             assert violation.startswith("its answer")
             if document is not None:
@@ -100,7 +100,7 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
 def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | int, ...]) -> None:
     for value in ODD:
         document = changed(CLUSTER, where, value)
-        if not reports.of_cluster(document):
+        if not reports.cluster_problem(document):
             assert free(where) or value not in ATTACKS, (where, value)
             candidate = preflight.MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
             assert preflight.judge([candidate], preflight.requirements_of(document, "1.36")) is not None
@@ -110,16 +110,16 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
 def test_a_node_without_a_required_field_is_refused(name: str) -> None:
     (first, *others) = CLUSTER["nodes"]
     incomplete = {**CLUSTER, "nodes": [{key: value for key, value in first.items() if key != name}, *others]}
-    assert reports.of_cluster(incomplete) == f"its answer is invalid: nodes.{name} is missing"
-    assert reports.of_cluster(changed(CLUSTER, ("nodes", 0, name), None))
+    assert reports.cluster_problem(incomplete) == f"its answer is invalid: nodes.{name} is missing"
+    assert reports.cluster_problem(changed(CLUSTER, ("nodes", 0, name), None))
 
 
 def test_package_names_must_match_their_pattern_too() -> None:
     for name in ATTACKS:
-        assert reports.of_machine(changed(MACHINE, ("packages",), {name: None}))
+        assert reports.machine_problem(changed(MACHINE, ("packages",), {name: None}))
 
 
 def test_facts_from_a_file_may_be_incomplete() -> None:
-    assert reports.saved({"os": {"id": "debian"}, "arch": "x86_64"}) == ""
-    assert reports.saved({"os": {"id": ATTACKS[1]}})
-    assert reports.saved({"arch": "x86_64"})
+    assert reports.saved_problem({"os": {"id": "debian"}, "arch": "x86_64"}) == ""
+    assert reports.saved_problem({"os": {"id": ATTACKS[1]}})
+    assert reports.saved_problem({"arch": "x86_64"})

@@ -47,7 +47,7 @@ def test_colour_does_not_change_the_text() -> None:
     for view in (coloured, bare):
         view.begin(names(30))
         view.scanned(verdict("gpu-0003", State.HUNG))
-    assert "\x1b[1;31mH\x1b[0m" in coloured.lines(80, 24)[0]
+    assert "\x1b[31mH\x1b[0m" in coloured.lines(80, 24)[0]
     assert drawn(coloured)[0] == bare.lines(80, 24)[0]
 
 

@@ -162,7 +162,7 @@ def machine(facts: Any, name: str) -> Any:
     """A machine's facts (a result of host_facts), checked for their form; {} for a machine that does not respond."""
     from gpunodes.planner import reports
 
-    if facts and (problem := reports.of_machine(facts)):
+    if facts and (problem := reports.machine_problem(facts)):
         raise AnsibleFilterError(f"{name}: {problem}")
     return facts
 
@@ -171,7 +171,7 @@ def cluster_problem(cluster: Any, name: str) -> str:
     """What is wrong with the cluster facts that the control plane ``name`` reports (cluster_info), "" if nothing is."""
     from gpunodes.planner import reports
 
-    problem = "" if cluster is None else reports.of_cluster(cluster)
+    problem = "" if cluster is None else reports.cluster_problem(cluster)
     return f"{name}: of its cluster, {problem}" if problem else ""
 
 
@@ -180,10 +180,10 @@ def kubeconfig(text: str, name: str) -> str:
     import yaml
 
     from gpunodes.errors import GpunodesError
-    from gpunodes.kubeconfig import taken
+    from gpunodes.kubeconfig import from_control_plane
 
     try:
-        return str(yaml.safe_dump(taken(text, name), sort_keys=False))
+        return str(yaml.safe_dump(from_control_plane(text, name), sort_keys=False))
     except GpunodesError as error:
         raise AnsibleFilterError(str(error)) from None
 

@@ -36,10 +36,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 cluster:
-  description: The cluster; null if there is none.
+  description: The cluster; null if there is none, or if its API does not respond.
   returned: always
   type: dict
   sample: {version: v1.36.3, endpoint: "10.0.0.1:6443", ca_hash: "sha256:...", nodes: []}
+unresponsive:
+  description: Why the API of a cluster that this machine has does not respond.
+  returned: if the cluster is not required and its API does not respond
+  type: str
+  sample: "the Kubernetes API does not respond: 10.0.0.1:6443: [Errno 111] Connection refused"
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -52,7 +57,7 @@ def main() -> None:
         argument_spec={"required": {"type": "bool", "default": True}},
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "cluster": nodes.info(module.params["required"])}, changes=False)
+    carry_out(module, lambda: {"changed": False, **nodes.report(module.params["required"])}, changes=False)
 
 
 if __name__ == "__main__":

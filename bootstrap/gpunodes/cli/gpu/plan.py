@@ -20,13 +20,17 @@ from gpunodes.views import text
 @common.ansible_options
 @common.version_option
 @common.gpu_options
-@click.option("--driver-source", type=click.Choice(["nvidia", "distribution"]), help="Where the driver comes from.")
+@click.option(
+    "--driver-source",
+    type=click.Choice(["nvidia", "distribution"]),
+    help="Whose driver packages to install; by default the setting gpunodes_driver_source.",
+)
 @click.option(
     "--from",
     "facts_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Plan from a saved --json document, without any machine.",
+    help="Plan from a document that --json printed; no machine is contacted.",
 )
 @common.output_option
 def command(

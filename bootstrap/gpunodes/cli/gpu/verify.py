@@ -31,5 +31,8 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     finally:
         view.close()
     code = int(exit_code_for(sum(not each.healthy for each in found), len(found)))
-    terminal.echo(gpu_verification.verification_document(found, code) if as_json else gpu_verification.table(found))
+    if as_json:
+        terminal.echo(gpu_verification.verification_document(found, code))
+    else:
+        terminal.report(gpu_verification.table(found))
     return code

@@ -13,7 +13,7 @@ CORRECTED_MANY = 1000
 
 def no_answer(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     for function in data.facts.functions if data.facts else ():
-        if not function.answers:
+        if not function.responds:
             message = "The PCI function does not respond: its configuration space reads as all ones."
             yield rule.finding(Action.REBOOT, message, gpu=function.address)
 

@@ -902,7 +902,7 @@ def _pci(options: ProbeOptions, emit: Emit) -> None:
                 "device": _text(device + "device").strip()[2:],
                 "class": _text(device + "class").strip()[2:],
                 "driver": driver,
-                "answers": _responds(device),
+                "responds": _responds(device),
                 "link": _link(device),
                 "aer": _aer(device),
             },

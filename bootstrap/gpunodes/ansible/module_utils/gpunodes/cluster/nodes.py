@@ -28,28 +28,36 @@ _PATTERNS = {
 
 
 def info(required: bool) -> dict[str, Any] | None:
-    """The cluster of this control-plane machine; None if there is none and it is not ``required``."""
+    """The cluster of this control-plane machine; None if there is none and it is not ``required``.
+
+    Raises ApiError if its API does not respond, after a longer wait if it is ``required``.
+    """
     config = kubeconfig.load(kubeconfig.ADMIN)
     if config is None:
         if required:
             kube_api.admin()
         return None
     client = Client(config) if required else Client(config, patience_s=20)
-    try:
-        version = client.get("/version")["gitVersion"]
-        nodes = client.get("/api/v1/nodes")["items"]
-        pods = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
-        pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
-    except ApiError:
-        if required:
-            raise
-        return None
+    version = client.get("/version")["gitVersion"]
+    nodes = client.get("/api/v1/nodes")["items"]
+    pods = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
+    pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
     return {
         "version": version,
         "endpoint": config.server.partition("://")[2],
         "ca_hash": config.ca_hash,
         "nodes": [describe(node, pods) for node in nodes],
     }
+
+
+def report(required: bool) -> dict[str, Any]:
+    """The cluster, or why its API does not respond if it is not ``required``: the result of ``cluster_info``."""
+    try:
+        return {"cluster": info(required)}
+    except ApiError as error:
+        if required:
+            raise
+        return {"cluster": None, "unresponsive": str(error)}
 
 
 def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
