@@ -21,7 +21,9 @@ def gate(name: str, version: str) -> Gate:
 def test_the_tables_of_gates_reach_the_newest_minor() -> None:
     newest = list(versions.minors())[-1]
     tables_of_gates = {name: tables.read(name)["newest"] for name in ("gates", "kubelet_gates")}
-    assert set(tables_of_gates.values()) == {newest}, f"add the gates of {newest} to the table that ends before"
+    assert set(tables_of_gates.values()) == {newest}, (
+        f"add the gates of Kubernetes {newest} to the table that ends before"
+    )
 
 
 # From Kubernetes' sources and its documentation of feature gates, independent of the table: gate, version, status,
