@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.ansible.module_utils.gpunodes.probe import smi
 from gpunodes.engine.machine_control import StepResult
 from gpunodes.model import Machine
 from gpunodes.operations import repair
@@ -65,7 +65,7 @@ class _Fleet(repair_fleet.Fleet):
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, repair.MachineScan]:
         if not self.scans:
-            time.sleep(probe.HOPELESS_S)
+            time.sleep(smi.HOPELESS_S)
         return super().scan(machines, full=full)
 
 

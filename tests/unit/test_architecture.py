@@ -41,6 +41,7 @@ LAYERS = {
     "__main__": 5,
 }
 PURE = ("planner", "health", "repair")
+PURE_SHARED = ("identity", "probe.known")
 
 
 def name_of(path: Path) -> str:
@@ -122,8 +123,8 @@ def test_planner_health_and_repair_are_pure(path: Path) -> None:
         for name in imports(path)
         if (part(name) or "") not in allowed
         and name.split(".")[0] not in sys.stdlib_module_names
-        # The matcher of machines and nodes is pure as well.
-        and not name.startswith("gpunodes.ansible.module_utils.gpunodes.identity")
+        # The matcher of machines and nodes is pure as well, and so is what the probe and the health rules both know.
+        and not name.startswith(tuple(f"gpunodes.ansible.module_utils.gpunodes.{part}" for part in PURE_SHARED))
     )
     assert not foreign, f"{relative(path)} imports {foreign}; only model, errors, shape and the standard library may be"
 

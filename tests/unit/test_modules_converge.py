@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, host, ledger, lock, packages, probe, undo
+from gpunodes.ansible.module_utils.gpunodes import escalate, host, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils.gpunodes.probe import smi
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
@@ -292,4 +293,4 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET}

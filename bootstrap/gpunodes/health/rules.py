@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
 from gpunodes.health import catalog, patterns, scan
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time
 
@@ -25,8 +26,6 @@ MEMORY = "NVIDIA GPU memory error management, docs.nvidia.com/deploy/a100-gpu-me
 HUNG_TASK = "Linux kernel/hung_task.c; a GPU reset needs every client of the GPU to exit, and a stuck one cannot"
 AER = "Linux Documentation/PCI/pcieaer-howto.rst"
 
-STUCK_S = 20.0
-"""A task in uninterruptible sleep for this many seconds is stuck; the driver starts all GPUs of a machine in less."""
 MANY_APPS = 3
 """If this many different processes have the same fault on one GPU, the GPU is the suspect, not the applications."""
 CORRECTED_MANY = 1000
