@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.ansible.module_utils.gpunodes.probe import smi
 from gpunodes.engine.machine_control import StepResult
 from gpunodes.engine.scans import MachineScan
 from gpunodes.model import Machine
@@ -67,7 +67,7 @@ class _Fleet(repair_fleet.Fleet):
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
         if not self.scans:
-            time.sleep(probe.HOPELESS_S)
+            time.sleep(smi.HOPELESS_S)
         return super().scan(machines, full=full)
 
 

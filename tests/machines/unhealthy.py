@@ -48,7 +48,7 @@ LAB = LabSpec("debian13", workers=0, gpu_workers=1, cluster=DRIVER, settings=SIN
 # The kernel checks for hung tasks every 5 s and reports them after 20 s.
 HUNG_TASKS = "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5"
 REPORT = "Workqueue: events os_execute_work_item [nvidia]"
-SESSION = "gpunodes_sessio[n]"
+SESSION = "gpunodes-sessio[n]"
 """Matches the session program of gpunodes on the control plane, and not the command with this pattern."""
 
 

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import probe, sent
+from gpunodes.ansible.module_utils.gpunodes import sent
+from gpunodes.ansible.module_utils.gpunodes.probe import document, threads
+from gpunodes.ansible.module_utils.gpunodes.probe import smi as smi_run
+from gpunodes.ansible.module_utils.gpunodes.probe.deduplicator import Deduplicator
+from gpunodes.ansible.module_utils.gpunodes.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
 from gpunodes.health import shape
-from gpunodes.health.rules import hung
 
-SOURCES = [*programs.sources("probe").values(), *programs.sources("escalate").values(), Path(sent.__file__).read_text()]
+SOURCES = [
+    *programs.sources("probe.document").values(),
+    *programs.sources("escalate").values(),
+    Path(sent.__file__).read_text(),
+]
 XML = '<?xml version="1.0" ?>\n<nvidia_smi_log><attached_gpus>1</attached_gpus></nvidia_smi_log>\n'
 
 
@@ -58,7 +65,7 @@ class Root:
         (self.folder / "proc").symlink_to("/proc")
 
     def thread(self, pid: int, comm: str, state: str, *, kthread: bool = False, stack: str = "") -> None:
-        flags = probe.PF_KTHREAD if kthread else 0
+        flags = threads.PF_KTHREAD if kthread else 0
         fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 4, "5", "5", *["0"] * 6, "900", "0"]
         folder = f"proc/{pid}/task/{pid}"
         self.write(f"{folder}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
@@ -67,7 +74,7 @@ class Root:
         self.write(f"{folder}/stack", stack)
 
     def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
-        facts = probe.read(probe.ProbeOptions(root=str(self.folder), deadline_s=deadline_s, smi_s=smi_s))
+        facts = document.read(ProbeOptions(root=str(self.folder), deadline_s=deadline_s, smi_s=smi_s))
         assert shape.violation(json.loads(json.dumps(facts))) == ""
         return facts
 
@@ -122,10 +129,10 @@ def test_imports_exist_in_python_3_6() -> None:
 
 def run_sent(arguments: dict[str, Any], name: str = "probe", python: str = sys.executable, **keywords: Any) -> Any:
     """Run the probe as a scan does: unpacked from standard input. ``name`` is in the command line of its processes."""
-    program = programs.packed("probe", arguments)
+    program = programs.pack("probe.document", arguments)
     done = subprocess.run(
-        [*programs.argv(program, {"ansible_python_interpreter": f"/usr/bin/env {python}"}), name],
-        input=program,
+        [*program.argv({"ansible_python_interpreter": f"/usr/bin/env {python}"}), name],
+        input=program.packed,
         capture_output=True,
         check=True,
         timeout=30,
@@ -239,7 +246,7 @@ def test_expected_gpus_come_from_the_boot_log(root: Root) -> None:
 
 
 def deduplicator(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, Any]], bool]:
-    found = probe._Deduplicator()
+    found = Deduplicator()
     for seconds, text in lines:
         found.add(seconds, text)
     text, cut = found.text()
@@ -287,7 +294,7 @@ def test_log_of_different_lines_is_bounded_and_keeps_driver_lines() -> None:
     lines.insert(10, (10.0, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."))
     text, _, cut = deduplicator(lines)
     assert cut
-    assert len(text) <= probe.TEXT_BYTES
+    assert len(text) <= TEXT_BYTES
     assert "fallen off the bus" in text
     assert words[-1] in text
 
@@ -374,23 +381,19 @@ def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
 ) -> None:
     root.thread(20, "kworker/u2:0", "D", kthread=True, stack=f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n")
     root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
-    monkeypatch.setattr(probe, "_now_ms", lambda _: 100000 + slept_s * 1000)
-    monkeypatch.setattr(probe, "HOPELESS_S", 0.5)
+    monkeypatch.setattr(smi_run, "now_ms", lambda _: 100000 + slept_s * 1000)
+    monkeypatch.setattr(smi_run, "HOPELESS_S", 0.5)
     root.smi("exec sleep 1000")
     smi = root.read(smi_s=3)["smi"]
     assert smi["status"] == "timeout"
     assert (smi["took_s"] > 2) is waits
 
 
-def test_probe_and_rules_agree_when_a_task_is_stuck() -> None:
-    assert probe.STUCK_S == hung.STUCK_S
-
-
 def test_endless_output_of_nvidia_smi_is_bounded(root: Root) -> None:
     root.smi("exec yes '<nvidia_smi_log>'")
     facts = root.read(deadline_s=8, smi_s=3)
     assert facts["smi"]["status"] == "timeout"
-    assert len(facts["smi"]["message"]) <= probe.MESSAGE_BYTES
+    assert len(facts["smi"]["message"]) <= smi_run.MESSAGE_BYTES
 
 
 def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:

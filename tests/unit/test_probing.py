@@ -114,7 +114,7 @@ def probe_targets(*targets: Target, deadline_s: float = 90, **options: Any) -> d
 
 def probe_command(folder: Path) -> str:
     """A shell command that runs the probe of this tree, whatever a scan sends."""
-    command = programs.command("probe", {}, {"ansible_python_interpreter": sys.executable}, Become.NEVER)
+    command = programs.pack("probe.document", {}).command({"ansible_python_interpreter": sys.executable}, Become.NEVER)
     (folder / "probe").write_bytes(command.stdin)
     return f"{command.line} < {folder}/probe"
 
@@ -470,9 +470,9 @@ def test_host_keys_in_every_format(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    program = programs.packed("probe", {})
-    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
-    done = subprocess.run(words, input=program, capture_output=True, check=True, timeout=60)
+    program = programs.pack("probe.document", {})
+    words = program.argv({"ansible_python_interpreter": sys.executable})
+    done = subprocess.run(words, input=program.packed, capture_output=True, check=True, timeout=60)
     found: dict[str, Any] = json.loads(zlib.decompress(done.stdout.split(b"\n", 3)[3]))
     found["tasks"] = [
         {"pid": 1, "comm": "x", "state": "D", "kthread": False, "wchan": "", "stack": ["f+0x1"], "age_s": 1.0}

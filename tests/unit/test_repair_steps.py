@@ -96,10 +96,10 @@ def run_step(folder: Path, path: str = "", **options: Any) -> dict[str, Any]:
     environment = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(programs.sources("escalate"), "gpunodes.escalate", harmless(folder))
-        program = programs.packed("escalate", options)
+        program = programs.pack("escalate", options)
     done = subprocess.run(
-        programs.argv(program, {"ansible_python_interpreter": sys.executable}),
-        input=program,
+        program.argv({"ansible_python_interpreter": sys.executable}),
+        input=program.packed,
         env=environment,
         capture_output=True,
         timeout=60,
@@ -253,9 +253,9 @@ def run_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = commands.remote
 
     def never(
-        argv: Sequence[str], variables: Mapping[str, Any], _become: Any = None, *program: bytes, **more: Any
+        argv: Sequence[str], variables: Mapping[str, Any], _: Any = None, stdin: bytes = b"", *, marks: bool = False
     ) -> RemoteCommand:
-        return remote(argv, variables, Become.NEVER, *program, **more)
+        return remote(argv, variables, Become.NEVER, stdin, marks=marks)
 
     monkeypatch.setattr(commands, "remote", never)
 

@@ -19,6 +19,7 @@ from gpunodes.engine import locks, machine_control
 from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.engine.remote import answers, commands, probing, programs
 from gpunodes.engine.remote.commands import Become
+from gpunodes.engine.remote.programs import Program
 from gpunodes.engine.remote.reach import ProbeResult, Reach
 from gpunodes.engine.remote.targets import target
 from gpunodes.errors import GpunodesError
@@ -134,21 +135,21 @@ def test_control_characters_and_line_breaks_are_refused() -> None:
 
 
 def test_a_program_runs_with_the_python_of_the_inventory() -> None:
-    program = zlib.compress(b"import sys; print('it is', sys.executable)")
-    words = programs.argv(program, {"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"})
-    done = subprocess.run(words, input=program, capture_output=True, check=True)
+    program = Program("test", zlib.compress(b"import sys; print('it is', sys.executable)"))
+    words = program.argv({"ansible_python_interpreter": f"/usr/bin/env {sys.executable}"})
+    done = subprocess.run(words, input=program.packed, capture_output=True, check=True)
     assert done.stdout.decode() == f"it is {sys.executable}\n"
     for unknown in ({}, {"ansible_python_interpreter": "auto_silent"}, {"ansible_python_interpreter": None}):
-        assert programs.argv(b"", unknown)[0] == "/usr/bin/python3"
+        assert program.argv(unknown)[0] == "/usr/bin/python3"
 
 
 def test_a_program_may_read_the_input_after_itself() -> None:
     """The lock program gets heartbeats there, the session requests."""
-    program = zlib.compress(b"import os; print(os.read(0, 9))")
-    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
+    program = Program("test", zlib.compress(b"import os; print(os.read(0, 9))"))
+    words = program.argv({"ansible_python_interpreter": sys.executable})
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
-        for part in (program[:5], program[5:] + b"the rest"):
+        for part in (program.packed[:5], program.packed[5:] + b"the rest"):
             process.stdin.write(part)
             process.stdin.flush()
             time.sleep(0.2)
@@ -161,15 +162,15 @@ def test_a_program_has_all_modules_that_it_imports_and_no_others() -> None:
     assert set(programs.sources("session")) == {"gpunodes", *(f"gpunodes.{name}" for name in session)}
 
 
-@pytest.mark.parametrize(("name", "limit"), [("probe", 16000), ("session", 9000), ("escalate", 6000)])
+@pytest.mark.parametrize(("name", "limit"), [("probe.document", 16000), ("session", 9000), ("escalate", 6000)])
 def test_the_size_of_what_is_sent_is_bounded(name: str, limit: int) -> None:
-    assert len(programs.packed(name, {})) < limit
+    assert len(programs.pack(name, {}).packed) < limit
 
 
 def test_an_error_of_a_program_names_its_module() -> None:
-    program = programs.packed("session", {"kubeconfig": "/"})
-    words = programs.argv(program, {"ansible_python_interpreter": sys.executable})
-    done = subprocess.run(words, input=program, capture_output=True, check=False)
+    program = programs.pack("session", {"kubeconfig": "/"})
+    words = program.argv({"ansible_python_interpreter": sys.executable})
+    done = subprocess.run(words, input=program.packed, capture_output=True, check=False)
     assert done.stdout.decode() == f"\n{sent.MARK}\n"
     assert 'File "gpunodes.kubeconfig", line ' in done.stderr.decode()
 

@@ -178,7 +178,7 @@ def clock() -> float:
 
 def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str]) -> subprocess.Popen[str]:
     options = {"who": who, "patience_s": PATIENCE, "path": command_lock.PATH}
-    command = programs.command("command_lock", options, variables)
+    command = programs.pack("command_lock", options).command(variables)
     process = subprocess.Popen(
         [*shell.command(address, variables, "-o", "ConnectTimeout=30"), command.line],
         env=shell.environment(variables),

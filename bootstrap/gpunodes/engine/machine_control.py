@@ -155,7 +155,7 @@ class MachineControl:
         result = shell.run(
             self._address,
             self._variables,
-            programs.command("escalate", options, self._variables),
+            programs.pack("escalate", options).command(self._variables),
             deadline_s=_STEP_S + (step.down_s if step.name == "gpu-reset" else 0),
             is_complete=lambda out: _parse_step_result(out) is not None,
         )

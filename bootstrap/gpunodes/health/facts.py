@@ -57,8 +57,6 @@ class Repeat:
     line: str
     count: int
     last: float | None
-    kept: int = 25
-    """How many of them stay in the log: the first 20 and the last 5."""
 
 
 @dataclass(frozen=True, slots=True)

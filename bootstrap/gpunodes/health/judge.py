@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gpunodes.ansible.module_utils.gpunodes.probe.known import FLOOD_FIRST, FLOOD_LAST
 from gpunodes.health import rules, scan
 from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time, Verdict
@@ -98,7 +99,7 @@ def _with_floods(records: Sequence[LogRecord], floods: Sequence[probe.Repeat], s
     missing: Counter[tuple[object, ...]] = Counter()
     for flood in floods:
         for record in _scanned([f"[{flood.last or 0.0:.6f}] {flood.line}\n"], since).records:
-            missing[_identity(record)] += max(0, flood.count - flood.kept)
+            missing[_identity(record)] += max(0, flood.count - FLOOD_FIRST - FLOOD_LAST)
     return tuple(dataclasses.replace(record, count=record.count + missing[_identity(record)]) for record in records)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from gpunodes.ansible.module_utils.gpunodes.probe.known import DRIVER_THREAD
 from gpunodes.health.model import Time
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -181,11 +182,8 @@ BEFORE_REPORT = (b" blocked for more ", b" Comm: ", b"BUG: soft lockup")
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
 )
-# Threads of the driver, and programs that only use the driver. The kernel truncates names to 15 characters.
-NVIDIA_TASK = re.compile(
-    rb"nvidia-[\w./:-]*|nv-fabricmanage\w*|nv-hostengine|dcgm[\w-]*|nv_queue|nv_open_q|nvc:\[\w+\]|irq/\d+-nvidia\S*"
-    rb"|UVM (?:global|GPU|deferred|Tools)[^:]*"
-)
+# Threads of the driver, and programs that only use the driver.
+NVIDIA_TASK = re.compile(DRIVER_THREAD.encode())
 
 OFF_BUS = re.compile(
     rb"GPU\s+(?:at\s+)?(?:PCI:)?(" + ADDRESS + rb"):?\s+(?:GPU\s+)?has\s+fallen\s+off\s+the\s+bus"

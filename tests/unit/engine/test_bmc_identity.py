@@ -10,7 +10,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import probe
+from gpunodes.ansible.module_utils.gpunodes.probe import document
+from gpunodes.ansible.module_utils.gpunodes.probe.options import ProbeOptions
 from gpunodes.engine import identities, machine_control
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.power import PowerProblem, Trouble
@@ -241,7 +242,7 @@ def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = reported("gpu-1", "", probe.read(probe.ProbeOptions(root=str(tmp_path), deadline_s=5)))
+    found = reported("gpu-1", "", document.read(ProbeOptions(root=str(tmp_path), deadline_s=5)))
     assert (found.hostname, found.machine_id, found.system_uuid) == ("gpu-1", "0a1b", UUID)
     assert (found.serial, found.macs) == ("ABC123", (MAC,))
 

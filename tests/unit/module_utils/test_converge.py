@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, ledger, lock, packages, probe, undo
+from gpunodes.ansible.module_utils.gpunodes import escalate, ledger, lock, packages, undo
 from gpunodes.ansible.module_utils.gpunodes.host import files, images, installation, sources, users
 from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
 from gpunodes.ansible.module_utils.gpunodes.host.converge import converge, diff
 from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Generated, Repository, Spec
+from gpunodes.ansible.module_utils.gpunodes.probe import smi
 from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
 from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
 
@@ -297,7 +298,7 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.TEMPORARY_FILES) == {f"/{probe.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET}
 
 
 @pytest.mark.usefixtures("machine")

@@ -26,7 +26,7 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import identity
 from gpunodes.engine.locks import NoLock, Taken
 from gpunodes.engine.remote import commands, shell
-from gpunodes.engine.remote.commands import Become
+from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role
 from gpunodes.operations import claims, preflight
@@ -316,8 +316,8 @@ def lock_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(shell, "command", lambda *_: ["sh", "-c"])
     remote = commands.remote
 
-    def without_root(argv: Sequence[str], _variables: object, _become: Become, *program: bytes, **more: Any) -> Any:
-        return remote([sys.executable, *argv[1:]], {}, Become.NEVER, *program, **more)
+    def without_root(argv: Sequence[str], _variables: object, _: Become, stdin: bytes, *, marks: bool) -> RemoteCommand:
+        return remote([sys.executable, *argv[1:]], {}, Become.NEVER, stdin, marks=marks)
 
     monkeypatch.setattr(commands, "remote", without_root)
     return path

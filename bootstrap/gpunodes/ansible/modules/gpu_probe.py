@@ -53,8 +53,9 @@ gpu_probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import probe
 from ansible.module_utils.gpunodes.entry import carry_out
+from ansible.module_utils.gpunodes.probe import document
+from ansible.module_utils.gpunodes.probe.options import ProbeOptions
 
 
 def main() -> None:
@@ -65,10 +66,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    options = probe.ProbeOptions(
-        deadline_s=module.params["deadline"], expected_gpus=module.params["expected_gpus"] or None
-    )
-    carry_out(module, lambda: {"changed": False, "gpu_probe": probe.read(options)}, changes=False)
+    options = ProbeOptions(deadline_s=module.params["deadline"], expected_gpus=module.params["expected_gpus"] or None)
+    carry_out(module, lambda: {"changed": False, "gpu_probe": document.read(options)}, changes=False)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Transport:
 
 def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN) -> Transport:
     """A session on a control-plane machine, with a kubeconfig file there."""
-    command = programs.command("session", {"kubeconfig": kubeconfig}, variables)
+    command = programs.pack("session", {"kubeconfig": kubeconfig}).command(variables)
     timeouts = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
         [*shell.command(address, variables, *timeouts), command.line],
@@ -61,9 +61,8 @@ def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN
 
 def here(python: str, kubeconfig: Path) -> Transport:
     """A session on the controller, with a kubeconfig file."""
-    program = programs.packed("session", {"kubeconfig": str(kubeconfig)})
-    variables = {"ansible_python_interpreter": python}
-    return Transport(programs.argv(program, variables), "the controller", program)
+    program = programs.pack("session", {"kubeconfig": str(kubeconfig)})
+    return Transport(program.argv({"ansible_python_interpreter": python}), "the controller", program.packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class _Scan:
         self._finished: queue.SimpleQueue[ProbeResult] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        self._shared = Shared(programs.packed("probe", {"deadline_s": options.probe_s}))
+        self._shared = Shared(programs.pack("probe.document", {"deadline_s": options.probe_s}))
 
     def run(self) -> list[ProbeResult]:
         """Probe all targets and wait for the results."""

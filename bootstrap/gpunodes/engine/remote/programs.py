@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +29,30 @@ _FOLDER = Path(sent.__file__).parent
 _READ = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
 
 
-def command(
-    name: str, options: Mapping[str, Any], variables: Mapping[str, Any], become: Become = Become.ALWAYS
-) -> RemoteCommand:
-    """The command that runs ``main(options)`` of a module on a machine with these inventory variables."""
-    return packed_command(packed(name, options), variables, become)
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program and its options, ready to be sent to any machine."""
+
+    name: str
+    packed: bytes
+
+    def argv(self, variables: Mapping[str, Any]) -> list[str]:
+        """The argv that runs it on a machine with these inventory variables; ``packed`` is its standard input."""
+        interpreter = str(variables.get("ansible_python_interpreter") or PYTHON)
+        python = shlex.split(interpreter) if interpreter.startswith("/") else [PYTHON]
+        # The name is for people: in the machine's list of processes.
+        return [*python, "-c", _READ.format(size=len(self.packed)), f"gpunodes-{self.name}"]
+
+    def command(self, variables: Mapping[str, Any], become: Become = Become.ALWAYS) -> RemoteCommand:
+        """The command that runs it on a machine with these inventory variables."""
+        return commands.remote(self.argv(variables), variables, become, self.packed, marks=True)
 
 
-def packed_command(program: bytes, variables: Mapping[str, Any], become: Become) -> RemoteCommand:
-    """The same for a program that is ``packed`` already, for many machines."""
-    return commands.remote(argv(program, variables), variables, become, program, marks=True)
-
-
-def argv(program: bytes, variables: Mapping[str, Any]) -> list[str]:
-    """The argv that runs a packed program, which is its standard input."""
-    interpreter = str(variables.get("ansible_python_interpreter") or PYTHON)
-    python = shlex.split(interpreter) if interpreter.startswith("/") else [PYTHON]
-    return [*python, "-c", _READ.format(size=len(program))]
-
-
-def packed(name: str, options: Mapping[str, Any]) -> bytes:
-    """The program of a module of module_utils/gpunodes; ``options`` hold JSON's types only."""
+def pack(name: str, options: Mapping[str, Any]) -> Program:
+    """The program ``main(options)`` of a module of module_utils/gpunodes; ``options`` hold JSON's types only."""
     runner = Path(sent.__file__).read_text(encoding="utf-8")
-    return zlib.compress(f"{runner}\nrun({sources(name)!a}, {name!r}, {dict(options)!a})\n".encode(), 9)
+    text = f"{runner}\nrun({sources(name)!a}, {name!r}, {dict(options)!a})\n"
+    return Program(name, zlib.compress(text.encode(), 9))
 
 
 @functools.cache

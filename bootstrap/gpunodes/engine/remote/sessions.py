@@ -12,13 +12,14 @@ from typing import Any
 
 import paramiko
 
-from gpunodes.engine.remote import answers, programs
+from gpunodes.engine.remote import answers
 from gpunodes.engine.remote.answers import MAX_BANNER_BYTES, PACKED_BYTES
 from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.engine.remote.host_check import HostCheck
 from gpunodes.engine.remote.jump_hosts import JumpHosts
 from gpunodes.engine.remote.keys import PrivateKeys
 from gpunodes.engine.remote.login import Stream, handshake, login
+from gpunodes.engine.remote.programs import Program
 from gpunodes.engine.remote.reach import LostError, ProbeResult, Reach
 from gpunodes.engine.remote.targets import Target
 from gpunodes.model import printable
@@ -37,7 +38,7 @@ class State(Enum):
 class Shared:
     """What the sessions of a scan share: the packed probe, keys, connections to jump hosts."""
 
-    def __init__(self, probe: bytes) -> None:
+    def __init__(self, probe: Program) -> None:
         self.probe = probe
         self.parsing = threading.Lock()
         self.keys = PrivateKeys()
@@ -158,10 +159,10 @@ class Session:
         return Reach.PROBE_FAILED, str(error) or "the connection was closed"
 
 
-def _command(target: Target, probe: bytes) -> RemoteCommand:
+def _command(target: Target, probe: Program) -> RemoteCommand:
     """The command that runs the probe, as root if possible."""
     variables = {"ansible_python_interpreter": target.python, "ansible_become_password": target.become_password}
-    return programs.packed_command(probe, variables, Become.IF_POSSIBLE if target.become else Become.NEVER)
+    return probe.command(variables, Become.IF_POSSIBLE if target.become else Become.NEVER)
 
 
 def _line(text: str) -> str:

@@ -6,6 +6,7 @@ Xid is a row of tables/xid.tsv. ``gpunodes health rules`` and the table in docs/
 
 from __future__ import annotations
 
+from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
 from gpunodes.health.model import Finding
 from gpunodes.health.rules import clocks, driver, fabric, hung, memory, nvidia_smi, pcie, xid
 from gpunodes.health.rules.rule import Rule, RuleInput
@@ -31,8 +32,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "task-in-driver",
         "A thread is in uninterruptible sleep in the NVIDIA driver",
-        f"threads in state D for {hung.STUCK_S:.0f} s,"
-        " or for less with a stuck nvidia-smi or hung tasks missing in the log",
+        f"threads in state D for {STUCK_S:.0f} s, or for less with a stuck nvidia-smi or hung tasks missing in the log",
         "reboot; watch if it has just begun",
         HUNG_TASK,
         hung.task_in_driver,

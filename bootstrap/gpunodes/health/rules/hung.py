@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, State
 from gpunodes.health.rules.rule import Rule, RuleInput
-
-STUCK_S = 20.0
-"""A task in uninterruptible sleep for this many seconds is stuck; the driver starts all GPUs of a machine in less."""
 
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:

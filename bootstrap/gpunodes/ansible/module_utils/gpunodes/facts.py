@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, gpu_facts, kubeconfig, ledger, packages, probe
+from . import disk, gpu_facts, kubeconfig, ledger, packages
 from .host import keys, swap
 from .host.spec import Repository
+from .probe import identity
 from .problem import MachineProblem
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
@@ -60,7 +61,7 @@ def _machine() -> dict[str, Any]:
         "machine_id": _line("/etc/machine-id"),
         "product_uuid": _line("/sys/class/dmi/id/product_uuid"),
         "product_serial": _line("/sys/class/dmi/id/product_serial"),
-        "macs": probe.macs(),
+        "macs": identity.macs(),
         "boot_id": _line("/proc/sys/kernel/random/boot_id"),
         "time": time.time(),
         "default_address": _default_address(),
