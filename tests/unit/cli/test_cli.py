@@ -338,7 +338,7 @@ def test_live_lines_are_drawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     view.findings(RESULT.findings)
     before = stream.getvalue()
     view.close()
-    finding = "b: swap (warning): on; wanted: off. nothing to do.\n"
+    finding = "b: swap (warning): on; wanted: off; nothing to do\n"
     line = "b   2:05  Install containerd (2 of 9): pulling images\n"
     assert before.endswith(f"\x1b[2A\r\x1b[J{finding}a         ok\n{line}")
     assert stream.getvalue() == before + "\x1b[2A\r\x1b[J"
