@@ -70,16 +70,17 @@ def phases_of(name: str) -> Sequence[Phase]:
 
 FAILURES = {
     ("init-control-plane", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
-        "a phase failed on it, or preflight stopped the command before anything was changed"
+        "a phase failed on some machines",
+        "a phase failed on all machines, or preflight stopped the command before anything was changed",
     ),
-    ("preflight",): "it fails a check, or does not respond",
-    ("gpu plan",): "the request is not possible on it, or it does not respond",
-    ("gpu verify",): "a level fails",
-    ("status",): "its node is not ready",
-    ("health",): "it is not healthy, or does not respond",
-    ("repair", "health --reboot-hung"): "it is not healthy at the end",
+    ("preflight",): ("some machines fail a check or do not respond", "all machines do"),
+    ("gpu plan",): ("the request is not possible on some machines", "it is possible on none"),
+    ("gpu verify",): ("a level fails on a machine", "the command itself failed"),
+    ("status",): ("a node is not ready", "the command itself failed"),
+    ("health",): ("a machine is not healthy, or does not respond", "the command itself failed"),
+    ("repair", "health --reboot-hung"): ("a machine is not healthy at the end", "the command itself failed"),
 }
-"""When a command counts a machine as failed: exit code 3 for some machines, 1 for all."""
+"""When commands exit with 3, and when with 1."""
 
 
 def commands_page() -> str:
@@ -87,8 +88,10 @@ def commands_page() -> str:
     exit_codes = inspect.cleandoc(cli.root.help or "")
     lines = ["# Commands", "", NOTE, "", *paragraphs(exit_codes), ""]
     listed = list(commands())
-    lines += ["| command | when a machine has failed |", "| --- | --- |"]
-    lines += [f"| {', '.join(f'`{each}`' for each in names)} | {text} |" for names, text in FAILURES.items()]
+    lines += ["| command | exit code 3 | exit code 1 |", "| --- | --- | --- |"]
+    lines += [
+        f"| {', '.join(f'`{each}`' for each in names)} | {some} | {none} |" for names, (some, none) in FAILURES.items()
+    ]
     lines += ["", "| command | what it does |", "| --- | --- |"]
     lines += [f"| [`{name}`](#{anchor(name)}) | {cell(summary(command))} |" for name, command in listed]
     for name, command in listed:

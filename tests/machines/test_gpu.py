@@ -72,7 +72,7 @@ def test_the_machines_are_bare(operator: Operator) -> None:
 
 
 def test_verify_reports_the_missing_driver(operator: Operator) -> None:
-    document = operator.document("gpu", "verify", "gpu-1", code=1)
+    document = operator.document("gpu", "verify", "gpu-1", code=3)
     assert document["machines"][0]["levels"][0]["level"] == "host"
     assert "nvidia is not loaded" in document["machines"][0]["levels"][0]["fact"]
 

@@ -27,7 +27,7 @@ def test_too_many_unhealthy_machines_stop_repairs(operator: Operator) -> None:
     for machine in GPU:
         wait_for(operator, machine, ["reboot"])
     boots = [unhealthy.boot(operator, machine) for machine in GPU]
-    document = operator.document("health", "gpu-*", "--reboot-hung", "--yes", code=1)
+    document = operator.document("health", "gpu-*", "--reboot-hung", "--yes", code=3)
     assert {each["decision"] for each in document["machines"]} == {"refuse"}
     assert all("2 of 2" in each["why"] for each in document["machines"])
     assert [unhealthy.boot(operator, machine) for machine in GPU] == boots
@@ -42,7 +42,7 @@ def test_the_loop_guard_and_no_control_plane(operator: Operator) -> None:
     hang(operator)
     wait_for(operator, "gpu-1", ["reboot"])
     with unhealthy.with_variables(operator, "control-1", gpunodes_repair_guard_repairs=1):
-        found = entry(operator.document(*REPAIR, code=1))
+        found = entry(operator.document(*REPAIR, code=3))
         assert (found["decision"], found["outcome"]) == ("needs-repair", "needs-repair")
         assert "times in 24 h and is unhealthy again" in found["why"]
         assert_needs_repair(operator)

@@ -17,7 +17,7 @@ def test_a_hang_whose_reboot_hangs_is_repaired_by_sysrq(operator: Operator) -> N
     fault(operator, "gpu-1", "reboot-hang")
     hang(operator)
     assert wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
-    plan = operator.document("health", "gpu-*", "--reboot-hung", "--dry-run", code=1)
+    plan = operator.document("health", "gpu-*", "--reboot-hung", "--dry-run", code=3)
     first = entry(plan)
     assert (first["decision"], first["step"]) == ("repair", "reboot")
     assert any("blocked for more than" in line for line in first["verdict"]["evidence"])
@@ -39,7 +39,7 @@ def test_a_hang_without_sshd_is_repaired_by_the_bmc(operator: Operator) -> None:
     hang(operator)
     operator.ssh("gpu-1", "systemd-run --on-active=3 sh -c 'systemctl stop ssh.socket ssh.service; pkill -x sshd'")
     time.sleep(10)
-    document = operator.document("health", "gpu-1", "--reboot-hung", "--yes", code=1)
+    document = operator.document("health", "gpu-1", "--reboot-hung", "--yes", code=3)
     assert entry(document)["decision"] == "refuse", "an unreachable machine may be healthy"
     found = repaired(operator.document("repair", "gpu-1", "--yes", "--reason", "its sshd is dead"))
     assert found["step"] == "bmc"
@@ -53,7 +53,7 @@ def test_a_gpu_reset_suffices(operator: Operator) -> None:
     before = unhealthy.boot(operator, "gpu-1")
     fault(operator, "gpu-1", "ecc")
     assert wait_for(operator, "gpu-1", ["reset_gpu"])["xids"] == [48, 63]
-    refused = operator.document("health", "gpu-1", "--reboot-hung", "--yes", code=1)
+    refused = operator.document("health", "gpu-1", "--reboot-hung", "--yes", code=3)
     assert entry(refused)["decision"] == "nothing", "a reset was not requested"
     wider = ("health", "gpu-1", "--reboot-hung", "--actions", "reset_gpu,reboot", "--yes")
     assert repaired(operator.document(*wider))["step"] == "gpu-reset"
@@ -69,7 +69,7 @@ def test_a_bmc_that_refuses(operator: Operator) -> None:
     with unhealthy.bmc(operator, "refuses"):
         assert operator.document("power", "gpu-1", "status")["state"] == "on"
         assert "refuses" in operator.gpunodes("power", "gpu-1", "cycle", "--yes", code=1).stderr
-        document = operator.document("repair", "gpu-1", "--from", "bmc", "--yes", code=1)
+        document = operator.document("repair", "gpu-1", "--from", "bmc", "--yes", code=3)
     assert entry(document)["outcome"] == "needs-repair"
     assert "refuses" in entry(document)["why"]
     assert_needs_repair(operator)

@@ -67,7 +67,7 @@ def test_one_of_two_commands_repairs_a_lost_gpu_and_a_foreign_cordon_stays(opera
     # assert_clean expects none of these at the end.
     assert unhealthy.leases(operator)
     assert unhealthy.sessions(operator) > 0
-    second = entry(operator.document(*REPAIR, code=1))
+    second = entry(operator.document(*REPAIR, code=3))
     assert (second["decision"], second["outcome"]) == ("refuse", None)
     assert running.wait(timeout=1500) == 0
     assert unhealthy.boot(operator, "gpu-1") != before
@@ -88,7 +88,7 @@ def test_a_budget_that_forbids_eviction_and_a_pod_that_cannot_end(operator: Oper
     fault(operator, "gpu-1", "smi-hang")
     assert wait_for(operator, "gpu-1", ["reboot"])["hung_in_driver"]
 
-    done = operator.gpunodes(*REPAIR, "--json", code=1)
+    done = operator.gpunodes(*REPAIR, "--json", code=3)
     found = entry(json.loads(done.stdout))
     assert found["outcome"] == "not-repaired"
     assert "default/steady-" in found["why"]

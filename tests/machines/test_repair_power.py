@@ -16,14 +16,14 @@ def test_a_fault_that_needs_a_power_cycle_waits_for_the_bmc_and_an_uncordon(oper
     fault(operator, "gpu-1", "needs-cold")
     wait_for(operator, "gpu-1", ["reboot"])
     with unhealthy.bmc(operator, "down"):
-        document = operator.document(*REPAIR, code=1)
+        document = operator.document(*REPAIR, code=3)
         assert entry(document)["outcome"] == "needs-repair"
         assert "the new boot has findings" in entry(document)["why"]
         (cold,) = [each for each in history(operator) if each["what"] == "cold"]
         assert "does not respond" in cold["detail"]
     assert_needs_repair(operator)
     before = unhealthy.boot(operator, "gpu-1")
-    again = entry(operator.document(*REPAIR, code=1))
+    again = entry(operator.document(*REPAIR, code=3))
     assert (again["decision"], again["outcome"]) == ("needs-repair", None)
     assert "gpunodes uncordon gpu-1" in again["why"]
     assert unhealthy.boot(operator, "gpu-1") == before
@@ -40,7 +40,7 @@ def test_a_bmc_that_reports_on_for_a_machine_that_is_off(operator: Operator) -> 
         unhealthy.bmc(operator, "lies"),
         unhealthy.with_variables(operator, "control-1", gpunodes_repair_boot_timeout=60),
     ):
-        document = operator.document("repair", "gpu-1", "--yes", code=1)
+        document = operator.document("repair", "gpu-1", "--yes", code=3)
     assert entry(document)["outcome"] == "needs-repair"
     (cold,) = [each for each in history(operator) if each["what"] == "cold"]
     assert "accepted the command off, but reports on" in cold["detail"]
@@ -67,7 +67,7 @@ def test_the_bmc_of_another_machine_gets_no_order(operator: Operator) -> None:
             done = operator.gpunodes("power", "gpu-1", action, "--yes", code=1)
             assert "belongs to another machine" in done.stderr
         assert (
-            entry(operator.document("repair", "gpu-1", "--from", "bmc", "--yes", code=1))["outcome"] == "needs-repair"
+            entry(operator.document("repair", "gpu-1", "--from", "bmc", "--yes", code=3))["outcome"] == "needs-repair"
         )
         tried = [each["detail"] for each in history(operator) if each["what"] in {"bmc", "cold"}]
         assert tried
@@ -81,7 +81,7 @@ def test_repair_gives_up_on_a_hang_at_every_boot(operator: Operator) -> None:
     for more in ((), ("--at-boot",)):
         fault(operator, "gpu-1", "smi-hang", *more)
     wait_for(operator, "gpu-1", ["reboot"])
-    found = entry(operator.document(*REPAIR, code=1))
+    found = entry(operator.document(*REPAIR, code=3))
     assert found["outcome"] == "needs-repair"
     assert "the new boot has findings" in found["why"]
     assert [each["what"] for each in history(operator) if each["kind"] == "verification"][-1] == "cold"

@@ -205,8 +205,8 @@ def test_options_are_accepted_after_the_machines(tmp_path: Path) -> None:
     ("arguments", "code"),
     [
         (("--from", str(CASES / "load.log")), 0),
-        (("--from", str(CASES / "hung-frame.log")), 1),
-        (("--from", str(CASES / "nothing.txt")), 1),
+        (("--from", str(CASES / "hung-frame.log")), 3),
+        (("--from", str(CASES / "nothing.txt")), 3),
         (("--from", "/nowhere"), 2),
         (("--from", "/"), 2),
         (("--from", str(CASES / "load.log"), "gpu-1"), 2),
@@ -237,7 +237,7 @@ def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
     (folder / "link").symlink_to("/etc/passwd")
     kinds = {"kern.log": ["kernel log"], "deeper/nothing.txt": [], "broken.gz": []}
     done = gpunodes("--from", str(folder), "--json")
-    assert done.returncode == 1
+    assert done.returncode == 3
     found = json.loads(done.stdout)["machines"][0]["files"]
     assert {file["path"].removeprefix(f"{folder}/"): file["kinds"] for file in found} == kinds
     assert [file["path"].rpartition("/")[2] for file in found if file["problem"]] == ["broken.gz"]
@@ -277,7 +277,7 @@ def test_files_need_neither_ansible_nor_yaml() -> None:
     code = (
         "import sys\nfrom gpunodes.cli import main\n"
         f"sys.argv[1:] = ['health', '--json', '--from', {str(CASES / 'hung-frame.log')!r}]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1, end.code\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 3, end.code\n"
         "print(sorted({'ansible', 'ansible_runner', 'paramiko', 'yaml', 'jinja2', 'socket'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

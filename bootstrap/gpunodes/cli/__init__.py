@@ -116,8 +116,8 @@ def root() -> None:
 
     Machines come from an Ansible inventory (inventory/hosts.yml, or -i).
 
-    Exit codes: 0 success; 1 all machines failed, or the command itself; 2 wrong input, nothing was changed; 3 some
-    machines failed; 130 interrupted.
+    Exit codes: 0 success; 1 failed; 2 wrong input, nothing was changed; 3 done on some machines only, or a machine is
+    not healthy; 130 interrupted.
     """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import complete, options, repair_options, terminal
-from gpunodes.errors import ExitCode, WrongInput, exit_code_for
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
 # systemd.time(7)
@@ -119,8 +119,8 @@ def command(
 
     PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from, saved
     files of one machine are judged, and no machine is contacted: kernel logs, journals, nvidia-smi output, bug reports
-    or sosreports, compressed or not; - is standard input. Exit code 3 when some machines are not healthy or do not
-    respond, 1 when all are so.
+    or sosreports, compressed or not; - is standard input. Exit code 3 when a machine is not healthy or does not
+    respond.
 
     With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
     escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
@@ -307,4 +307,4 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
         terminal.echo(view.dump(view.document(verdicts)))
     else:
         terminal.report(view.listing(verdicts))
-    return exit_code_for(sum(verdict.state is not State.HEALTHY for verdict in verdicts), len(verdicts))
+    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY

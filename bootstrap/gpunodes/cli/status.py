@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gpunodes.cli import common
-from gpunodes.errors import exit_code_for
+from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import status
 from gpunodes.views import document, text
@@ -20,7 +20,7 @@ from gpunodes.views import document, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Exit code 3 when some nodes are not ready, 1 when none is.
+    Exit code 3 when a node is not ready.
     """
     inventory = Inventory(inventory_path)
     view = text.progress()
@@ -33,7 +33,7 @@ def command(inventory_path: Path, output: str) -> int:
         lambda: document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}),
         lambda columns: _table(found, columns),
     )
-    return exit_code_for(sum(not node.ready for node in found.nodes), len(found.nodes))
+    return ExitCode.DONE if all(node.ready for node in found.nodes) else ExitCode.PARTLY
 
 
 def _table(found: status.ClusterStatus, columns: int | None) -> str:

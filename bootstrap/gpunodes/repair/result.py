@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunodes.errors import ExitCode, exit_code_for
+from gpunodes.errors import ExitCode
 from gpunodes.health.model import State, Verdict
 from gpunodes.repair.policy import Decision
 from gpunodes.repair.record import RepairOutcome
@@ -48,4 +48,4 @@ class RepairResult:
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        return exit_code_for(sum(not each.healthy for each in self.machines), len(self.machines))
+        return ExitCode.DONE if all(each.healthy for each in self.machines) else ExitCode.PARTLY

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpunodes.cli import common, complete, options, terminal
-from gpunodes.errors import exit_code_for
+from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.operations import gpu_verify
 from gpunodes.views import gpu_verification, text
@@ -21,7 +21,7 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     """Verify GPUs level by level: host, container, kubelet, pod.
 
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Machines without GPUs
-    pass. The first level that fails is shown with its remedy. Exit code 3 when some machines fail, 1 when all do.
+    pass. The first level that fails is shown with its remedy. Exit code 3 when a level fails.
     """
     inventory = Inventory(inventory_path)
     chosen = inventory.select(machines)
@@ -30,7 +30,7 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
         found = gpu_verify.run(inventory, chosen, view, {})
     finally:
         view.close()
-    code = int(exit_code_for(sum(not each.healthy for each in found), len(found)))
+    code = int(ExitCode.DONE if all(each.healthy for each in found) else ExitCode.PARTLY)
     if as_json:
         terminal.echo(gpu_verification.verification_document(found, code))
     else:
