@@ -62,6 +62,29 @@ def test_documented_format(name: str) -> None:
     check(health.of_files([str(CASES / name)]), {"hung": False, **VERDICTS[name]})
 
 
+@pytest.mark.parametrize(
+    ("codes", "actions"),
+    [
+        ([("61", 45), ("62", 45)], ["restart_app", "restart_app"]),
+        ([("61", 45), ("62", 43)], ["none", "restart_app"]),
+        ([("61", 45), ("61", 43)], ["none", "none"]),
+        ([("61", 45), ("61", 79)], ["none", "reboot"]),
+        ([("61", 45), ("61", 154)], ["none", "reset_gpu"]),
+    ],
+)
+def test_only_another_code_of_the_same_gpu_explains_xid_45(
+    tmp_path: Path, codes: list[tuple[str, int]], actions: list[str]
+) -> None:
+    detail = {154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"}
+    lines = [
+        f"[1{at}.1] NVRM: Xid (PCI:0000:{bus}:00): {code}, {detail.get(code, 'pid=1, name=a')}\n"
+        for at, (bus, code) in enumerate(codes)
+    ]
+    verdict = verdict_on(tmp_path, "".join(lines).encode())
+    assert sorted(finding.action.value for finding in verdict.findings) == actions
+    assert (verdict.state is State.HEALTHY) == (set(actions) == {"none"})
+
+
 def packed(content: bytes) -> dict[str, bytes]:
     """The same content in every archive and compression format, and with other systems' line ends and encodings."""
     archive = io.BytesIO()
