@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.reset import OPERATION
 
 
@@ -19,7 +19,7 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     MACHINES are names, addresses, groups or patterns of the inventory. Resetting the control plane destroys the
     cluster. Each machine's node is shown before anything is changed; it is not drained: `gpunodes remove` does that.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines)
     consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
     # A broken cluster must not prevent its reset.

@@ -9,8 +9,7 @@ import click
 
 from gpunodes.cli import common
 from gpunodes.errors import exit_code_for
-from gpunodes.inventory import Inventory
-from gpunodes.operations import status
+from gpunodes.operations import checked, status
 from gpunodes.views import document, text
 
 
@@ -22,7 +21,7 @@ def command(inventory_path: Path, output: str) -> int:
 
     Exit code 3 when some nodes are not ready, 1 when none is.
     """
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path)
     view = text.progress()
     try:
         found = status.run(inventory, view)

@@ -23,11 +23,10 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
     import dataclasses
 
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import power
+    from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path)
     done = power.clear(
         InventoryFleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
     )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import common
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.up import OPERATION
 
 
@@ -18,6 +18,6 @@ from gpunodes.operations.up import OPERATION
 @common.run_options(OPERATION)
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """Set up the whole inventory: control plane and workers, prepared in parallel."""
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     inventory.control_plane()
     return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))

@@ -19,10 +19,9 @@ def command(inventory_path: Path, as_json: bool) -> int:
     Nodes whose maintenance has expired are shown until `maintenance off`.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import maintenance
+    from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    kept = maintenance.listed(InventoryFleet(Inventory(inventory_path)))
+    kept = maintenance.listed(InventoryFleet(checked.inventory(inventory_path)))
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE
