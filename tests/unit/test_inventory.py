@@ -16,6 +16,7 @@ from gpunodes.health.model import Action
 from gpunodes.inventory import Inventory, edit
 from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
+from gpunodes.operations import checked
 from gpunodes.planner import versions
 from gpunodes.views import document
 
@@ -70,6 +71,14 @@ def test_a_pattern_without_match_names_the_nearest(path: Path) -> None:
     assert error.value.exit_code is ExitCode.WRONG_INPUT
 
 
+def test_a_pattern_without_match_or_neighbour_lists_some_machines(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text("workers: {hosts: {" + ", ".join(f"gpu-{number}: " for number in range(1, 31)) + "}}\n")
+    with pytest.raises(WrongInput, match=r"it has: gpu-1, gpu-2, .*gpu-10 and 20 more") as error:
+        Inventory(file).select(["zzz"])
+    assert "ansible-inventory" not in str(error.value)
+
+
 def test_a_machine_of_the_wrong_group_is_refused(path: Path) -> None:
     with pytest.raises(WrongInput, match="control-1 is not in the group workers"):
         Inventory(path).select(["control-1"], Role.WORKER)
@@ -122,7 +131,7 @@ def test_group_vars_that_are_not_a_mapping_name_their_line(path: Path) -> None:
 
 def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match="init-master ADDRESS"):
-        Inventory(tmp_path / "hosts.yml")
+        checked.inventory(tmp_path / "hosts.yml")
 
 
 def test_two_control_planes_are_refused(tmp_path: Path) -> None:

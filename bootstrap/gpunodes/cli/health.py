@@ -234,7 +234,7 @@ def _repair(
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked
 
-    inventory = checked.inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
     fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
@@ -256,7 +256,7 @@ def _live(
     from gpunodes.views import health_map
 
     try:
-        inventory = checked.inventory(inventory_path)
+        inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
         machines = scans.scan_targets(inventory, inventory.select(patterns))
     except WrongInput:
         _refuse_files(patterns)

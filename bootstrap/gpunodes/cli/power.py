@@ -31,7 +31,7 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = checked.inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)

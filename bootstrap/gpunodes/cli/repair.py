@@ -51,7 +51,7 @@ def command(
     from gpunodes.operations import checked
     from gpunodes.operations.repair import commands
 
-    inventory = checked.inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
     fleet = InventoryFleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)

@@ -21,7 +21,7 @@ def command(inventory_path: Path, output: str) -> int:
 
     Exit code 3 when some nodes are not ready, 1 when none is.
     """
-    inventory = checked.inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
     try:
         found = status.run(inventory, view)

@@ -26,10 +26,9 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
     from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = checked.inventory(inventory_path)
-    done = power.clear(
-        InventoryFleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
-    )
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    chosen = repair_options.one_machine(inventory, machine)
+    done = power.clear(InventoryFleet(inventory), chosen, without_cluster=without_cluster, on_wait=terminal.progress)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
     else:

@@ -19,6 +19,9 @@ from gpunodes.model import Machine, Role
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 """The variables for sudo's password that Ansible's become plugin supports."""
 
+_SHOWN = 10
+"""Machines that an error lists."""
+
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
 
 
@@ -77,8 +80,8 @@ class Inventory:
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one machine",
-                "add it, or run `gpunodes init-master ADDRESS` in an empty folder",
+                "one machine, which runs the cluster's API or is to run it",
+                "add it to the inventory",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)
@@ -174,12 +177,14 @@ class Inventory:
             return names
         known = {machine.address: machine.name for machine in machines}
         known |= {name: name for name in known.values()}
-        nearest = {known[near] for near in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
-        named = ", ".join(sorted(nearest or set(known.values())))
+        near = {known[name] for name in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
+        names = sorted(near) or list(dict.fromkeys(known.values()))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        listed = f"{'the nearest' if near else 'it has'}: {', '.join(names[:_SHOWN])}{more}"
         raise WrongInput(
             f"{pattern!r} matches no machine of {self.path}",
-            f"a machine of this inventory; the nearest: {named}" if known else "an inventory with machines",
-            f"`ansible-inventory --graph -i {self.path}` lists them all",
+            f"a machine of this inventory; {listed}" if known else "an inventory with machines",
+            "correct the name, or add the machine to the inventory",
         )
 
     def _machine(self, name: str, role: Role) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,32 @@ from gpunodes.model import Role
 from gpunodes.planner import gpu, versions
 
 
-def inventory(path: Path) -> Inventory:
+class Needs(Enum):
+    """What a command needs an inventory for: the groups, and what to do without an inventory."""
+
+    NEW_CLUSTER = (
+        "the groups control_plane and workers",
+        "or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+    )
+    CLUSTER = ("the group control_plane", "or write one as in docs/existing-cluster.md")
+    MACHINES = ("the group workers", "or write one as in docs/existing-cluster.md")
+    REPAIR = (
+        "the groups control_plane and workers; with --without-cluster workers are enough",
+        "or write one as in docs/existing-cluster.md",
+    )
+
+
+def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
     """The inventory at ``path``: every command that needs one reads it here.
 
     Raises WrongInput for a missing or malformed inventory, and for all wrong settings of its machines at once. Machines
     that are not selected count, too: a budget is a setting of a whole pool.
     """
+    if not path.exists():
+        groups, otherwise = needs.value
+        raise WrongInput(
+            f"there is no inventory at {path}", f"an Ansible inventory with {groups}", f"name it with -i, {otherwise}"
+        )
     found = Inventory(path)
     variables = {machine.name: found.variables(machine.name) for machine in found.machines()}
     problems = {name: list(settings.problems(own)) for name, own in variables.items()}

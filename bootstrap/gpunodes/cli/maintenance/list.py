@@ -22,6 +22,7 @@ def command(inventory_path: Path, as_json: bool) -> int:
     from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    kept = maintenance.listed(InventoryFleet(checked.inventory(inventory_path)))
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    kept = maintenance.listed(InventoryFleet(inventory), terminal.progress)
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

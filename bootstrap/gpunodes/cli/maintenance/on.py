@@ -38,9 +38,14 @@ def command(
     if not reason.strip():
         raise WrongInput("the reason is empty", "a few words for other users", "add --reason")
     ends = times.end(until, time.time()) if until is not None else None
-    inventory = checked.inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     kept = maintenance.begin(
-        InventoryFleet(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
+        InventoryFleet(inventory),
+        inventory.select(machines),
+        " ".join(reason.split()),
+        ends,
+        cordon=not no_cordon,
+        on_wait=terminal.progress,
     )
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE
