@@ -102,18 +102,22 @@ class SettingProblem:
     key: str
     found: str
     wanted: str
-    remedy: str = "correct it in the inventory"
 
 
-def report_all(machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
-    """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none."""
+def report_all(path: Path, machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
+    """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none.
+
+    ``path`` is their inventory, which the one remedy of all names.
+    """
     found: dict[SettingProblem, list[str]] = {}
     for name, wrong_settings in machines.items():
         for problem in wrong_settings:
             found.setdefault(problem, []).append(name)
-    wrong = [WrongInput(_sentence(each, names), each.wanted, each.remedy) for each, names in found.items()]
-    if wrong or more:
-        raise together([*wrong, *more])
+    wrong = [(_sentence(each, names), each.wanted) for each, names in found.items()]
+    wrong += [(each.problem.found, each.problem.wanted) for each in more]
+    if wrong:
+        remedy = f"correct {'this setting' if len(wrong) == 1 else 'these settings'} of the inventory {path}"
+        raise together([WrongInput(*each, remedy) for each in wrong])
 
 
 def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
@@ -134,7 +138,6 @@ def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
                 key,
                 "is not a setting",
                 f"a setting of docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
-                "correct its name, or remove it from the inventory",
             )
             continue
         # A value in a locked vault is left to Ansible too.
@@ -166,8 +169,9 @@ def _problems_of(key: str, value: Any, option: Mapping[str, Any]) -> Iterator[Se
         yield SettingProblem(
             key,
             fact,
-            f"one of {', '.join(map(str, choices))}" if choices else f"type {option['type']}",
-            "put it in quotes" if isinstance(value, float) else "correct it in the inventory",
+            f"one of {', '.join(map(str, choices))}"
+            if choices
+            else f"type {option['type']}{', in quotes' if isinstance(value, float) else ''}",
         )
         return
     for names, wanted, holds in _FORMS:
@@ -278,6 +282,11 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_repair_unhealthy_percent", "a percentage, 0 to 100", _number(0, 100)),
     ("gpunodes_repair_pool_label", "the name of a node label", _text(_LABEL)),
     ("gpunodes_health_gpus", "a number of GPUs, 0 or more", _number(0)),
+    (
+        "gpunodes_health_*xids",
+        "actions by code, such as {79: repair}",
+        _entries(r"\d+", "none|restart_app|reset_gpu|reboot|repair"),
+    ),
     ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),
     ("gpunodes_repair_evidence_*", "a number, 0 or more", _number(0)),
     ("gpunodes_repair_*_pause", "a number of seconds, 0 or more", _number(0)),

@@ -19,7 +19,7 @@ import pytest
 from backports import zstd
 from gpunodes.errors import WrongInput
 from gpunodes.health import tables
-from gpunodes.health.model import Action, SiteRules, State, Verdict
+from gpunodes.health.model import NOT_RECOGNISED, Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,29 @@ def test_every_case_has_its_verdict() -> None:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_documented_format(name: str) -> None:
     check(health.of_files([str(CASES / name)]), {"hung": False, **VERDICTS[name]})
+
+
+@pytest.mark.parametrize(
+    ("codes", "actions"),
+    [
+        ([("61", 45), ("62", 45)], ["restart_app", "restart_app"]),
+        ([("61", 45), ("62", 43)], ["none", "restart_app"]),
+        ([("61", 45), ("61", 43)], ["none", "none"]),
+        ([("61", 45), ("61", 79)], ["none", "reboot"]),
+        ([("61", 45), ("61", 154)], ["none", "reset_gpu"]),
+    ],
+)
+def test_only_another_code_of_the_same_gpu_explains_xid_45(
+    tmp_path: Path, codes: list[tuple[str, int]], actions: list[str]
+) -> None:
+    detail = {154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"}
+    lines = [
+        f"[1{at}.1] NVRM: Xid (PCI:0000:{bus}:00): {code}, {detail.get(code, 'pid=1, name=a')}\n"
+        for at, (bus, code) in enumerate(codes)
+    ]
+    verdict = verdict_on(tmp_path, "".join(lines).encode())
+    assert sorted(finding.action.value for finding in verdict.findings) == actions
+    assert (verdict.state is State.HEALTHY) == (set(actions) == {"none"})
 
 
 def packed(content: bytes) -> dict[str, bytes]:
@@ -243,7 +266,36 @@ def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
     assert [file["path"].rpartition("/")[2] for file in found if file["problem"]] == ["broken.gz"]
     names = [str(folder / "kern.log"), str(folder / "deeper" / "nothing.txt")]
     done = gpunodes("--from", *names)
-    assert done.stderr.decode().splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: not recognised"]
+    assert done.stderr.decode().splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: {NOT_RECOGNISED}"]
+
+
+def test_text_that_is_no_log_is_reported_with_what_was_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"nothing\n")
+    for given in (path, tmp_path):
+        done = gpunodes("--from", str(given), "--json")
+        (machine,) = json.loads(done.stdout)["machines"]
+        assert machine["state"] == "unknown"
+        assert [file["problem"] for file in machine["files"]] == [NOT_RECOGNISED]
+        assert done.returncode == 1
+    assert gpunodes("--from", str(path)).stderr.decode() == f"{path}: {NOT_RECOGNISED}\n"
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_bytes(b"nothing\n")
+    assert gpunodes("--from", str(tmp_path)).stderr.decode() == f"21 files: {NOT_RECOGNISED}\n"
+
+
+def test_the_name_of_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gpu-3"
+    folder.mkdir()
+    names = [f"aer-00{number}.log" for number in range(7)]
+    for name in names:
+        (folder / name).write_bytes(XID79)
+    monkeypatch.chdir(folder)
+    assert health.of_files(names).name == "aer-000.log and 6 other files, taken as one machine"
+    two = ["../gpu-3/aer-000.log", "aer-001.log"]
+    assert health.of_files(two).name == "aer-000.log and 1 other file, taken as one machine"
+    assert [health.of_files([path]).name for path in (".", "../gpu-3/", str(folder))] == ["gpu-3"] * 3
+    assert health.of_files(["/dev/null"]).name == "/dev/null"
 
 
 def test_a_file_that_is_broken_late_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pytest
 import yaml
 from gpunodes import settings
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.health.model import Action
 from gpunodes.inventory import Inventory, edit, loader
 from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
+from gpunodes.operations import checked
 from gpunodes.planner import versions
 from gpunodes.views import document
 
@@ -69,6 +71,14 @@ def test_a_pattern_without_match_names_the_nearest(path: Path) -> None:
     assert error.value.exit_code is ExitCode.WRONG_INPUT
 
 
+def test_a_pattern_without_match_or_neighbour_lists_some_machines(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text("workers: {hosts: {" + ", ".join(f"gpu-{number}: " for number in range(1, 31)) + "}}\n")
+    with pytest.raises(WrongInput, match=r"it has: gpu-1, gpu-2, .*gpu-10 and 20 more") as error:
+        Inventory(file).select(["zzz"])
+    assert "ansible-inventory" not in str(error.value)
+
+
 def test_a_machine_of_the_wrong_group_is_refused(path: Path) -> None:
     with pytest.raises(WrongInput, match="control-1 is not in the group workers"):
         Inventory(path).select(["control-1"], Role.WORKER)
@@ -121,7 +131,7 @@ def test_group_vars_that_are_not_a_mapping_name_their_line(path: Path) -> None:
 
 def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match="init-master ADDRESS"):
-        Inventory(tmp_path / "hosts.yml")
+        checked.inventory(tmp_path / "hosts.yml")
 
 
 def test_two_control_planes_are_refused(tmp_path: Path) -> None:
@@ -180,7 +190,7 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_containerd_sorce", "docker", "is not a setting.*the nearest: gpunodes_containerd_source"),
         ("gpunodes_runtime", "nope", "'nope'; wanted: one of containerd, docker"),
         ("gpunodes_image_mirrors", ["a"], "wanted: type dict"),
-        ("gpunodes_kubernetes_version", 1.36, "put it in quotes"),
+        ("gpunodes_kubernetes_version", 1.36, "type str, in quotes"),
         ("gpunodes_kubernetes_version", ["1.36"], "wanted: type str"),
         ("gpunodes_pod_subnet", "banana", "'banana'; wanted: a network in CIDR notation"),
         ("gpunodes_pod_subnet", "10.96.1.0/24", "overlaps gpunodes_service_subnet"),
@@ -203,14 +213,16 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
 )
 def test_invalid_settings(key: str, value: object, message: str) -> None:
     with pytest.raises(WrongInput, match=message):
-        settings.report_all({"worker-1": list(settings.problems({key: value}))})
+        settings.report_all(Path("hosts.yml"), {"worker-1": list(settings.problems({key: value}))})
 
 
 def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
     wrong: dict[str, object] = {"gpunodes_pod_subnet": "banana", "gpunodes_runtime": "nope"}
     machines = {"a": wrong, "b": {**wrong, "gpunodes_gpu_timeout": 0}}
     with pytest.raises(WrongInput) as raised:
-        settings.report_all({name: list(settings.problems(variables)) for name, variables in machines.items()})
+        settings.report_all(
+            Path("hosts.yml"), {name: list(settings.problems(variables)) for name, variables in machines.items()}
+        )
     assert [problem.found for problem in raised.value.problems] == [
         "gpunodes_pod_subnet of a, b is 'banana'",
         "gpunodes_runtime of a, b is 'nope'",
@@ -219,28 +231,46 @@ def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
     assert json.loads(document.error(raised.value))["problems"][1] == {
         "found": "gpunodes_runtime of a, b is 'nope'",
         "wanted": "one of containerd, docker",
-        "remedy": "correct it in the inventory",
+        "remedy": "correct these settings of the inventory hosts.yml",
     }
 
 
-@pytest.mark.parametrize("command", ["up", "preflight", "gpu plan", "remove w1 --yes", "reset w1 --yes", "gpu verify"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("up", "join w1", "init-master", "preflight", "remove w1 --yes", "reset w1 --yes"),
+        *("gpu plan", "gpu verify", "gpu install w1", "gpu remove w1 --yes"),
+        *("status", "kubeconfig", "health", "health --reboot-hung", "repair w1 --yes", "power w1 status"),
+        *("maintenance on w1 --reason disk", "maintenance off w1", "maintenance list", "uncordon w1"),
+    ],
+)
 def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Path, command: str) -> None:
     (tmp_path / "hosts.yml").write_text(
         "control_plane: {hosts: {c1: {ansible_host: 192.0.2.1, gpunodes_pod_subnet: banana}}}\n"
-        "workers: {hosts: {w1: {ansible_host: 192.0.2.2, gpunodes_runtime: nope}}}\n"
+        "workers:\n"
+        "  hosts: {w1: {ansible_host: 192.0.2.2}, w2: {ansible_host: 192.0.2.3, gpunodes_health_xids: {79: often}}}\n"
+        "  vars: {gpunodes_repair_max_unavailable: many, gpunodes_repair_max_unavailble: 1}\n"
         "all: {vars: {gpunodes_kubernetes_version: '1.99'}}\n"
     )
     argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[:3] == [
+    budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"
+    assert done.stderr.splitlines() == [
         "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16",
-        "error: gpunodes_runtime of w1 is 'nope'; wanted: one of containerd, docker",
+        f"error: {budget} of w1, w2 is 'many'; wanted: a number of machines, or a percentage such as 10%",
+        f"error: {typo} of w1, w2 is not a setting; wanted: a setting of docs/settings.md; the nearest: {budget}",
+        "error: gpunodes_health_xids of w2 is {79: 'often'}; wanted: actions by code, such as {79: repair}",
         f"error: gpunodes cannot install Kubernetes 1.99; wanted: one of {', '.join(versions.minors())}",
+        "hint: correct these settings of the inventory hosts.yml",
     ]
-    assert done.stderr.splitlines()[3:] == ["hint: correct it in the inventory; choose one of these"]
     assert not (tmp_path / "state" / "gpunodes" / "runs").exists()
+
+
+def test_every_action_can_be_the_site_s_own() -> None:
+    actions = {code: action.value for code, action in enumerate(Action)}
+    assert list(settings.problems({"gpunodes_health_xids": actions, "gpunodes_health_sxids": actions})) == []
 
 
 def test_valid_settings() -> None:

@@ -215,6 +215,20 @@ def test_make_installs_every_package_that_the_lab_checks() -> None:
     assert {word for words in needed for word in words.split()} - {"apt-get", "install"} <= packages
 
 
+def test_the_extra_comes_from_the_checkout_and_needs_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(doctor, "_HEADERS", dict.fromkeys(("libvirt-dev", "python3-dev"), tmp_path / "none.h"))
+    remedies = {check.name: check.remedy for check in doctor.checks()}
+    for name in ("libvirt-python", "sushy-tools"):
+        assert remedies[name] == "in the checkout of gpunodes: pipx install --force '.[lab]'"
+    assert (remedies["libvirt-dev"], remedies["python3-dev"]) == (
+        "apt-get install libvirt-dev",
+        "apt-get install python3-dev",
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    assert not {"libvirt-dev", "python3-dev"} & {check.name for check in doctor.checks()}
+
+
 def test_everything_missing_is_reported_at_once() -> None:
     found = [
         doctor.HostCheck("qemu", False, "missing", "apt-get install qemu-system-x86"),

@@ -238,9 +238,9 @@ def _repair(
 ) -> int:
     """Scan machines and repair those whose verdict recommends it; returns the exit code."""
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
+    from gpunodes.operations import checked
 
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
     fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
@@ -258,12 +258,11 @@ def _live(
 ) -> int:
     """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
     from gpunodes.engine import scans
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import scan
+    from gpunodes.operations import checked, scan
     from gpunodes.views import health_map
 
     try:
-        inventory = Inventory(inventory_path)
+        inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
         machines = scans.scan_targets(inventory, inventory.select(patterns))
     except WrongInput:
         _refuse_files(patterns)

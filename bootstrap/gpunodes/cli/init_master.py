@@ -6,9 +6,10 @@ import click
 
 from gpunodes.cli import common, complete
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory import edit
 from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Role
+from gpunodes.operations import checked
 from gpunodes.operations.init_master import OPERATION
 
 
@@ -34,8 +35,8 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
             edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
             added = names
         elif connection.variables:
-            edit.reconnect(path, Inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
-        inventory = Inventory(path)
+            edit.reconnect(path, checked.inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
+        inventory = checked.inventory(path)
         chosen = inventory.select(names, Role.CONTROL_PLANE)
         if len(chosen) > 1 or chosen[0] != inventory.control_plane():
             raise WrongInput(f"{machine!r} names {len(chosen)} machines", "one control plane", "name one machine")

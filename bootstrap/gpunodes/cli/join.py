@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory, edit
+from gpunodes.inventory import edit
 from gpunodes.inventory.names import check_pattern, is_address
 from gpunodes.model import Role
+from gpunodes.operations import checked
 from gpunodes.operations.join import OPERATION
 
 
@@ -31,7 +32,7 @@ def command(
     """
     for pattern in machines:
         check_pattern(pattern)
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     new = [pattern for pattern in machines if is_address(pattern) and not inventory.knows(pattern)]
     others = [pattern for pattern in machines if pattern not in new]
     known = inventory.select(others, Role.WORKER) if others else []
@@ -41,7 +42,7 @@ def command(
             edit.add(flags.inventory, Role.WORKER, new, connection.variables)
         elif connection.variables:
             edit.reconnect(flags.inventory, known, connection.variables)
-        inventory = Inventory(flags.inventory)
+        inventory = checked.inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
         added = common.Added(change, new)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from gpunodes.cli import options, terminal
-from gpunodes.inventory import Inventory
-from gpunodes.operations import kubeconfig
+from gpunodes.operations import checked, kubeconfig
 from gpunodes.views import document
 
 
@@ -24,7 +23,7 @@ def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> i
 
     It is written with mode 0600: it gives full access to the cluster.
     """
-    fetched = kubeconfig.fetch(Inventory(inventory_path))
+    fetched = kubeconfig.fetch(checked.inventory(inventory_path, checked.Needs.CLUSTER))
     path = (kubeconfig.user_file() if merge else output).absolute()
     kubeconfig.write(path, fetched, merge=merge)
     context = fetched["current-context"]

@@ -28,11 +28,10 @@ def command(machine: str, action: str, yes: bool, inventory_path: Path, as_json:
     import dataclasses
 
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import power
+    from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)

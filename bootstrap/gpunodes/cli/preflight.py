@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from gpunodes.cli import common, complete, options
-from gpunodes.inventory import Inventory
-from gpunodes.operations import preflight
+from gpunodes.operations import checked, preflight
 from gpunodes.views import text
 
 
@@ -23,7 +22,7 @@ def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version:
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Exit code 3 when some
     machines fail a check or do not respond, 1 when all do.
     """
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path)
     chosen = inventory.select(machines)
     view = text.progress()
     try:

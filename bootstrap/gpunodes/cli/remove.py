@@ -7,8 +7,8 @@ import dataclasses
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
 from gpunodes.model import Role
+from gpunodes.operations import checked
 from gpunodes.operations.remove import OPERATION
 
 
@@ -35,7 +35,7 @@ def command(
     MACHINES are names, addresses, groups or patterns of the inventory's workers. Each machine's node is shown before
     anything is changed.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines, Role.WORKER)
     variables: dict[str, object] = {"gpunodes_drain_timeout": drain_timeout} if drain_timeout else {}
     if force_drain:

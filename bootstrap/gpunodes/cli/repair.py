@@ -48,10 +48,10 @@ def command(
     if resume and repair_flags.dry_run:
         raise WrongInput("--resume continues repairs", "no --dry-run with it", "leave one out")
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
+    from gpunodes.operations import checked
     from gpunodes.operations.repair import commands
 
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
     fleet = InventoryFleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.reset import OPERATION
 
 
@@ -20,7 +20,7 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     cluster. Nodes are not drained: use `gpunodes remove` for that. Each machine's node is shown before anything is
     changed.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines)
     consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
     # A broken cluster must not prevent its reset.

@@ -9,8 +9,7 @@ import click
 
 from gpunodes.cli import common
 from gpunodes.errors import ExitCode
-from gpunodes.inventory import Inventory
-from gpunodes.operations import status
+from gpunodes.operations import checked, status
 from gpunodes.views import document, text
 
 
@@ -22,7 +21,7 @@ def command(inventory_path: Path, output: str) -> int:
 
     Exit code 3 when a node is not ready.
     """
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
     try:
         found = status.run(inventory, view)

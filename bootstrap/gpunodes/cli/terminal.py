@@ -41,6 +41,11 @@ def line(text: str, *, err: bool = False) -> None:
     echo(printable(text), err=err)
 
 
+def progress(text: str) -> None:
+    """Print one line about what a command is doing, on standard error."""
+    line(text, err=True)
+
+
 def error(failure: GpunodesError) -> None:
     """Print an error on standard error: each problem on a line ``error:``, then what to do on a line ``hint:``."""
     for each in failure.problems:

@@ -23,14 +23,12 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
     import dataclasses
 
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import power
+    from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = Inventory(inventory_path)
-    done = power.clear(
-        InventoryFleet(inventory), repair_options.one_machine(inventory, machine), without_cluster=without_cluster
-    )
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    chosen = repair_options.one_machine(inventory, machine)
+    done = power.clear(InventoryFleet(inventory), chosen, without_cluster=without_cluster, on_wait=terminal.progress)
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.uncordon/1", **dataclasses.asdict(done)}))
     else:

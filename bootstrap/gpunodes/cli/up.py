@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import common
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.up import OPERATION
 
 
@@ -22,6 +22,6 @@ def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     The machines are those of the groups control_plane and workers. Run it again after a change of the inventory or an
     interruption: only what differs from the settings is changed.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     inventory.control_plane()
     return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))

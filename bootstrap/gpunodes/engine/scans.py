@@ -54,7 +54,11 @@ def scan_targets(inventory: Inventory, machines: Sequence[Machine]) -> list[Scan
         gpus = given["gpunodes_health_gpus"]
         if not isinstance(gpus, int) or gpus < 0:
             raise WrongInput(f"gpunodes_health_gpus of {machine.name} is {gpus!r}", "a number of GPUs", "correct it")
-        rules = site.rules(given["gpunodes_health_xids"], given["gpunodes_health_sxids"])
+        try:
+            rules = site.rules(given["gpunodes_health_xids"], given["gpunodes_health_sxids"])
+        except WrongInput as error:
+            wrong = error.problem
+            raise WrongInput(f"{machine.name}: {wrong.found}", wrong.wanted, wrong.remedy) from error
         found.append(ScanTarget(target(machine.name, variables, lookup), rules, gpus))
     return found
 

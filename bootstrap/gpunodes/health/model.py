@@ -129,7 +129,11 @@ class SavedFile:
     path: str
     kinds: tuple[str, ...] = ()
     problem: str = ""
-    """Why it could not be read, or unpacked."""
+    """Why it could not be read, unpacked or recognised."""
+
+
+NOT_RECOGNISED = "not recognised; wanted: a kernel log, a journal, nvidia-smi output, or an archive of them"
+"""The problem of a file that says nothing about GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

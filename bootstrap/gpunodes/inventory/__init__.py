@@ -19,6 +19,9 @@ from gpunodes.model import Machine, Role
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 """The variables for sudo's password that Ansible's become plugin supports."""
 
+_SHOWN = 10
+"""Machines that an error lists."""
+
 GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
 
 
@@ -29,6 +32,7 @@ class Inventory:
         """Read the inventory at ``path``; raises WrongInput for a missing or malformed one."""
         self.path = path
         self._manager, self._variables = load(path)
+        self._merged: dict[str, dict[str, Any]] = {}
         for host in self._manager.hosts.values():
             if not NAME.fullmatch(host.name):
                 raise WrongInput(
@@ -41,16 +45,19 @@ class Inventory:
         """All variables of a machine, merged as Ansible merges them; templates are not rendered."""
         from ansible.errors import AnsibleError
 
+        # Ansible needs a third of a millisecond for a machine.
+        if name in self._merged:
+            return dict(self._merged[name])
         host = self._manager.get_host(name)
         try:
-            merged: dict[str, Any] = self._variables.get_vars(host=host, include_hostvars=False)
+            self._merged[name] = self._variables.get_vars(host=host, include_hostvars=False)
         except AnsibleError as error:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
                 "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
             ) from error
-        return merged
+        return dict(self._merged[name])
 
     def machines(self, *roles: Role) -> list[Machine]:
         """The machines of these roles, by default of all roles, in the inventory's order."""
@@ -73,8 +80,8 @@ class Inventory:
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one machine",
-                "add it, or run `gpunodes init-master ADDRESS` in an empty folder",
+                "one machine, which runs the cluster's API or is to run it",
+                "add it to the inventory",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)
@@ -170,12 +177,14 @@ class Inventory:
             return names
         known = {machine.address: machine.name for machine in machines}
         known |= {name: name for name in known.values()}
-        nearest = {known[near] for near in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
-        named = ", ".join(sorted(nearest or set(known.values())))
+        near = {known[name] for name in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
+        names = sorted(near) or list(dict.fromkeys(known.values()))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        listed = f"{'the nearest' if near else 'it has'}: {', '.join(names[:_SHOWN])}{more}"
         raise WrongInput(
             f"{pattern!r} matches no machine of {self.path}",
-            f"a machine of this inventory; the nearest: {named}" if known else "an inventory with machines",
-            f"`ansible-inventory --graph -i {self.path}` lists them all",
+            f"a machine of this inventory; {listed}" if known else "an inventory with machines",
+            "correct the name, or add the machine to the inventory",
         )
 
     def _machine(self, name: str, role: Role) -> Machine:

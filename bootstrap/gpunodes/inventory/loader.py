@@ -30,8 +30,8 @@ def load(path: Path) -> tuple[InventoryManager, Any]:
     if not path.exists():
         raise WrongInput(
             f"there is no inventory at {path}",
-            "an Ansible inventory with the groups control_plane and workers",
-            "pass its path with -i, or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+            "an Ansible inventory",
+            "name it with -i",
         )
     settings.check_ansible_home()
     for source in _files(path) if path.is_dir() else [path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab.host import which
 from gpunodes.lab.mirror import missing_packages
 
-# The program by which each Debian package is detected. The mirror checks its own packages; libvirt-dev is for the
-# installation of libvirt's Python binding.
+# The program by which each Debian package is detected. The mirror checks its own packages.
 _PROBES = {
     "dnsmasq-base": "dnsmasq",
     "e2fsprogs": "debugfs",
@@ -26,6 +26,11 @@ _PROBES = {
     "openssh-client": "ssh",
     "qemu-system-x86": "qemu-system-x86_64",
     "qemu-utils": "qemu-img",
+}
+# The files with which libvirt's Python binding is built, and the Debian package of each.
+_HEADERS = {
+    "libvirt-dev": Path("/usr/include/libvirt/libvirt.h"),
+    "python3-dev": Path(sysconfig.get_path("include"), "Python.h"),
 }
 _INSTALL = "apt-get install "
 
@@ -72,8 +77,22 @@ def checks() -> tuple[HostCheck, ...]:
     for module, package in (("libvirt", "libvirt-python"), ("sushy_tools", "sushy-tools")):
         installed = importlib.util.find_spec(module) is not None
         state = "installed" if installed else "missing"
-        found.append(HostCheck(package, installed, state, "pip install 'gpunodes[lab]'"))
+        found.append(HostCheck(package, installed, state, _EXTRA))
+        if module == "libvirt" and not installed:
+            found += _headers()
     return tuple(found)
+
+
+# Nothing is published: the name alone could install another author's package.
+_EXTRA = "in the checkout of gpunodes: pipx install --force '.[lab]'"
+
+
+def _headers() -> list[HostCheck]:
+    """What the installation of libvirt's Python binding needs."""
+    return [
+        HostCheck(package, path.exists(), str(path) if path.exists() else "missing", f"{_INSTALL}{package}")
+        for package, path in _HEADERS.items()
+    ]
 
 
 def require(found: Sequence[HostCheck]) -> None:

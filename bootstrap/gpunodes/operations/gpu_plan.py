@@ -32,7 +32,6 @@ def run(
 
     An existing cluster decides the Kubernetes version, as it does for a join.
     """
-    preflight.check_settings(inventory, machines)
     version = preflight.requested_version(inventory, kubernetes)
     folder = journal.open_run("gpu-plan")
     view.begin("gpu plan", machines)

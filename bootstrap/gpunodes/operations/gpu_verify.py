@@ -9,7 +9,7 @@ from gpunodes.engine import events, journal, runner
 from gpunodes.errors import Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuVerification, Machine
-from gpunodes.operations import phases, preflight
+from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import reports
 from gpunodes.planner.gpu import gpus_of
@@ -21,7 +21,6 @@ def run(
     inventory: Inventory, machines: Sequence[Machine], view: RunView, variables: Mapping[str, Any]
 ) -> list[GpuVerification]:
     """Check the levels on all machines in parallel; nothing is changed."""
-    preflight.check_settings(inventory, machines)
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
     folder = journal.open_run("gpu-verify")
@@ -31,6 +30,7 @@ def run(
     )
     if ended.interrupted:
         raise Interrupted
+    tracker.check_controller(ended)
     # All nodes are verified by one task, whose result Ansible reports for an arbitrary machine.
     nodes: dict[str, Any] = {}
     for result in tracker.answers.get("gpu_nodes", {}).values():

@@ -13,10 +13,10 @@ from typing import BinaryIO
 
 from gpunodes.errors import WrongInput
 from gpunodes.health import catalog, judge, scan, sources
-from gpunodes.health.model import Meaning, RuleText, SavedFile, SiteRules, Verdict
+from gpunodes.health.model import NOT_RECOGNISED, Meaning, RuleText, SavedFile, SiteRules, Verdict
 
 STDIN = "-"
-
+STDIN_NAME = "standard input"
 
 MANY_FILES = 50_000
 """Files in a folder: more than a sosreport has."""
@@ -29,7 +29,7 @@ def of_files(paths: Sequence[str], site: SiteRules = SiteRules()) -> Verdict:  #
     """
     files = _Files(paths)
     verdict = judge.judge_files(_name(paths), files.texts(), site, on_log=files.add)
-    return dataclasses.replace(verdict, files=tuple(files.found))
+    return dataclasses.replace(verdict, files=files.ended())
 
 
 def explain(kind: str, code: int) -> Meaning:
@@ -55,7 +55,17 @@ def rules() -> Sequence[RuleText]:
 
 
 def _name(paths: Sequence[str]) -> str:
-    return "standard input" if paths[0] == STDIN else Path(paths[0]).name
+    """The name of the machine that saved these files: that of the first one, and how many others there are."""
+    first = paths[0]
+    if first == STDIN:
+        name = STDIN_NAME
+    elif Path(first).is_file() or Path(first).is_dir():
+        # `.` and `..` have a name only as part of the whole path.
+        name = Path(os.path.abspath(first)).name or first  # noqa: PTH100 - without following links
+    else:
+        name = first
+    others = len(paths) - 1
+    return f"{name} and {others} other file{'s' * (others > 1)}, taken as one machine" if others else name
 
 
 class _Files:
@@ -69,8 +79,8 @@ class _Files:
         """The texts, to be read in turn."""
         for path in self._paths:
             if path == STDIN:
-                self.found.append(SavedFile("standard input"))
-                yield from self._unpacked(sys.stdin.buffer, "standard input", named=True)
+                self.found.append(SavedFile(STDIN_NAME))
+                yield from self._unpacked(sys.stdin.buffer, STDIN_NAME, named=True)
             elif Path(path).is_dir():
                 for member in _members(path):
                     yield from self._opened(member, named=False)
@@ -82,6 +92,17 @@ class _Files:
         last = self.found[-1]
         new = tuple(kind for kind in log.kinds if kind not in last.kinds)
         self.found[-1] = dataclasses.replace(last, kinds=last.kinds + new)
+
+    def ended(self) -> tuple[SavedFile, ...]:
+        """All files. A folder may have others beside its logs: those are no problem where a log was recognised."""
+        named = {STDIN_NAME, *self._paths}
+        recognised = any(file.kinds for file in self.found)
+        return tuple(
+            file
+            if file.kinds or file.problem or (recognised and file.path not in named)
+            else dataclasses.replace(file, problem=NOT_RECOGNISED)
+            for file in self.found
+        )
 
     def _opened(self, path: str, *, named: bool) -> Iterator[Iterator[bytes]]:
         self.found.append(SavedFile(path))

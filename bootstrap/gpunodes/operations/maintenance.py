@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpunodes.engine.cluster.api import OnWait
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import Fleet, match_nodes, missing
 from gpunodes.engine.leases.held import Leases
@@ -30,13 +31,19 @@ class MaintainedNode:
 
 
 def begin(
-    fleet: Fleet, machines: Sequence[Machine], reason: str, until: float | None, *, cordon: bool = True
+    fleet: Fleet,
+    machines: Sequence[Machine],
+    reason: str,
+    until: float | None,
+    *,
+    cordon: bool = True,
+    on_wait: OnWait = lambda _: None,
 ) -> list[MaintainedNode]:
     """Put the machines' nodes into maintenance until a time (seconds since 1970; None: no end), cordoned if ``cordon``.
 
     Raises Held if another command works on one of them, and WrongInput for a machine without a node: none is changed.
     """
-    with _nodes(fleet, machines) as (cluster, nodes, now):
+    with _nodes(fleet, machines, on_wait) as (cluster, nodes, now):
         # The end is compared with the control plane's clock.
         ends = None if until is None else float(int(until + now - time.time()))
         new = Maintenance(reason, user_at_host(), float(int(now)), ends)
@@ -48,9 +55,9 @@ def begin(
         return _maintained(cluster, nodes)
 
 
-def end(fleet: Fleet, machines: Sequence[Machine]) -> list[MaintainedNode]:
+def end(fleet: Fleet, machines: Sequence[Machine], on_wait: OnWait = lambda _: None) -> list[MaintainedNode]:
     """End the maintenance of the machines' nodes, and undo its cordons; raises like ``begin``."""
-    with _nodes(fleet, machines) as (cluster, nodes, _):
+    with _nodes(fleet, machines, on_wait) as (cluster, nodes, _):
         ended = {name: cluster.end_maintenance(name) for name in nodes}
         for name in [name for name, was in ended.items() if was]:
             cluster.event(name, "MaintenanceEnded", f"by {user_at_host()}", warning=False)
@@ -58,10 +65,10 @@ def end(fleet: Fleet, machines: Sequence[Machine]) -> list[MaintainedNode]:
         return [MaintainedNode(name, nodes[name], was, cordoned.get(name, False)) for name, was in ended.items()]
 
 
-def listed(fleet: Fleet) -> list[MaintainedNode]:
+def listed(fleet: Fleet, on_wait: OnWait = lambda _: None) -> list[MaintainedNode]:
     """All nodes in maintenance, including expired maintenance."""
     with contextlib.closing(fleet.session()) as session:
-        cluster = Cluster(session)
+        cluster = Cluster(session, on_wait=on_wait)
         nodes = cluster.nodes()
         matches = match_nodes(fleet, nodes, {}, confirmed=False)
         names = {match.node.name: name for name, match in matches.items() if match.node}
@@ -69,10 +76,12 @@ def listed(fleet: Fleet) -> list[MaintainedNode]:
 
 
 @contextlib.contextmanager
-def _nodes(fleet: Fleet, machines: Sequence[Machine]) -> Iterator[tuple[Cluster, dict[str, str], float]]:
+def _nodes(
+    fleet: Fleet, machines: Sequence[Machine], on_wait: OnWait
+) -> Iterator[tuple[Cluster, dict[str, str], float]]:
     """The cluster, the locked nodes of machines with their names, and the control plane's time."""
     with contextlib.closing(fleet.session()) as session:
-        cluster = Cluster(session)
+        cluster = Cluster(session, on_wait=on_wait)
         nodes = {}
         scans = fleet.scan(machines)
         matches = match_nodes(fleet, cluster.nodes(), scans)

@@ -43,7 +43,6 @@ def choose(
     ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond. Raises
     GpunodesError in that case, and if a machine and a node contradict each other; then no machine is changed.
     """
-    preflight.check_settings(inventory, machines)
     view.begin(command, machines)
     folder = journal.open_run(command)
     seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)

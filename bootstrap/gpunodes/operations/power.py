@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
+from gpunodes.engine.cluster.api import OnWait
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse, NoSession, Refused
 from gpunodes.engine.cluster.session import Session
@@ -22,7 +23,7 @@ from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.identity.matcher import Match
 from gpunodes.model import Machine
 from gpunodes.operations import claims
-from gpunodes.operations.repair.context import Report
+from gpunodes.operations.repair.context import Report, avoidable
 from gpunodes.repair.policy import Node
 
 
@@ -151,7 +152,7 @@ class ClearResult:
     schedulable: bool | None
 
 
-def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResult:
+def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnWait = lambda _: None) -> ClearResult:
     """Clear "needs repair": marks, taint, and the cordon if gpunodes made it.
 
     Raises GpunodesError if another command works on the machine.
@@ -159,10 +160,13 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool) -> ClearResu
     if without_cluster:
         history.note(machine.name, fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "")
         return ClearResult(machine.name, "", None)
-    session: Session = fleet.session()
+    with avoidable():
+        session: Session = fleet.session()
     try:
-        cluster = Cluster(session)
-        match = _match(fleet, machine, fleet.scan([machine]), cluster.nodes())
+        cluster = Cluster(session, on_wait=on_wait)
+        with avoidable():
+            nodes = cluster.nodes()
+        match = _match(fleet, machine, fleet.scan([machine]), nodes)
         node = match.node
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")

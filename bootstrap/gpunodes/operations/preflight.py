@@ -10,7 +10,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.gpunodes.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
@@ -73,7 +73,7 @@ def inspect(
 ) -> Inspection:
     """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
 
-    ``sources``: the machines query their package sources, too.
+    ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
     """
     control = inventory.control_plane()
     requested = {
@@ -93,6 +93,7 @@ def inspect(
         variables={**variables, "facts_wanted": wanted},
     )
     ended = runner.run(play, folder, tracker.on_event)
+    tracker.check_controller(ended)
     candidates = [_candidate(machine, tracker, ended.error_text, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
@@ -152,34 +153,6 @@ def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> 
     return findings
 
 
-def check_settings(inventory: Inventory, machines: Sequence[Machine]) -> None:
-    """Raise WrongInput for all wrong settings of ``machines`` and of their control plane at once."""
-    control = inventory.control_plane()
-    variables = {machine.name: inventory.variables(machine.name) for machine in (control, *machines)}
-    problems = {name: list(settings.problems(own)) for name, own in variables.items()}
-    settings.report_all(problems, _unknown_versions(control.name, variables, problems))
-
-
-def _unknown_versions(
-    control: str,
-    variables: Mapping[str, Mapping[str, Any]],
-    problems: Mapping[str, Sequence[settings.SettingProblem]],
-) -> list[WrongInput]:
-    """Versions in the settings that are valid, but not in any table."""
-    found: dict[str, WrongInput] = {}
-    for name, own in variables.items():
-        # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
-        wrong = {problem.key for problem in problems[name]}
-        resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
-        try:
-            gpu.check(gpu.requested_of(resolved, ""))
-            if name == control:
-                versions.check(str(resolved["gpunodes_kubernetes_version"]))
-        except WrongInput as error:
-            found.setdefault(str(error), error)
-    return list(found.values())
-
-
 def requested_version(inventory: Inventory, given: str | None) -> str:
     """The Kubernetes version that the user or the settings request; raises WrongInput for an unknown one."""
     requested = (
@@ -190,7 +163,6 @@ def requested_version(inventory: Inventory, given: str | None) -> str:
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed."""
-    check_settings(inventory, machines)
     version = requested_version(inventory, kubernetes)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)

@@ -66,7 +66,6 @@ def carry_out(
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
     control = inventory.control_plane()
-    preflight.check_settings(inventory, machines)
     version = preflight.requested_version(inventory, options.kubernetes)
     variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
 

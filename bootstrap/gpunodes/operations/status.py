@@ -54,6 +54,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
+    tracker.check_controller(ended)
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpunodes.engine.events import cause
+from gpunodes.engine.runner import PlayResult
+from gpunodes.errors import GpunodesError
 from gpunodes.model import Event, Machine, MachineResult, Outcome, Phase, PreflightFinding, TaskEnded
 from gpunodes.operations.phases import what_runs
 
@@ -19,6 +21,9 @@ _ANSWERS = {
     "gpu_node": ("gpu_nodes",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
+
+_CONTROLLER = "controller"
+"""The role whose tasks check the controller."""
 
 
 class RunView(Protocol):
@@ -113,6 +118,20 @@ class Tracker:
         """The number of the event's phase among those that apply to its machine, and their total."""
         names = [name for name in self._phases if event.machine not in self._not_applicable.get(name, ())]
         return names.index(event.phase) + 1, len(names)
+
+    def check_controller(self, ended: PlayResult) -> None:
+        """Raise GpunodesError for a run that failed on the controller: no machine is the cause, and none is reported.
+
+        Either Ansible itself failed, or the role `controller`, whose tasks Ansible reports for every machine.
+        """
+        own = [failure for failure in self.failures.values() if failure.phase == _CONTROLLER]
+        if ended.ok or ended.interrupted or (self.failures and not own):
+            return
+        raise GpunodesError(
+            cause(own[0]) if own else ended.error_text,
+            "an Ansible that runs on this controller",
+            f"correct that on the controller, then run the same command again; the log is {ended.log}",
+        )
 
     def results(self, *, ok: bool, interrupted: bool = False, error_text: str = "") -> list[MachineResult]:
         """The result of every machine.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunodes.health.model import Action, Finding, Meaning, RuleText, State, Verdict
+from gpunodes.health.model import NOT_RECOGNISED, Action, Finding, Meaning, RuleText, State, Verdict
 from gpunodes.model import printable
 
 SCHEMA = "gpunodes.health/1"
@@ -39,10 +39,10 @@ def files(verdict: Verdict) -> list[str]:
     lines = [
         f"{file.path}: {file.problem or ' and '.join(file.kinds) or 'not recognised'}"
         for file in verdict.files
-        if file.kinds or file.problem or len(verdict.files) <= _MANY_FILES
+        if file.kinds or file.problem not in {"", NOT_RECOGNISED} or len(verdict.files) <= _MANY_FILES
     ]
     if unnamed := len(verdict.files) - len(lines):
-        lines.append(f"{unnamed} other files: not recognised")
+        lines.append(f"{unnamed} {'other ' if lines else ''}files: {'not recognised' if lines else NOT_RECOGNISED}")
     return lines
 
 

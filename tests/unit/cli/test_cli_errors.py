@@ -91,6 +91,41 @@ def test_wrong_input_is_a_sentence(tmp_path: Path, command: str, message: str) -
     assert all(line.startswith(("error: ", "hint: ")) for line in done.stderr.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("health", "the group workers"),
+        ("power gpu-1 status", "the group workers"),
+        ("repair gpu-1", "with --without-cluster workers are enough"),
+        ("uncordon gpu-1", "with --without-cluster workers are enough"),
+        ("health --reboot-hung", "with --without-cluster workers are enough"),
+        ("status", "the group control_plane"),
+        ("maintenance list", "the group control_plane"),
+    ],
+)
+def test_commands_for_existing_clusters_suggest_no_new_one(tmp_path: Path, command: str, wanted: str) -> None:
+    done = gpunodes(tmp_path, *command.split())
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: there is no inventory at inventory/hosts.yml; wanted: ")
+    assert error.endswith(wanted)
+    assert hint == "hint: name it with -i, or write one as in docs/existing-cluster.md"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("status", False), ("repair gpu-1 --yes", True), ("uncordon gpu-1", True)]
+)
+def test_an_inventory_without_a_control_plane_suggests_no_new_cluster(
+    tmp_path: Path, command: str, *, option: bool
+) -> None:
+    (tmp_path / "hosts.yml").write_text(UNREACHABLE.splitlines()[1])
+    done = gpunodes(tmp_path, *command.split(), "-i", "hosts.yml")
+    assert done.returncode == 2
+    assert "no machine in the group control_plane" in done.stderr
+    assert "init-master" not in done.stderr
+    assert ("--without-cluster" in done.stderr) == option
+
+
 def test_a_number_alone_is_an_xid(tmp_path: Path) -> None:
     assert gpunodes(tmp_path, "health", "explain", "79").stdout.startswith("Xid 79: ")
 

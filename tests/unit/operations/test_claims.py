@@ -274,7 +274,6 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(preflight, "check_settings", lambda *_: None)
     reported = {"w0": {"hostname": "rack7-u3", "kubernetes": {"role": None}}}
     scan = SimpleNamespace(facts=reported, cluster=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)

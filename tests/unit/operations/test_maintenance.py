@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.errors import Refused
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action
-from gpunodes.operations import maintenance, status
+from gpunodes.operations import maintenance, power, status
 from gpunodes.repair import maintenance as kept
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Decision, RepairLimits
@@ -52,6 +55,28 @@ def off(place: Fleet) -> list[maintenance.MaintainedNode]:
 def decision(place: Fleet, **request: Any) -> tuple[Decision, str]:
     (found,) = [each for each in run(place, **request).machines if each.machine == "w1"]
     return found.decision, found.why
+
+
+def test_commands_report_that_they_wait_and_suggest_only_their_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(0.0, 20.0)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda _: None)
+    monkeypatch.setattr("gpunodes.engine.cluster.api.time", clock)
+    place, waits = fleet(2), list[str]()
+    place.api.down = True
+    commands: list[Callable[[], object]] = [
+        lambda: maintenance.begin(place, [entry(place)], "disk", None, on_wait=waits.append),
+        lambda: maintenance.end(place, [entry(place)], waits.append),
+        lambda: maintenance.listed(place, waits.append),
+    ]
+    for command in commands:
+        with pytest.raises(NoResponse) as raised:
+            command()
+        assert raised.value.problem.remedy == "restore the control plane first"
+    with pytest.raises(NoResponse) as raised:
+        power.clear(place, entry(place), without_cluster=False, on_wait=waits.append)
+    assert raised.value.problem.remedy.endswith("or skip the cluster with --without-cluster")
+    assert len(waits) == 4
+    assert all("waiting up to" in wait for wait in waits)
 
 
 def test_a_machine_in_maintenance_is_not_repaired_even_if_named() -> None:

@@ -13,9 +13,10 @@ from gpunodes import cli
 from gpunodes.ansible.module_utils.gpunodes import kube_api
 from gpunodes.ansible.module_utils.gpunodes.cluster import nodes
 from gpunodes.engine import runner
+from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
-from gpunodes.operations import preflight
+from gpunodes.operations import gpu_verify, preflight, status
 
 from tests.stand_ins import Silent, facts
 
@@ -140,3 +141,45 @@ def test_the_module_reports_why_an_api_does_not_respond(monkeypatch: pytest.Monk
     else:
         message = "the Kubernetes API does not respond: refused"
         assert nodes.report(required) == {"cluster": None, "unresponsive": message}
+
+
+def commands(folder: Path) -> dict[str, Callable[[], object]]:
+    """Each operation that only reads machines."""
+    (folder / "hosts.yml").write_text(INVENTORY)
+    inventory = Inventory(folder / "hosts.yml")
+    return {
+        "status": lambda: status.run(inventory, Silent()),
+        "preflight": lambda: preflight.run(inventory, inventory.machines(), Silent()),
+        "gpu verify": lambda: gpu_verify.run(inventory, inventory.machines(), Silent(), {}),
+    }
+
+
+@pytest.mark.parametrize("name", ["status", "preflight", "gpu verify"])
+@pytest.mark.parametrize("by_role", [False, True])
+def test_a_failure_of_the_controller_is_no_machine_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *, by_role: bool
+) -> None:
+    def run(_: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.PlayResult:
+        if by_role:
+            result = {"msg": "this is ansible-core 2.16"}
+            on_event(TaskEnded("control-1", "controller", "Check", Outcome.FAILED, 0.1, result))
+        (folder / "stdout").write_text("[WARNING]: no\n[ERROR]: the Jinja2 of Ansible is too old\n")
+        return runner.PlayResult(ok=False, interrupted=False, log=folder / "stdout")
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(GpunodesError) as raised:
+        commands(tmp_path)[name]()
+    assert raised.value.problem.found == (
+        "this is ansible-core 2.16" if by_role else "the Jinja2 of Ansible is too old"
+    )
+    assert "correct that on the controller" in raised.value.problem.remedy
+    assert "init-master" not in str(raised.value)
+
+
+def test_a_control_plane_without_a_cluster_may_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = runner.PlayResult(ok=True, interrupted=False, log=tmp_path / "stdout")
+    monkeypatch.setattr(runner, "run", lambda *_: done)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(GpunodesError, match=r"it runs no cluster.*init-master control-1"):
+        commands(tmp_path)["status"]()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.gpu_install import OPERATION
 
 
@@ -23,5 +23,5 @@ def command(machines: tuple[str, ...], flags: common.CommonOptions, requested: M
     MACHINES are names, addresses, groups or patterns of the inventory. An installed driver that meets the request is
     kept; a loaded driver is never replaced.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     return common.execute(OPERATION, inventory, inventory.select(machines), common.requesting(flags, requested))

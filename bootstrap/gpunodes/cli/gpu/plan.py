@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import common, complete, terminal
-from gpunodes.inventory import Inventory
-from gpunodes.operations import gpu_plan
+from gpunodes.operations import checked, gpu_plan
 from gpunodes.views import gpu as view_of
 from gpunodes.views import text
 
@@ -51,7 +50,7 @@ def command(
     if facts_file:
         plans = gpu_plan.from_file(facts_file, machines, kubernetes_version, variables)
     else:
-        inventory = Inventory(inventory_path)
+        inventory = checked.inventory(inventory_path)
         chosen = inventory.select(machines)
         view = text.progress()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpunodes.cli import common, complete
-from gpunodes.inventory import Inventory
+from gpunodes.operations import checked
 from gpunodes.operations.gpu_remove import OPERATION
 
 
@@ -20,6 +20,6 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     removed; the kernel's own driver is enabled again. Refused while a GPU is in use: drain the node first. Each
     machine's node is shown before anything is changed.
     """
-    inventory = Inventory(flags.inventory)
+    inventory = checked.inventory(flags.inventory)
     consequence = "The GPU software of {} is removed"
     return common.execute_confirmed(OPERATION, inventory, inventory.select(machines), flags, consequence, yes=yes)

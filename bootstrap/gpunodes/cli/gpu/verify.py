@@ -8,8 +8,7 @@ import click
 
 from gpunodes.cli import common, complete, options, terminal
 from gpunodes.errors import ExitCode
-from gpunodes.inventory import Inventory
-from gpunodes.operations import gpu_verify
+from gpunodes.operations import checked, gpu_verify
 from gpunodes.views import gpu_verification, text
 
 
@@ -23,7 +22,7 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Machines without GPUs
     pass. The first level that fails is shown with its remedy. Exit code 3 when a level fails.
     """
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path)
     chosen = inventory.select(machines)
     view = text.progress()
     try:

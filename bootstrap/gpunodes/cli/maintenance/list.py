@@ -19,10 +19,10 @@ def command(inventory_path: Path, as_json: bool) -> int:
     Nodes whose maintenance has expired are shown until `maintenance off`.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import maintenance
+    from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    kept = maintenance.listed(InventoryFleet(Inventory(inventory_path)))
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    kept = maintenance.listed(InventoryFleet(inventory), terminal.progress)
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

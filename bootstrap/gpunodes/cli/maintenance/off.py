@@ -21,11 +21,10 @@ def command(machines: tuple[str, ...], inventory_path: Path, as_json: bool) -> i
     made, stay.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import maintenance
+    from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    inventory = Inventory(inventory_path)
-    ended = maintenance.end(InventoryFleet(inventory), inventory.select(machines))
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    ended = maintenance.end(InventoryFleet(inventory), inventory.select(machines), terminal.progress)
     terminal.echo(views.document(ended) if as_json else views.ended(ended))
     return ExitCode.DONE

@@ -32,16 +32,20 @@ def command(
     pods stay. After TIME repairs are allowed again; the cordon stays until `maintenance off`.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.inventory import Inventory
-    from gpunodes.operations import maintenance
+    from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
     if not reason.strip():
         raise WrongInput("the reason is empty", "a few words for other users", "add --reason")
     ends = times.end(until, time.time()) if until is not None else None
-    inventory = Inventory(inventory_path)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     kept = maintenance.begin(
-        InventoryFleet(inventory), inventory.select(machines), " ".join(reason.split()), ends, cordon=not no_cordon
+        InventoryFleet(inventory),
+        inventory.select(machines),
+        " ".join(reason.split()),
+        ends,
+        cordon=not no_cordon,
+        on_wait=terminal.progress,
     )
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

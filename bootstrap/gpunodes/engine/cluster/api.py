@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpunodes import shape
@@ -12,6 +12,8 @@ from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Ref
 from gpunodes.engine.cluster.session import NO_CLUSTER, NO_SESSION, Response, Session
 from gpunodes.shape import Many, Maybe, Named, Optional
 
+OnWait = Callable[[str], None]
+"""Takes the reason when a request begins to wait for a response."""
 PATIENCE_S = 60.0
 OK = 200
 NOT_FOUND = 404
@@ -43,9 +45,10 @@ class Api:
     errors of the API.
     """
 
-    def __init__(self, session: Session, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, session: Session, patience_s: float = PATIENCE_S, on_wait: OnWait = lambda _: None) -> None:
         self.session = session
         self._patience_s = patience_s
+        self._on_wait = on_wait
 
     def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
         """Send a request once; raises NoResponse or Refused without a retry."""
@@ -65,12 +68,16 @@ class Api:
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
         deadline = time.monotonic() + self._patience_s
+        waiting = False
         while True:
             response = self.session.request(method, path, body, kind, keep)
             if response.status == OK:
                 return _checked(method, path, response)
             if response.status not in _TRANSIENT or time.monotonic() > deadline:
                 break
+            if not waiting:
+                self._on_wait(f"{response.error}; waiting up to {self._patience_s:.0f} seconds for the control plane")
+                waiting = True
             time.sleep(1)
         if response.status <= 0:
             raise _no_response(response)
@@ -104,5 +111,5 @@ def _no_response(response: Response) -> NoResponse:
     return kind(
         f"the control plane does not respond: {response.error}",
         "a Kubernetes API that responds",
-        "restore the control plane first, or skip the cluster with --without-cluster",
+        "restore the control plane first",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpunodes.engine.cluster import marks, nodes, pods
-from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, OK, PATIENCE_S, TOO_MANY_REQUESTS, Api
+from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, OK, PATIENCE_S, TOO_MANY_REQUESTS, Api, OnWait
 from gpunodes.engine.cluster.errors import Refused
 from gpunodes.engine.cluster.marks import NodeObject, Patch
 from gpunodes.engine.cluster.pods import Pod
@@ -27,8 +27,14 @@ _MERGE = "application/merge-patch+json"
 class Cluster(Api):
     """The nodes and pods of the cluster. The methods raise as those of ``Api``."""
 
-    def __init__(self, session: Session, pool_label: str = "", patience_s: float = PATIENCE_S) -> None:
-        super().__init__(session, patience_s)
+    def __init__(
+        self,
+        session: Session,
+        pool_label: str = "",
+        patience_s: float = PATIENCE_S,
+        on_wait: OnWait = lambda _: None,
+    ) -> None:
+        super().__init__(session, patience_s, on_wait)
         self._pool_label = pool_label
 
     # Nodes

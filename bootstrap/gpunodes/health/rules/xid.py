@@ -39,14 +39,21 @@ def xid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         title = f"Xid {code}, {advice.title}: {advice.advice}" if advice else f"Xid {code} is not in NVIDIA's catalog."
         action = advice.action if advice else Action.NONE
         watch = advice.watch if advice else True
-        if code == catalog.CLEANUP and len(groups) > 1:
-            action, title = Action.NONE, f"Xid {catalog.CLEANUP} is a consequence of the other codes."
+        if code == catalog.CLEANUP and _has_cause(gpu, data):
+            action, title = Action.NONE, f"Xid {catalog.CLEANUP} is a consequence of the GPU's other codes."
         if code in data.site.xids:
             action, watch = data.site.xids[code], False
             title += f" This site's action for it: {action.value}."
         yield rule.finding(
             action, title, *records, gpu=gpu, watch=watch, code=code, source=advice.source if advice else ""
         )
+
+
+def _has_cause(gpu: str, data: RuleInput) -> bool:
+    """Whether a GPU has another code than the clean-up of its channels; lines without an address may be any GPU's."""
+    return any(
+        record.code != catalog.CLEANUP and (gpu == record.gpu or not gpu or not record.gpu) for record in data.xids()
+    )
 
 
 def _xid_advice(code: int, records: Sequence[LogRecord]) -> catalog.Advice | None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.fleet import Fleet, repair_settings
 from gpunodes.engine.leases.held import Leases
+from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role
 from gpunodes.repair.request import RepairRequest
 
@@ -42,6 +44,17 @@ class RepairCommand:
 
 
 @contextlib.contextmanager
+def avoidable() -> Iterator[None]:
+    """Inside, an error for want of a cluster suggests --without-cluster: only some commands have that option."""
+    try:
+        yield
+    except (NoResponse, WrongInput) as error:
+        wrong = error.problem
+        remedy = f"{wrong.remedy}, or skip the cluster with --without-cluster"
+        raise type(error)(wrong.found, wrong.wanted, remedy) from error
+
+
+@contextlib.contextmanager
 def opened(
     fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, report: Report
 ) -> Iterator[RepairCommand]:
@@ -55,10 +68,12 @@ def opened(
         yield RepairCommand(fleet, by_name, request, report, given)
         return
     with contextlib.ExitStack() as held:
-        session = fleet.session()
+        with avoidable():
+            session = fleet.session()
         held.callback(session.close)
         cluster = Cluster(session, str(given["gpunodes_repair_pool_label"]))
         leases = Leases(cluster, request.command)
         held.callback(leases.close)
-        cluster.call_once("GET", "/version")
+        with avoidable():
+            cluster.call_once("GET", "/version")
         yield RepairCommand(fleet, by_name, request, report, given, cluster, leases)

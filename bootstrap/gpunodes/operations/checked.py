@@ -1,0 +1,68 @@
+"""The input of a command that was checked as a whole, before any machine is contacted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Role
+from gpunodes.planner import gpu, versions
+
+
+class Needs(Enum):
+    """What a command needs an inventory for: the groups, and what to do without an inventory."""
+
+    NEW_CLUSTER = (
+        "the groups control_plane and workers",
+        "or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
+    )
+    CLUSTER = ("the group control_plane", "or write one as in docs/existing-cluster.md")
+    MACHINES = ("the group workers", "or write one as in docs/existing-cluster.md")
+    REPAIR = (
+        "the groups control_plane and workers; with --without-cluster workers are enough",
+        "or write one as in docs/existing-cluster.md",
+    )
+
+
+def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
+    """The inventory at ``path``: every command that needs one reads it here.
+
+    Raises WrongInput for a missing or malformed inventory, and for all wrong settings of its machines at once. Machines
+    that are not selected count, too: a budget is a setting of a whole pool.
+    """
+    if not path.exists():
+        groups, otherwise = needs.value
+        raise WrongInput(
+            f"there is no inventory at {path}", f"an Ansible inventory with {groups}", f"name it with -i, {otherwise}"
+        )
+    found = Inventory(path)
+    variables = {machine.name: found.variables(machine.name) for machine in found.machines()}
+    problems = {name: list(settings.problems(own)) for name, own in variables.items()}
+    controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
+    settings.report_all(path, problems, _unknown_versions(controls, variables, problems))
+    return found
+
+
+def _unknown_versions(
+    controls: set[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    problems: Mapping[str, Sequence[settings.SettingProblem]],
+) -> list[WrongInput]:
+    """Versions in the settings that are valid, but not in any table."""
+    found: dict[str, WrongInput] = {}
+    for name, own in variables.items():
+        # A wrong setting is reported already, and a template cannot be checked here: the default stands in for both.
+        wrong = {problem.key for problem in problems[name]}
+        resolved = settings.resolve({k: v for k, v in own.items() if k not in wrong and "{{" not in str(v)})
+        try:
+            gpu.check(gpu.requested_of(resolved, ""))
+            if name in controls:
+                versions.check(str(resolved["gpunodes_kubernetes_version"]))
+        except WrongInput as error:
+            found.setdefault(str(error), error)
+    return list(found.values())
