@@ -277,7 +277,7 @@ def test_text_that_is_no_log_is_reported_with_what_was_wanted(tmp_path: Path) ->
         (machine,) = json.loads(done.stdout)["machines"]
         assert machine["state"] == "unknown"
         assert [file["problem"] for file in machine["files"]] == [NOT_RECOGNISED]
-        assert done.returncode == 1
+        assert done.returncode == 3
     assert gpunodes("--from", str(path)).stderr.decode() == f"{path}: {NOT_RECOGNISED}\n"
     for number in range(20):
         (tmp_path / f"{number}.txt").write_bytes(b"nothing\n")

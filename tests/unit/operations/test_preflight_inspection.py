@@ -175,11 +175,3 @@ def test_a_failure_of_the_controller_is_no_machine_s(
     )
     assert "correct that on the controller" in raised.value.problem.remedy
     assert "init-master" not in str(raised.value)
-
-
-def test_a_control_plane_without_a_cluster_may_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    done = runner.PlayResult(ok=True, interrupted=False, log=tmp_path / "stdout")
-    monkeypatch.setattr(runner, "run", lambda *_: done)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with pytest.raises(GpunodesError, match=r"it runs no cluster.*init-master control-1"):
-        commands(tmp_path)["status"]()
