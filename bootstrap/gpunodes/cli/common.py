@@ -159,7 +159,7 @@ def connection_options(command: _Command) -> _Command:
 
     @click.option("--user", help="SSH user of machines that are not in the inventory yet.")
     @click.option("--key", type=click.Path(path_type=Path), help="SSH private key for such machines.")
-    @click.option("--port", type=click.IntRange(1, 65535), help="SSH port of such machines.")
+    @click.option("--port", type=options.Whole(1, 65535), help="SSH port of such machines.")
     @functools.wraps(command)
     def wrapped(*args: Any, user: str | None, key: Path | None, port: int | None, **kwargs: Any) -> Any:
         return command(*args, connection=_connection(user, key, port), **kwargs)

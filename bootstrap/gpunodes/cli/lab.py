@@ -43,16 +43,16 @@ def command(context: click.Context, name: str) -> None:
 
 
 @command.command()
-@click.option("--workers", type=click.IntRange(0, 9), default=2, show_default=True, help="Workers besides control-1.")
+@click.option("--workers", type=options.Whole(0, 9), default=2, show_default=True, help="Workers besides control-1.")
 @click.option(
     "--gpu-workers",
-    type=click.IntRange(0, 9),
+    type=options.Whole(0, 9),
     default=0,
     show_default=True,
     help="Workers with stand-in GPUs.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="Stand-in GPUs of each GPU worker."
+    "--gpus", type=options.Whole(1, 16), default=2, show_default=True, help="Stand-in GPUs of each GPU worker."
 )
 @click.option(
     "--gpu-device",
@@ -64,13 +64,13 @@ def command(context: click.Context, name: str) -> None:
 )
 @click.option(
     "--nvswitches",
-    type=click.IntRange(0, 8),
+    type=options.Whole(0, 8),
     default=0,
     show_default=True,
     help="Stand-in NVSwitches of each GPU worker.",
 )
 @click.option(
-    "--cpus", type=click.IntRange(1, 64), default=1, show_default=True,
+    "--cpus", type=options.Whole(1, 64), default=1, show_default=True,
     help="CPUs of each worker.",
 )  # fmt: skip
 @click.option(
@@ -188,10 +188,10 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @command.command()
 @click.argument("machine")
 @click.argument("fault", metavar="FAULT")
-@click.argument("code", type=click.IntRange(min=0), required=False)
-@click.option("--gpu", type=click.IntRange(min=0), default=0, show_default=True, help="Which GPU, from 0.")
-@click.option("--times", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Number of Xid lines.")
-@click.option("--seconds", type=click.IntRange(1, 600), default=60, show_default=True, help="Duration of a lockup.")
+@click.argument("code", type=options.Whole(min=0), required=False)
+@click.option("--gpu", type=options.Whole(min=0), default=0, show_default=True, help="Which GPU, from 0.")
+@click.option("--times", type=options.Whole(1, 1_000_000), default=1, show_default=True, help="Number of Xid lines.")
+@click.option("--seconds", type=options.Whole(1, 600), default=60, show_default=True, help="Duration of a lockup.")
 @click.option("--at-boot", is_flag=True, help="Cause the fault at every start of the driver from now on, not now.")
 @options.json_option
 @click.pass_obj
