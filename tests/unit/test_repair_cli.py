@@ -90,6 +90,13 @@ def test_the_timer_contains_its_options(tmp_path: Path) -> None:
     assert f"WorkingDirectory={tmp_path}" in units["gpunodes-health.service"]
 
 
+def test_the_timer_s_paths_are_plain(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "hosts.yml").write_text("workers: {}\n")
+    units = json.loads(gpunodes(tmp_path / "below", "health", "timer", "-i", "../hosts.yml", "--json").stdout)["units"]
+    assert f"--inventory {tmp_path}/hosts.yml\n" in units["gpunodes-health.service"]
+
+
 FINDING = Finding("hung-in-driver", "", Action.REBOOT, State.HUNG, evidence=("INFO: task \x1b[2J",))
 VERDICT = Verdict("gpu-1", "live", State.HUNG, Action.REBOOT, True, (79,), (), "b1", 8, 7, (FINDING,))
 RESULT = RepairResult(

@@ -68,6 +68,10 @@ def test_machines_for_manual_repair_and_unreachable_ones_are_not_rebooted() -> N
     far = RepairCandidate("w1", verdict("w1", Action.NONE, state=State.UNREACHABLE), Node("w1", ready=False))
     decisions = decide([candidate("w0", Action.REPAIR), far], workers(20))
     assert decided(decisions) == {"w0": Decision.NEEDS_REPAIR, "w1": Decision.REFUSE}
+    (refused,) = [each.why for each in decisions if each.machine == "w1"]
+    assert refused == "it is unreachable and may still be healthy; it has no BMC that could reset it"
+    (refused,) = [each.why for each in decide([dataclasses.replace(far, bmc=True)], workers(20))]
+    assert refused.endswith("`gpunodes repair w1 --from bmc` resets it")
     by_hand = RepairLimits(by_hand=True)
     assert decided(decide([far], workers(20), by_hand)) == {"w1": Decision.REPAIR}
 

@@ -18,31 +18,40 @@ from gpunodes.cli import terminal
 if TYPE_CHECKING:
     from gpunodes.errors import GpunodesError
 
-# Name -> one line of help. Each command is the object `command` of the module of its name; a test compares these lines
-# with the commands' own help.
-COMMANDS = {
-    "init-control-plane": "Make a machine the control plane of a new cluster.",
-    "init-master": "Another name of init-control-plane.",
-    "join": "Join machines to the cluster as workers.",
-    "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
-    "status": "Show the nodes of the cluster and their states.",
-    "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
-    "remove": "Drain a node, delete it from the cluster and reset its machine.",
-    "reset": "Undo everything that gpunodes changed on machines.",
-    "health": "Check GPU machines: state, evidence and recommended action.",
-    "preflight": "Check what would stop a join; nothing is changed.",
-    "gpu": "Plan, install, verify and remove the GPU software of machines.",
-    "gates": "List the kubelet's feature gates that matter for GPUs.",
-    "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
-    "history": "Show the recorded verdicts and repairs of one machine, or of all.",
-    "maintenance": "Keep repairs and new pods away from machines under maintenance.",
-    "power": "Show a machine's power state, or switch it through its BMC.",
-    "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
-    "lab": "Virtual machines to try gpunodes on.",
-    "help": "Show the help of a command.",
-    "completion": "Print a script that completes commands, machines and files in a shell.",
-    "version": "Show the versions of gpunodes and of the software that it runs on.",
+# Section -> name -> one line of help. Each command is the object `command` of the module of its name; a test compares
+# these lines with the commands' own help.
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Cluster": {
+        "init-control-plane": "Make a machine the control plane of a new cluster.",
+        "init-master": "Another name of init-control-plane.",
+        "preflight": "Check what would stop a join; nothing is changed.",
+        "join": "Join machines to the cluster as workers.",
+        "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
+        "status": "Show the nodes of the cluster and their states.",
+        "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
+        "remove": "Drain a node, delete it from the cluster and reset its machine.",
+        "reset": "Undo everything that gpunodes changed on machines.",
+    },
+    "GPUs": {
+        "gpu": "Plan, install, verify and remove the GPU software of machines.",
+        "gates": "List the kubelet's feature gates that matter for GPUs.",
+    },
+    "Health and repair": {
+        "health": "Check GPU machines: state, evidence and recommended action.",
+        "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
+        "maintenance": "Keep repairs and new pods away from machines under maintenance.",
+        "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
+        "power": "Show a machine's power state, or switch it through its BMC.",
+        "history": "Show the recorded verdicts and repairs of one machine, or of all.",
+    },
+    "Tools": {
+        "lab": "Virtual machines to try gpunodes on.",
+        "help": "Show the help of a command.",
+        "completion": "Print a script that completes commands, machines and files in a shell.",
+        "version": "Show the versions of gpunodes and of the software that it runs on.",
+    },
 }
+COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 # Another name of a command -> the name of its module.
 MODULES = {"init-control-plane": "init-master"}
 
@@ -54,7 +63,14 @@ class HelpfulGroup(click.Group):
         super().__init__(*arguments, **{"invoke_without_command": True, "no_args_is_help": False, **keywords})
 
     def invoke(self, ctx: click.Context) -> Any:
-        result = super().invoke(ctx)
+        try:
+            result = super().invoke(ctx)
+        except click.UsageError as error:
+            # Click's parser does not say whose options are wrong.
+            name = ctx.invoked_subcommand or ""
+            if error.ctx is None and (command := self.get_command(ctx, name)):
+                error.ctx = click.Context(command, info_name=name, parent=ctx)
+            raise
         if ctx.invoked_subcommand is None:
             terminal.echo(ctx.get_help())
         return result
@@ -71,19 +87,20 @@ class HelpfulGroup(click.Group):
 class LazyGroup(HelpfulGroup):
     """A group that imports a command's module, of the package ``where``, only when that command is called.
 
-    ``modules`` maps commands to modules of another name.
+    ``listing`` has the commands by section; ``modules`` maps commands to modules of another name.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        listing: Mapping[str, str],
+        listing: Mapping[str, Mapping[str, str]],
         where: str,
         modules: Mapping[str, str] | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
-        self._listing = listing
+        self._sections = listing
+        self._listing = [name for section in listing.values() for name in section]
         self._where = where
         self._modules = modules or {}
 
@@ -99,13 +116,14 @@ class LazyGroup(HelpfulGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self._listing.items()))
+        for title, commands in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.group(
     cls=LazyGroup,
-    listing=COMMANDS,
+    listing=SECTIONS,
     where="gpunodes.cli",
     modules=MODULES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -127,7 +145,9 @@ def no_command(path: str, name: str, known: Sequence[str]) -> GpunodesError:
 
     from gpunodes.errors import WrongInput
 
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    # The same letters in another order are a match however short the name is.
+    near = [each for each in known if sorted(each) == sorted(name)]
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.65)
     guess = f"did you mean {' or '.join(f'`{path} {each}`' for each in near)}? " if near else ""
     return WrongInput(f"{path} has no command {name!r}", "", f"{guess}`{path} --help` lists the commands")
 

@@ -166,7 +166,7 @@ def connection_options(command: _Command) -> _Command:
 
     @click.option("--user", metavar="NAME", help="SSH user of machines that are not in the inventory yet.")
     @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Their SSH private key.")
-    @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Their SSH port.")
+    @click.option("--port", type=options.Whole(1, 65535), metavar="PORT", help="Their SSH port.")
     @functools.wraps(command)
     def wrapped(*args: Any, user: str | None, key: Path | None, port: int | None, **kwargs: Any) -> Any:
         return command(*args, connection=_connection(user, key, port), **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -21,8 +22,20 @@ _TIME_SPAN = re.compile(rf"\s*(\d+|(\d+(\.\d+)?\s*({_UNITS})\s*)+)\s*")
 
 
 def _kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
-    """The kinds of codes, for shell completion."""
-    return [kind for kind in ("xid", "sxid") if kind.startswith(incomplete)]
+    """The kinds of codes, and the rules, for shell completion."""
+    from gpunodes.operations import health
+
+    names = dict.fromkeys(["xid", "sxid", *(rule.name for rule in health.rules())])
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _actions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - as above
+    """The actions that a repair can act on, after those that the list has already, for shell completion."""
+    from gpunodes.health.model import Action
+
+    before, comma, _ = incomplete.rpartition(",")
+    names = [f"{before}{comma}{action.value}" for action in Action if action.value not in before.split(",")]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 class _MachinesOrCommand(click.Group):
@@ -76,20 +89,20 @@ class _MachinesOrCommand(click.Group):
 @options.inventory_option
 @click.option(
     "--watch",
-    type=click.FloatRange(min=1),
+    type=options.Number(min=1),
     metavar="SECONDS",
     help="Repeat the scan every so many seconds, until Ctrl-C.",
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=1),
+    type=options.Number(min=1),
     metavar="SECONDS",
     help="Time limit of the scan; by default 60, plus a quarter of a second for each machine. With --reboot-hung it "
     "limits each scan, not the repairs.",
 )
 @click.option(
     "--parallel",
-    type=click.IntRange(1, 1024),
+    type=options.Whole(1, 1024),
     default=64,
     show_default=True,
     metavar="NUMBER",
@@ -99,6 +112,7 @@ class _MachinesOrCommand(click.Group):
 @click.option(
     "--actions",
     metavar="ACTIONS",
+    shell_complete=_actions,
     help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
 )
 @repair_options.options
@@ -131,8 +145,11 @@ def command(
             raise WrongInput("--reboot-hung repairs live machines", "no --from and no --watch with it", "leave it out")
         pace = (deadline, parallel)
         return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
-    if actions or repair_flags.given():
-        raise WrongInput("these options are for repairs", "--reboot-hung", "add --reboot-hung, or leave them out")
+    if given := [*(["--actions"] if actions else []), *repair_flags.given()]:
+        are, them = ("are", "them") if len(given) > 1 else ("is", "it")
+        raise WrongInput(
+            f"{', '.join(given)} {are} for repairs", "--reboot-hung", f"add --reboot-hung, or leave {them} out"
+        )
     if not files:
         if watch and as_json:
             raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
@@ -151,11 +168,11 @@ def command(
 
 
 @command.command()
-@click.argument("kind", metavar="{xid|sxid}", shell_complete=_kinds)
-@click.argument("code", required=False, metavar="CODE")
+@click.argument("kind", metavar="{xid|sxid|RULE}", shell_complete=_kinds)
+@click.argument("code", required=False, metavar="[CODE]")
 @options.json_option
 def explain(kind: str, code: str | None, as_json: bool) -> int:
-    """Show what an Xid or SXid code means, what to do, and the source.
+    """Show what an Xid or SXid code, or a rule of a verdict, means, what to do, and the source.
 
     Exit code 2 for a code that NVIDIA's catalog does not have.
     """
@@ -164,10 +181,16 @@ def explain(kind: str, code: str | None, as_json: bool) -> int:
 
     if kind.isdecimal() and code is None:
         kind, code = "xid", kind
-    if kind.lower() not in {"xid", "sxid"} or code is None or not code.isdecimal():
+    is_kind = kind.lower() in {"xid", "sxid"}
+    if code is None and not is_kind and (rule := [each for each in health.rules() if each.name == kind]):
+        terminal.echo(view.dump(view.rules_document(rule)) if as_json else view.rules(rule))
+        return ExitCode.DONE
+    if not is_kind or code is None or not code.isdecimal():
         given = kind if code is None else f"{kind} {code}"
         raise WrongInput(
-            f"{given!r} is not a code", "xid or sxid, and a number", "try `gpunodes health explain xid 79`"
+            f"{given!r} is not a code" if is_kind else f"{given!r} is neither a code nor a rule",
+            "xid or sxid, and a number; or the name of a rule",
+            "try `gpunodes health explain xid 79`; `gpunodes health rules` lists the rules",
         )
     meaning = health.explain(kind.lower(), int(code))
     terminal.echo(view.dump(view.meaning_document(meaning)) if as_json else view.meaning(meaning))
@@ -217,7 +240,9 @@ def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     if problems:
         raise together(problems)
     program = shutil.which(sys.argv[0]) or sys.argv[0]
-    units = view.units(str(Path(program).absolute()), getpass.getuser(), Path.cwd(), inventory_path.absolute(), every)
+    # Links stay: an installation may move behind one.
+    paths = [Path(os.path.abspath(path)) for path in (program, inventory_path)]  # noqa: PTH100 - pathlib follows links
+    units = view.units(str(paths[0]), getpass.getuser(), Path.cwd(), paths[1], every)
     if as_json:
         import json
 

@@ -8,8 +8,20 @@ from gpunodes.cli import no_command, terminal
 from gpunodes.errors import WrongInput
 
 
+def _commands(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The commands below those that are typed already, for shell completion."""
+    found = context.find_root().command
+    for name in context.params.get(parameter.name or "") or ():
+        child = found.get_command(context, name) if isinstance(found, click.Group) else None
+        if child is None:
+            return []
+        found = child
+    names = found.list_commands(context) if isinstance(found, click.Group) else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...", shell_complete=_commands)
 @click.pass_context
 def command(context: click.Context, names: tuple[str, ...]) -> None:
     """Show the help of a command.

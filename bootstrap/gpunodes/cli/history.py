@@ -26,6 +26,6 @@ def command(machine: str, output: str) -> int:
     common.show_output(
         output,
         lambda: document.dump({"schema": "gpunodes.history/1", "entries": entries}),
-        lambda columns: repair.history(entries, columns),
+        lambda columns: repair.history(entries, columns, machine),
     )
     return ExitCode.DONE

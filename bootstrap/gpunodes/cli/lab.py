@@ -46,7 +46,7 @@ def command(context: click.Context, name: str) -> None:
 @command.command()
 @click.option(
     "--workers",
-    type=click.IntRange(0, 9),
+    type=options.Whole(0, 9),
     default=2,
     show_default=True,
     metavar="NUMBER",
@@ -54,7 +54,7 @@ def command(context: click.Context, name: str) -> None:
 )
 @click.option(
     "--gpu-workers",
-    type=click.IntRange(0, 9),
+    type=options.Whole(0, 9),
     default=0,
     show_default=True,
     metavar="NUMBER",
@@ -62,7 +62,7 @@ def command(context: click.Context, name: str) -> None:
 )
 @click.option(
     "--gpus",
-    type=click.IntRange(1, 16),
+    type=options.Whole(1, 16),
     default=2,
     show_default=True,
     metavar="NUMBER",
@@ -78,14 +78,14 @@ def command(context: click.Context, name: str) -> None:
 )
 @click.option(
     "--nvswitches",
-    type=click.IntRange(0, 8),
+    type=options.Whole(0, 8),
     default=0,
     show_default=True,
     metavar="NUMBER",
     help="Stand-in NVSwitches of each GPU worker.",
 )
 @click.option(
-    "--cpus", type=click.IntRange(1, 64), default=1, show_default=True, metavar="NUMBER",
+    "--cpus", type=options.Whole(1, 64), default=1, show_default=True, metavar="NUMBER",
     help="CPUs of each worker.",
 )  # fmt: skip
 @click.option(
@@ -205,13 +205,13 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @command.command()
 @click.argument("machine")
 @click.argument("fault", metavar="FAULT")
-@click.argument("code", type=click.IntRange(min=0), required=False)
+@click.argument("code", type=options.Whole(min=0), required=False)
 @click.option(
-    "--gpu", type=click.IntRange(min=0), default=0, show_default=True, metavar="NUMBER", help="Which GPU, from 0."
+    "--gpu", type=options.Whole(min=0), default=0, show_default=True, metavar="NUMBER", help="Which GPU, from 0."
 )
 @click.option(
     "--times",
-    type=click.IntRange(1, 1_000_000),
+    type=options.Whole(1, 1_000_000),
     default=1,
     show_default=True,
     metavar="NUMBER",
@@ -219,7 +219,7 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 )
 @click.option(
     "--seconds",
-    type=click.IntRange(1, 600),
+    type=options.Whole(1, 600),
     default=60,
     show_default=True,
     metavar="NUMBER",

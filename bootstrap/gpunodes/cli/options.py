@@ -14,6 +14,19 @@ from gpunodes.cli import passwords
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+
+class Number(click.FloatRange):
+    """A number with limits, by this name in errors."""
+
+    name = "number"
+
+
+class Whole(click.IntRange):
+    """A whole number with limits, by this name in errors."""
+
+    name = "whole number"
+
+
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from gpunodes.cli import common, complete
+from gpunodes.cli import common, complete, options
 from gpunodes.model import Role
 from gpunodes.operations import checked
 from gpunodes.operations.remove import OPERATION
@@ -16,7 +16,7 @@ from gpunodes.operations.remove import OPERATION
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option(
     "--drain-timeout",
-    type=click.IntRange(1),
+    type=options.Whole(1),
     metavar="SECONDS",
     help="How long to wait for pods to end; by default the setting gpunodes_drain_timeout.",
 )

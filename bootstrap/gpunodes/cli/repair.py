@@ -36,8 +36,8 @@ def command(
     """Repair machines: drain, reset or reboot, verify, uncordon.
 
     MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
-    the budget and the limit of repairs per day. An interrupted repair is resumed. Exit code 3 when a
-    machine is not healthy at the end.
+    the budget and the loop guard: gpunodes_repair_guard_repairs in gpunodes_repair_guard_hours. An interrupted repair
+    is resumed. Exit code 3 when a machine is not healthy at the end.
     """
     if bool(machines) == resume:
         raise WrongInput(

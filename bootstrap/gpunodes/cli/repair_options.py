@@ -39,9 +39,9 @@ class RepairOptions:
     bug_report: bool
     without_cluster: bool
 
-    def given(self) -> bool:
-        """Whether any option was given."""
-        return any(dataclasses.astuple(self))
+    def given(self) -> list[str]:
+        """The options that were given."""
+        return [f"--{name.replace('_', '-')}" for name, value in dataclasses.asdict(self).items() if value]
 
 
 def options(command: _Command) -> _Command:

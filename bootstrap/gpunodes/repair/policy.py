@@ -97,6 +97,8 @@ class RepairCandidate:
     """Why it needs manual repair, by the controller's history."""
     busy: str = ""
     """The command that holds its lock, "" if none does."""
+    bmc: bool = False
+    """It is unreachable, and has a BMC."""
     unmatched: str = ""
     """Why no node matches this machine, "" if one does, or with --without-cluster."""
 
@@ -204,6 +206,11 @@ def _order(each: RepairCandidate) -> tuple[bool, bool, bool, int, str]:
     return (_is_control_plane(each), available, not each.verdict.hung_in_driver, -each.verdict.action.rank, each.name)
 
 
+def _reset_by_hand(each: RepairCandidate) -> str:
+    """What a user can do about an unreachable machine."""
+    return f"`gpunodes repair {each.name} --from bmc` resets it" if each.bmc else "it has no BMC that could reset it"
+
+
 # Long: one case after the other, in the order of their priority.
 def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float) -> tuple[Decision, str]:
     """The decision by the machine's own state, regardless of its pool: the first case that applies.
@@ -238,7 +245,7 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
         (
             verdict.state is State.UNREACHABLE and not limits.by_hand,
             Decision.REFUSE,
-            f"it is unreachable and may still be healthy; `gpunodes repair {each.name} --from bmc` resets it",
+            f"it is unreachable and may still be healthy; {_reset_by_hand(each)}",
         ),
         (not requested, Decision.NOTHING, f"its verdict's action is {verdict.action.value}"),
         (bool(each.unmatched), Decision.REFUSE, each.unmatched),

@@ -117,10 +117,10 @@ def _machine(each: MachineRepair) -> dict[str, Any]:
     }
 
 
-def history(entries: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
-    """The history, the oldest first, for a screen of ``columns``, if any."""
+def history(entries: Sequence[Mapping[str, Any]], columns: int | None = None, machine: str = "") -> str:
+    """The history of ``machine``, or of all, the oldest first, for a screen of ``columns``, if any."""
     if not entries:
-        return "no history yet"
+        return f"no history of {machine}; `gpunodes history` has that of all machines" if machine else "no history yet"
     rows = [("TIME", "MACHINE", "WHAT", "OUTCOME", "SECONDS", "")]
     rows += [
         (

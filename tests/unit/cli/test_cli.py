@@ -78,7 +78,13 @@ def test_both_names_of_init_control_plane_are_one_command() -> None:
     assert "init-control-plane" in cli.COMMANDS["init-master"]
 
 
-@pytest.mark.parametrize("argv", [(), ("gpu",), ("maintenance",), ("lab",), ("help", "gpu")])
+def test_the_commands_are_listed_by_section(tmp_path: Path) -> None:
+    shown = [line for line in gpunodes(tmp_path).stdout.splitlines() if line.endswith(":") and line[0] != " "]
+    assert shown == ["Options:", "Cluster:", "GPUs:", "Health and repair:", "Tools:"]
+    assert sum(map(len, cli.SECTIONS.values())) == len(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("argv", [("gpu",), ("maintenance",), ("lab",), ("help", "gpu")])
 def test_a_group_without_a_command_shows_its_help(tmp_path: Path, argv: tuple[str, ...]) -> None:
     done = gpunodes(tmp_path, *argv)
     assert (done.returncode, done.stderr) == (0, "")
@@ -122,6 +128,42 @@ def test_json_and_the_inventory_are_the_same_option_everywhere() -> None:
         "as_json": {"Print one JSON document on standard output.", "The same as -o json."},
         "inventory_path": {"The Ansible inventory."},
     }
+
+
+def test_a_mistyped_command_leads_to_the_nearest_only_where_one_is_near(tmp_path: Path) -> None:
+    assert "did you mean `gpunodes join`? `" in gpunodes(tmp_path, "jion").stderr
+    assert "did you mean `gpunodes up`? `" in gpunodes(tmp_path, "pu").stderr
+    assert "did you mean" not in gpunodes(tmp_path, "nothing").stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        ("health --from", "error: option '--from' requires an argument\nhint: see `gpunodes health --help`\n"),
+        ("gpu plan --driver", "error: option '--driver' requires an argument\nhint: see `gpunodes gpu plan --help`\n"),
+        ("health --deadline x", "error: invalid value for '--deadline': 'x' is not a valid number\n"),
+        ("health --parallel 1.5", "error: invalid value for '--parallel': '1.5' is not a valid whole number\n"),
+        ("health --actions reboot", "error: --actions is for repairs; wanted: --reboot-hung\n"),
+        ("health --yes --force-drain", "error: --yes, --force-drain are for repairs; wanted: --reboot-hung\n"),
+        ("health explain fallen", "`gpunodes health rules` lists the rules\n"),
+    ],
+)
+def test_an_error_of_an_option_names_it_and_its_command(tmp_path: Path, argv: str, error: str) -> None:
+    done = gpunodes(tmp_path, *argv.split())
+    assert done.returncode == 2
+    assert error in done.stderr
+
+
+def test_a_rule_of_a_verdict_is_explained(tmp_path: Path) -> None:
+    assert gpunodes(tmp_path, "health", "explain", "fallen-off-bus").stdout.startswith("fallen-off-bus: ")
+    (rule,) = json.loads(gpunodes(tmp_path, "health", "explain", "fallen-off-bus", "--json").stdout)["rules"]
+    assert rule["name"] == "fallen-off-bus"
+
+
+def test_the_history_of_an_unknown_machine_is_not_that_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert gpunodes(tmp_path, "history", "gpu-9").stdout.startswith("no history of gpu-9; ")
+    assert gpunodes(tmp_path, "history").stdout == "no history yet\n"
 
 
 @pytest.mark.parametrize(
@@ -461,7 +503,12 @@ def completed(folder: Path, line: str) -> list[str]:
         ("gpunodes repair -i none.yml w", []),
         ("gpunodes health gpu-", ["gpu-1", "gpu-2"]),
         ("gpunodes health exp", ["explain"]),
-        ("gpunodes health explain x", ["xid"]),
+        ("gpunodes health explain x", ["xid", "xid-recovery", "xid-repeated"]),
+        ("gpunodes help hea", ["health"]),
+        ("gpunodes help gpu pl", ["plan"]),
+        ("gpunodes help join x", []),
+        ("gpunodes health --actions reb", ["reboot"]),
+        ("gpunodes health --actions reset_gpu,reb", ["reset_gpu,reboot"]),
         ("gpunodes health --from unkn", ["file,unkn"]),
         ("gpunodes health --from a.log unkn", ["file,unkn"]),
         ("gpunodes completion z", ["zsh"]),

@@ -76,7 +76,7 @@ def test_an_address_that_cannot_be_joined_is_not_left_in_the_inventory(tmp_path:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("health explain foo", "'foo' is not a code; wanted: xid or sxid, and a number"),
+        ("health explain foo", "'foo' is neither a code nor a rule; wanted: xid or sxid, and a number; or"),
         ("health explain xid", "'xid' is not a code"),
         ("health timer --every banana -i nope.yml", "'banana' is not a time span"),
         ("health timer --every banana -i nope.yml", "error: there is no inventory at nope.yml"),

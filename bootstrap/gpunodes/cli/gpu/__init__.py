@@ -15,6 +15,6 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, listing=COMMANDS, where="gpunodes.cli.gpu")
+@click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.gpu")
 def command() -> None:
     """Plan, install, verify and remove the GPU software of machines."""

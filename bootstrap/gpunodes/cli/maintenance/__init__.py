@@ -14,6 +14,6 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, listing=COMMANDS, where="gpunodes.cli.maintenance")
+@click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.maintenance")
 def command() -> None:
     """Keep repairs and new pods away from machines under maintenance."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpunodes.engine import history
 from gpunodes.engine.history import MachineHistory
 from gpunodes.engine.scans import MachineScan
+from gpunodes.health.model import State
 from gpunodes.model import Machine, Role
 from gpunodes.operations.repair import cluster_state
 from gpunodes.operations.repair.cluster_state import ClusterState
@@ -52,15 +53,19 @@ class Choice:
 
     def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
         (node, why), past = self._node(machine.name, state), self.histories.get(machine.name, MachineHistory())
+        verdict = self.scans[machine.name].verdict
+        # A machine's control is not free: it reads the machine's settings.
+        unreachable = verdict.state is State.UNREACHABLE
         return RepairCandidate(
             name=machine.name,
-            verdict=self.scans[machine.name].verdict,
+            verdict=verdict,
             node=node,
             control_plane=machine.role is Role.CONTROL_PLANE,
             named=machine.name in self.command.request.named,
             repairs=past.repairs,
             needs_repair=past.needs_repair,
             busy=state.holder(machine.name, node),
+            bmc=unreachable and self.command.fleet.machine_control(machine).has_power(),
             unmatched=why,
         )
 
