@@ -40,6 +40,8 @@ ANSWER = 60.0
 """Time limit in seconds for the program's first line; an emulated machine under load needs ten."""
 _AGAIN = 5.0
 """Seconds between two attempts to take the lock of a machine that starts."""
+_END_S = 10.0
+"""Seconds for the program that holds the lock to end."""
 _MAX_CHARACTERS = 65536
 """Maximum length of the program's first line."""
 _HOLDER_SHAPE = {"held_by": Maybe(Named(str, 20))}
@@ -90,7 +92,7 @@ class Lock:
     def close(self) -> None:
         """Release the lock."""
         self._stop.set()
-        _end(self._process)
+        programs.end(self._process, _END_S)
         self._thread.join(timeout=5)
 
     def _error_lost(self, why: str, kind: type[GpunodesError] = GpunodesError) -> GpunodesError:
@@ -122,7 +124,7 @@ class Lock:
                     self._lost = self._error_lost(sentence(problem))
                     return
             if self._stop.is_set():
-                _end(self._process)
+                programs.end(self._process, _END_S)
                 return
 
     def _beat(self, process: subprocess.Popen[str]) -> None:
@@ -195,20 +197,9 @@ def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str])
         if held_by is not None:
             raise Taken(held_by)
     except BaseException:
-        _end(process)
+        programs.end(process, _END_S)
         raise
     return process
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        if process.stdin:
-            process.stdin.close()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _read_holder(process: subprocess.Popen[str], address: str, start: bytes) -> Mapping[str, str] | None:

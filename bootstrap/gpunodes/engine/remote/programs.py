@@ -8,6 +8,7 @@ log no options. ``sent.py`` runs the program there.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import os
@@ -91,3 +92,15 @@ def send(process: subprocess.Popen[str], data: bytes) -> None:
     assert process.stdin  # noqa: S101 - for the type checker
     while data:
         data = data[os.write(process.stdin.fileno(), data) :]
+
+
+def end(process: subprocess.Popen[str], grace_s: float) -> None:
+    """End a command by closing its standard input; it is killed after ``grace_s`` seconds."""
+    with contextlib.suppress(OSError, ValueError):
+        if process.stdin:
+            process.stdin.close()
+    try:
+        process.wait(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
