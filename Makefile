@@ -100,8 +100,19 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build
 .PHONY: wheel
 wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
 
+.PHONY: collection
+collection: $(VENV)/.installed ## Build the Ansible collection, in build
+	python bootstrap/collection.py build
+
+# An environment with nothing but Ansible, to try the collection in.
+build/ansible/.installed: $(INSTALLED)/.installed
+	$(PYTHON) -m venv build/ansible
+	build/ansible/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint build/constraints.txt ansible-core
+	touch $@
+
 .PHONY: test-package
-test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
+test-package: $(INSTALLED)/.installed build/ansible/.installed collection ## Wheel and collection, each in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
 .PHONY: test-trust

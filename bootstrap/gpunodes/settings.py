@@ -23,9 +23,10 @@ from gpunodes.errors import WrongInput, together
 
 
 def content() -> Path:
-    """The folder with `playbooks` and `roles`: inside the installed package, else the checkout."""
-    installed = Path(__file__).parent / "content"
-    return installed if installed.is_dir() else Path(__file__).parents[2]
+    """The collection's folder, with `playbooks`, `roles` and `plugins`: in the installed package, else in the checkout."""
+    package = Path(__file__).parent
+    root = package / "content" if (package / "content").is_dir() else package.parent
+    return root / "ansible_collections" / "gpunodes" / "bootstrap"
 
 
 def plugins() -> Path:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils.gpunodes import kubeconfig, process
-from gpunodes.ansible.module_utils.gpunodes.cluster.removal import remove
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import kubeconfig, process
+from gpunodes.ansible.module_utils.cluster.removal import remove
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 from . import apiserver, kwok
 from .apiserver import ApiServer

@@ -148,8 +148,8 @@ def test_no_stand_in_is_queried_without_the_callback_that_makes_text_printable(
     fleet: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ansible continues without a missing callback; gpunodes does not."""
-    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(fleet.folder))
-    assert "including its callback gpunodes_printable" in playbook(fleet, "facts.yml")
+    monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "none")
+    assert "including its callback gpunodes.bootstrap.printable" in playbook(fleet, "facts.yml")
     assert fleet.asked == []
 
 

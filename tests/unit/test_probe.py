@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import sent
-from gpunodes.ansible.module_utils.gpunodes.probe import document, threads
-from gpunodes.ansible.module_utils.gpunodes.probe import smi as smi_run
-from gpunodes.ansible.module_utils.gpunodes.probe.deduplicator import Deduplicator
-from gpunodes.ansible.module_utils.gpunodes.probe.options import TEXT_BYTES, ProbeOptions
+from gpunodes.ansible.module_utils import sent
+from gpunodes.ansible.module_utils.probe import document, threads
+from gpunodes.ansible.module_utils.probe import smi as smi_run
+from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
+from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
 from gpunodes.health import shape
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, session
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils import escalate, session
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import machine_control
 from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster

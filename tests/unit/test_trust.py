@@ -18,9 +18,9 @@ import yaml
 from ansible._internal._datatag._tags import TrustedAsTemplate
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.callback import CallbackBase
-from gpunodes.ansible.callback_plugins.gpunodes_printable import sanitize
-from gpunodes.ansible.filter_plugins.gpunodes import data
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.callback.printable import sanitize
+from gpunodes.ansible.filter.general import data
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
 from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
@@ -111,7 +111,7 @@ def test_one_file_alone_hands_variables_to_ansible() -> None:
     ways = re.compile(r"extravars|extra_vars|--extra|['\"]-e['\"]")
     users = [path.name for path in (ROOT / "bootstrap/gpunodes").rglob("*.py") if ways.search(path.read_text())]
     assert users == ["runner.py"]
-    sealed = re.compile(r"\{\{[^}]*(?:gpunodes_facts\[\w+\]|gpunodes_cluster\b)(?! \| gpunodes_data)")
+    sealed = re.compile(r"\{\{[^}]*(?:gpunodes_facts\[\w+\]|gpunodes_cluster\b)(?! \| gpunodes.bootstrap.data)")
     assert [path for path in CONTENT if sealed.search(path.read_text())] == []
 
 
@@ -123,7 +123,7 @@ def tasks(listed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     """No task loops over, includes, runs or looks up what a machine reported."""
-    own = {path.stem for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
+    own = {f"gpunodes.bootstrap.{path.stem}" for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
     words = {"name", "when", "register", "vars", "block", "always", "run_once", "become", "throttle", "diff", "no_log"}
     words |= {"delegate_to", "changed_when", "failed_when", "ignore_unreachable", "check_mode"}
     used = {

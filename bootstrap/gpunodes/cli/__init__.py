@@ -45,6 +45,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "history": "Show the recorded verdicts and repairs of one machine, or of all.",
     },
     "Tools": {
+        "playbook": "Run a playbook of gpunodes with ansible-playbook.",
+        "content": "Print the folder of the Ansible collection that gpunodes runs.",
         "lab": "Virtual machines to try gpunodes on.",
         "help": "Show the help of a command.",
         "completion": "Print a script that completes commands, machines and files in a shell.",

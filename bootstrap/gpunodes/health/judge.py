@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import FLOOD_FIRST, FLOOD_LAST
+from gpunodes.ansible.module_utils.probe.known import FLOOD_FIRST, FLOOD_LAST
 from gpunodes.health import rules, scan
 from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time, Verdict

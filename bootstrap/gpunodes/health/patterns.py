@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import DRIVER_THREAD
+from gpunodes.ansible.module_utils.probe.known import DRIVER_THREAD
 from gpunodes.health.model import Time
 
 # --- headers ---------------------------------------------------------------------------------------------------------

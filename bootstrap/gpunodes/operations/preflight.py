@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory

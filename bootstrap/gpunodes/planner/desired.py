@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Spec
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 

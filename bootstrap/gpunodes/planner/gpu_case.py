@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 

@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml
 from gpunodes import cli
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import State

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import docker_images, process
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import docker_images, process
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils.gpunodes import packages
+from gpunodes.ansible.module_utils import packages
 
 MODULES = sorted(
     path for path in (Path(packages.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import facts, kube_api, kubeconfig, ledger
-from gpunodes.ansible.module_utils.gpunodes.host import services
-from gpunodes.ansible.module_utils.gpunodes.kubeadm import command, errors, init, join, reset
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
+from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger
+from gpunodes.ansible.module_utils.host import services
+from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 
 def test_failed_checks_come_first() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpunodes.ansible.module_utils.gpunodes import process
+from gpunodes.ansible.module_utils import process
 
 ANSIBLE = Path(process.__file__).parents[2]
 

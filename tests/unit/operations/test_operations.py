@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import ExitCode, WrongInput, exit_code_for
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import (

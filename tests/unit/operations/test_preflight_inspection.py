@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from gpunodes import cli
-from gpunodes.ansible.module_utils.gpunodes import kube_api
-from gpunodes.ansible.module_utils.gpunodes.cluster import nodes
+from gpunodes.ansible.module_utils import kube_api
+from gpunodes.ansible.module_utils.cluster import nodes
 from gpunodes.engine import runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory

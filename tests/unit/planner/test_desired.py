@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from gpunodes.ansible.module_utils.gpunodes import facts, packages
-from gpunodes.ansible.module_utils.gpunodes.host import spec
+from gpunodes.ansible.module_utils import facts, packages
+from gpunodes.ansible.module_utils.host import spec
 from gpunodes.errors import WrongInput
 from gpunodes.planner import node_software, package_sources, versions
 from gpunodes.planner.desired import Desired, desired

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, Source, gpus_of, plan
 
 NOVEMBER_2026 = 1_795_000_000.0

@@ -1,1 +1,1 @@
-"""Ansible modules. Each gathers its parameters, calls one function of module_utils/gpunodes and exits."""
+"""Ansible modules. Each gathers its parameters, calls one function of module_utils and exits."""

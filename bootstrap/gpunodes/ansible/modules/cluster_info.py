@@ -48,8 +48,8 @@ unresponsive:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import nodes
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils.cluster import nodes
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

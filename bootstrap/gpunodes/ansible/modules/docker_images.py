@@ -54,8 +54,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import docker_images
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import docker_images
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -43,9 +43,9 @@ changed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_cluster
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.problem import MachineProblem
+from ..module_utils import gpu_cluster
+from ..module_utils.entry import carry_out
+from ..module_utils.problem import MachineProblem
 
 
 def main() -> None:

@@ -53,9 +53,9 @@ gpu_probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.probe import document
-from ansible.module_utils.gpunodes.probe.options import ProbeOptions
+from ..module_utils.entry import carry_out
+from ..module_utils.probe import document
+from ..module_utils.probe.options import ProbeOptions
 
 
 def main() -> None:

@@ -54,8 +54,8 @@ gpu_nodes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_cluster
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import gpu_cluster
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

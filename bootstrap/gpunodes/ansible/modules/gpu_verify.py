@@ -61,8 +61,8 @@ labels:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_verify
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import gpu_verify
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ description:
 options:
   wanted:
     description:
-      - The desired state, with the fields of C(Spec) in C(module_utils/gpunodes/host.py). They are described there.
+      - The desired state, with the fields of C(Spec) in C(module_utils/host.py). They are described there.
     type: dict
     required: true
 attributes:
@@ -65,9 +65,9 @@ reboot:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.host.converge import converge
-from ansible.module_utils.gpunodes.host.spec import spec_from
+from ..module_utils.entry import carry_out
+from ..module_utils.host.converge import converge
+from ..module_utils.host.spec import spec_from
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ versions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.host.converge import diff
+from ..module_utils.entry import carry_out
+from ..module_utils.host.converge import diff
 
 
 def main() -> None:

@@ -84,8 +84,8 @@ host_facts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import facts
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import facts
+from ..module_utils.entry import carry_out
 
 SOURCE = {
     "name": {"type": "str", "required": True},

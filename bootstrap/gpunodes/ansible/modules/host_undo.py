@@ -47,8 +47,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import ledger, undo
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import ledger, undo
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -66,8 +66,8 @@ deleted:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import tokens
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils.cluster import tokens
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

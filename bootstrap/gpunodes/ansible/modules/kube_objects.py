@@ -45,8 +45,8 @@ objects:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import objects
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils.cluster import objects
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm.init import init
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm.init import init
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm.join import join
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm.join import join
 
 
 def main() -> None:

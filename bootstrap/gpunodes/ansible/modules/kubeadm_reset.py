@@ -40,9 +40,9 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import undo
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm import reset
+from ..module_utils import undo
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm import reset
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ nodes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import pools
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils import pools
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -54,8 +54,8 @@ not_ready:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import readiness
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils.cluster import readiness
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import removal
-from ansible.module_utils.gpunodes.entry import carry_out
+from ..module_utils.cluster import removal
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

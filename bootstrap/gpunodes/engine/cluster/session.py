@@ -1,6 +1,6 @@
 """A persistent session with the Kubernetes API, through a small program on the control-plane machine.
 
-The program (``module_utils/gpunodes/session.py``) is sent over the SSH connection. It forwards requests to the API and
+The program (``module_utils/session.py``) is sent over the SSH connection. It forwards requests to the API and
 returns the responses; no credentials leave the control-plane machine.
 """
 
@@ -32,7 +32,7 @@ _CALL_S = 45.0
 _REASON_S = 5.0
 """Seconds in which a broken session must report why it ended."""
 
-# The fields of a line of the session (module_utils/gpunodes/session.py).
+# The fields of a line of the session (module_utils/session.py).
 _FRAME = {"id": int, "status": int, "body": object, "error": str, "time": float}
 
 

@@ -6,7 +6,7 @@ Xid is a row of tables/xid.tsv. ``gpunodes health rules`` and the table in docs/
 
 from __future__ import annotations
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import STUCK_S
 from gpunodes.health.model import Finding
 from gpunodes.health.rules import clocks, driver, fabric, hung, memory, nvidia_smi, pcie, xid
 from gpunodes.health.rules.rule import Rule, RuleInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import STUCK_S
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, State

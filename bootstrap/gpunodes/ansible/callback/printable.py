@@ -16,8 +16,9 @@ from typing import Any
 try:
     import gpunodes.model as _  # noqa: F401 - checks whether the package is installed
 except ModuleNotFoundError:
-    # ansible-playbook runs from a checkout, with a Python that does not have the package.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    # From a checkout, or from the built collection, which brings the parts of the package that this file imports.
+    _HERE = Path(__file__).resolve()
+    sys.path[:0] = [str(_HERE.parents[3]), str(_HERE.parents[1] / "plugin_utils")]
 
 from ansible import constants
 from ansible.plugins.callback import CallbackBase
@@ -26,7 +27,7 @@ from ansible.utils.display import Display
 from gpunodes.model import printable_lines
 
 DOCUMENTATION = """
-name: gpunodes_printable
+name: printable
 type: aggregate
 short_description: Removes control characters from Ansible's output
 description:
@@ -81,5 +82,5 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "gpunodes_printable"
+    CALLBACK_NAME = "gpunodes.bootstrap.printable"
     CALLBACK_NEEDS_ENABLED = True

@@ -14,8 +14,9 @@ from typing import Any
 try:
     import gpunodes.planner.preflight as _  # noqa: F401 - checks whether the package is installed
 except ModuleNotFoundError:
-    # ansible-playbook runs from a checkout, with a Python that does not have the package.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    # From a checkout, or from the built collection, which brings the parts of the package that this file imports.
+    _HERE = Path(__file__).resolve()
+    sys.path[:0] = [str(_HERE.parents[3]), str(_HERE.parents[1] / "plugin_utils")]
 
 from ansible.errors import AnsibleFilterError
 
@@ -77,7 +78,7 @@ def match(
     ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
     addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
     """
-    from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+    from gpunodes.ansible.module_utils.problem import Problem
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described, reported
@@ -103,7 +104,7 @@ _ONE_NODE = (
 
 def program(name: str) -> str:
     """The source of a program that is installed on a machine; it is one of the module_utils."""
-    return (Path(__file__).parents[1] / "module_utils" / "gpunodes" / f"{name}.py").read_text(encoding="utf-8")
+    return (Path(__file__).parents[1] / "module_utils" / f"{name}.py").read_text(encoding="utf-8")
 
 
 def key_text(key: str) -> str:
@@ -189,7 +190,7 @@ def kubeconfig(text: str, name: str) -> str:
 
 
 def sanitizes_output(_: object) -> bool:
-    """Whether the callback gpunodes_printable is active: Ansible does not fail if it cannot find a callback."""
+    """Whether the callback gpunodes.bootstrap.printable is active: Ansible does not fail if it cannot find a callback."""
     from ansible import constants
     from ansible.utils.display import Display
 
@@ -202,16 +203,16 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "gpunodes_cluster_problem": cluster_problem,
-            "gpunodes_data": data,
-            "gpunodes_desired": desired,
-            "gpunodes_health": health,
-            "gpunodes_key": key_text,
-            "gpunodes_kubeconfig": kubeconfig,
-            "gpunodes_machine": machine,
-            "gpunodes_node": match,
-            "gpunodes_preflight": preflight,
-            "gpunodes_program": program,
-            "gpunodes_registries": registries,
-            "gpunodes_sanitizes_output": sanitizes_output,
+            "cluster_problem": cluster_problem,
+            "data": data,
+            "desired": desired,
+            "health": health,
+            "key": key_text,
+            "kubeconfig": kubeconfig,
+            "machine": machine,
+            "node": match,
+            "preflight": preflight,
+            "program": program,
+            "registries": registries,
+            "sanitizes_output": sanitizes_output,
         }

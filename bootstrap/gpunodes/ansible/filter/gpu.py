@@ -11,8 +11,9 @@ from typing import Any
 try:
     import gpunodes.planner.tables as _  # noqa: F401 - checks whether the package is installed
 except ModuleNotFoundError:
-    # ansible-playbook runs from a checkout, with a Python that does not have the package.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    # From a checkout, or from the built collection, which brings the parts of the package that this file imports.
+    _HERE = Path(__file__).resolve()
+    sys.path[:0] = [str(_HERE.parents[3]), str(_HERE.parents[1] / "plugin_utils")]
 
 from ansible.errors import AnsibleFilterError
 
@@ -58,7 +59,7 @@ def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
 
 def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
     """A message about the first failed level, "" if none failed."""
-    from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+    from gpunodes.ansible.module_utils.problem import Problem
 
     for level in levels:
         if level["state"] == "failed":
@@ -91,9 +92,9 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "gpunodes_checked_gpu_sources": checked_gpu_sources,
-            "gpunodes_failed_level": failed_level,
-            "gpunodes_gpu_labels": labels,
-            "gpunodes_gpu_machines": gpu_machines,
-            "gpunodes_runtimes": runtimes,
+            "checked_gpu_sources": checked_gpu_sources,
+            "failed_level": failed_level,
+            "gpu_labels": labels,
+            "gpu_machines": gpu_machines,
+            "runtimes": runtimes,
         }

@@ -1,0 +1,19 @@
+"""gpunodes content"""
+
+from __future__ import annotations
+
+import click
+
+from gpunodes import settings
+from gpunodes.cli import terminal
+
+
+@click.command()
+def command() -> None:
+    """Print the folder of the Ansible collection that gpunodes runs.
+
+    It holds playbooks, roles and modules.
+
+    `gpunodes playbook` runs one of these playbooks.
+    """
+    terminal.echo(str(settings.content()))

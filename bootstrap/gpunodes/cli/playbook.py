@@ -1,0 +1,46 @@
+"""gpunodes playbook"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from gpunodes import settings
+from gpunodes.cli import common
+from gpunodes.errors import WrongInput
+
+
+def _names() -> list[str]:
+    """The playbooks, by the names under which the command takes them."""
+    return sorted(path.stem for path in (settings.content() / "playbooks").glob("*.yml"))
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+    return [CompletionItem(name) for name in _names() if name.startswith(incomplete)]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@common.inventory_option
+@click.argument("name", shell_complete=_complete)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE_ARGUMENTS]...")
+def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None:
+    """Run a playbook of gpunodes with ansible-playbook.
+
+    NAME is a playbook of `gpunodes content`; everything after it is passed to ansible-playbook, as in
+    `gpunodes playbook join --limit worker-1`.
+
+    Ansible is configured as for the other commands, which also lock machines, check all of them before the first change
+    and summarise the run: a playbook alone does not. Do not run it beside another command.
+    """
+    from gpunodes.engine import runner
+
+    if name not in _names():
+        raise WrongInput(f"gpunodes has no playbook {name!r}", f"one of {', '.join(_names())}")
+    if not inventory_path.exists():
+        raise WrongInput(f"{inventory_path} does not exist", "an Ansible inventory", "name one with -i before the playbook")
+    playbook = settings.content() / "playbooks" / f"{name}.yml"
+    os.environ.update(runner.environment(), PATH=runner.search_path())
+    os.execvp("ansible-playbook", ["ansible-playbook", "-i", str(inventory_path), str(playbook), *arguments])
