@@ -23,7 +23,7 @@ from gpunodes.errors import WrongInput, together
 
 
 def content() -> Path:
-    """The collection's folder, with `playbooks`, `roles` and `plugins`: in the installed package, else in the checkout."""
+    """The collection's folder (`playbooks`, `roles`, `plugins`): of the installed package, or of the checkout."""
     package = Path(__file__).parent
     root = package / "content" if (package / "content").is_dir() else package.parent
     return root / "ansible_collections" / "gpunodes" / "bootstrap"

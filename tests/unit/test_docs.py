@@ -269,8 +269,8 @@ def test_commands_in_a_sentence_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_settings_of_a_page_exist(page: Path) -> None:
     named = set(re.findall(r"`(gpunodes_(?:[a-z]+_)*[a-z]+)(?:: [^`]*)?`", page.read_text()))
-    # Filters and callbacks of our Ansible content, and settings that the changelog names as they were.
-    others = {"gpunodes_data", "gpunodes.bootstrap.printable", "gpunodes_repair_sick_percent", "gpunodes_repair_look_pause"}
+    # Settings that the changelog names as they were.
+    others = {"gpunodes_repair_sick_percent", "gpunodes_repair_look_pause"}
     assert not named - set(settings.defaults()) - set(settings._options()) - others
 
 

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from gpunodes import settings
-from gpunodes.cli import common
+from gpunodes.cli import options
 from gpunodes.errors import WrongInput
 
 
@@ -18,12 +18,16 @@ def _names() -> list[str]:
     return sorted(path.stem for path in (settings.content() / "playbooks").glob("*.yml"))
 
 
+def _names_inventory(argument: str) -> bool:
+    return argument.startswith(("-i", "--inventory"))
+
+
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
     return [CompletionItem(name) for name in _names() if name.startswith(incomplete)]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@common.inventory_option
+@options.inventory_path_option
 @click.argument("name", shell_complete=_complete)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE_ARGUMENTS]...")
 def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None:
@@ -39,8 +43,9 @@ def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None
 
     if name not in _names():
         raise WrongInput(f"gpunodes has no playbook {name!r}", f"one of {', '.join(_names())}")
-    if not inventory_path.exists():
-        raise WrongInput(f"{inventory_path} does not exist", "an Ansible inventory", "name one with -i before the playbook")
-    playbook = settings.content() / "playbooks" / f"{name}.yml"
+    inventory = [] if any(_names_inventory(argument) for argument in arguments) else ["-i", str(inventory_path)]
+    if inventory and not inventory_path.exists():
+        raise WrongInput(f"{inventory_path} does not exist", "an Ansible inventory", "name one with -i")
+    playbook = str(settings.content() / "playbooks" / f"{name}.yml")
     os.environ.update(runner.environment(), PATH=runner.search_path())
-    os.execvp("ansible-playbook", ["ansible-playbook", "-i", str(inventory_path), str(playbook), *arguments])
+    os.execvp("ansible-playbook", ["ansible-playbook", *inventory, playbook, *arguments])  # noqa: S606 - no shell needed

@@ -190,7 +190,7 @@ def kubeconfig(text: str, name: str) -> str:
 
 
 def sanitizes_output(_: object) -> bool:
-    """Whether the callback gpunodes.bootstrap.printable is active: Ansible does not fail if it cannot find a callback."""
+    """Whether the callback gpunodes.bootstrap.printable is active: Ansible does not fail if it finds no callback."""
     from ansible import constants
     from ansible.utils.display import Display
 

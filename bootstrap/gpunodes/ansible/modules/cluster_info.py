@@ -48,6 +48,7 @@ unresponsive:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.cluster import nodes
 from ..module_utils.entry import carry_out
 

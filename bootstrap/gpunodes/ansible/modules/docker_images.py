@@ -54,6 +54,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import docker_images
 from ..module_utils.entry import carry_out
 

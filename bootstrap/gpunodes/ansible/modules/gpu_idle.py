@@ -43,6 +43,7 @@ changed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import gpu_cluster
 from ..module_utils.entry import carry_out
 from ..module_utils.problem import MachineProblem

@@ -53,6 +53,7 @@ gpu_probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.entry import carry_out
 from ..module_utils.probe import document
 from ..module_utils.probe.options import ProbeOptions

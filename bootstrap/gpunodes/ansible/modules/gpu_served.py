@@ -54,6 +54,7 @@ gpu_nodes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import gpu_cluster
 from ..module_utils.entry import carry_out
 

@@ -61,6 +61,7 @@ labels:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import gpu_verify
 from ..module_utils.entry import carry_out
 

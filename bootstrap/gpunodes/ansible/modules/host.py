@@ -65,6 +65,7 @@ reboot:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.entry import carry_out
 from ..module_utils.host.converge import converge
 from ..module_utils.host.spec import spec_from

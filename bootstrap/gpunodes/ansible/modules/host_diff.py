@@ -51,6 +51,7 @@ versions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.entry import carry_out
 from ..module_utils.host.converge import diff
 

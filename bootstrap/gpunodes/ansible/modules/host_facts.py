@@ -84,6 +84,7 @@ host_facts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import facts
 from ..module_utils.entry import carry_out
 

@@ -47,6 +47,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import ledger, undo
 from ..module_utils.entry import carry_out
 

@@ -66,6 +66,7 @@ deleted:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.cluster import tokens
 from ..module_utils.entry import carry_out
 

@@ -45,6 +45,7 @@ objects:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.cluster import objects
 from ..module_utils.entry import carry_out
 

@@ -64,6 +64,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.entry import carry_out
 from ..module_utils.kubeadm.init import init
 

@@ -67,6 +67,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.entry import carry_out
 from ..module_utils.kubeadm.join import join
 

@@ -47,6 +47,7 @@ nodes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils import pools
 from ..module_utils.entry import carry_out
 

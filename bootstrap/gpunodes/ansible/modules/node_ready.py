@@ -54,6 +54,7 @@ not_ready:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.cluster import readiness
 from ..module_utils.entry import carry_out
 

@@ -64,6 +64,7 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ..module_utils.cluster import removal
 from ..module_utils.entry import carry_out
 
