@@ -36,7 +36,6 @@ _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".ruff_cache", "ruff.t
 def copy(target: Path) -> None:
     """Copy the collection to ``target``, a folder that does not exist."""
     shutil.copytree(SOURCE, target, ignore=_IGNORED)
-    shutil.copy(PACKAGE.parents[1] / "LICENSE", target / "LICENSE")
     for part in PARTS:
         copied = target / "plugins" / "plugin_utils" / "gpunodes" / part
         copied.parent.mkdir(parents=True, exist_ok=True)
