@@ -102,17 +102,22 @@ wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
 
 .PHONY: collection
 collection: $(VENV)/.installed ## Build the Ansible collection, in build
+	mkdir -p build
 	python bootstrap/collection.py build
 
-# An environment with nothing but Ansible, to try the collection in.
-build/ansible/.installed: $(INSTALLED)/.installed
-	$(PYTHON) -m venv build/ansible
-	build/ansible/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint build/constraints.txt ansible-core
+# The collection in an environment that has Ansible and nothing else of gpunodes.
+ANSIBLE := build/ansible
+$(ANSIBLE)/.installed: $(INSTALLED)/.installed
+	rm -rf $(ANSIBLE)
+	$(MAKE) --no-print-directory collection
+	$(PYTHON) -m venv $(ANSIBLE)
+	$(ANSIBLE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/constraints.txt ansible-core
+	ANSIBLE_COLLECTIONS_PATH=$(ANSIBLE)/collections $(ANSIBLE)/bin/ansible-galaxy collection install --offline --force \
+	  --collections-path $(ANSIBLE)/collections build/gpunodes-bootstrap-*.tar.gz >build/collection.log 2>&1 || { cat build/collection.log; exit 1; }
 	touch $@
 
 .PHONY: test-package
-test-package: $(INSTALLED)/.installed build/ansible/.installed collection ## Wheel and collection, each in a clean environment
+test-package: $(ANSIBLE)/.installed ## Wheel and collection, each in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
 .PHONY: test-trust
@@ -130,11 +135,11 @@ test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real 
 	$(MACHINES) tests/repair
 
 .PHONY: test-part
-test-part: $(INSTALLED)/.installed ## One part of test-machines: PART=NAME, or the part in turn
+test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the part in turn
 	files=$$($(PYTHON) -m tests.machines.parts $(PART)) && { [ -z "$$files" ] || $(MACHINES) $$files; }
 
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## All parts in sequence; takes hours without KVM
+test-machines: $(ANSIBLE)/.installed ## All parts in sequence; takes hours without KVM
 	$(MACHINES) tests/machines
 
 .PHONY: test-slow

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Build the Ansible collection gpunodes.bootstrap as an archive: bootstrap/collection.py FOLDER.
 
-The collection is a folder of links in a checkout. The archive holds copies of what they point to, and under
-plugins/plugin_utils the parts of the Python package that the filters import: it needs no other installation.
+The collection is a folder of links in a checkout. The archive has copies of what they point to, and in
+plugins/plugin_utils the modules of the Python package that the filters and the callback import: it needs no other
+installation.
 """
 
 from __future__ import annotations
@@ -11,38 +12,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from modulefinder import ModuleFinder
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent / "gpunodes"
-SOURCE = Path(__file__).parent / "ansible_collections" / "gpunodes" / "bootstrap"
-# What the filters and the callback import; tests/package runs them from the archive alone.
-PARTS = (
-    "__init__.py",
-    "ansible/__init__.py",
-    "ansible/module_utils",
-    "engine/__init__.py",
-    "engine/identities.py",
-    "errors.py",
-    "health",
-    "kubeconfig.py",
-    "model.py",
-    "planner",
-    "settings.py",
-    "shape.py",
-)
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "ansible_collections" / "gpunodes" / "bootstrap"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".ruff_cache", "ruff.toml")
+_TABLES = (".toml", ".tsv")
+
+
+def needed() -> Iterator[Path]:
+    """The files of the package that the controller's plugins import or read, relative to its parent folder."""
+    finder = ModuleFinder([str(ROOT)])
+    for kind in ("filter", "callback"):
+        for plugin in (SOURCE / "plugins" / kind).glob("[a-z]*.py"):
+            finder.load_file(str(plugin))
+    modules = [module for name, module in finder.modules.items() if name.split(".")[0] == "gpunodes"]
+    files = [Path(vars(module)["__file__"]) for module in modules]
+    for folder in {file.parent for file in files}:
+        files += [table for table in folder.glob("tables/*") if table.suffix in _TABLES]
+    return (file.relative_to(ROOT) for file in files)
 
 
 def copy(target: Path) -> None:
     """Copy the collection to ``target``, a folder that does not exist."""
     shutil.copytree(SOURCE, target, ignore=_IGNORED)
-    for part in PARTS:
-        copied = target / "plugins" / "plugin_utils" / "gpunodes" / part
+    for file in needed():
+        copied = target / "plugins" / "plugin_utils" / file
         copied.parent.mkdir(parents=True, exist_ok=True)
-        if (PACKAGE / part).is_dir():
-            shutil.copytree(PACKAGE / part, copied, ignore=_IGNORED)
-        else:
-            shutil.copy(PACKAGE / part, copied)
+        shutil.copy(ROOT / file, copied)
 
 
 def main() -> int:

@@ -1,7 +1,4 @@
-"""The built collection in an environment that has Ansible and nothing else of gpunodes.
-
-`make test-package` builds both.
-"""
+"""The built collection with Ansible alone, on this machine; tests/machines runs it on machines of the lab."""
 
 from __future__ import annotations
 
@@ -11,37 +8,43 @@ from pathlib import Path
 import pytest
 import yaml
 
-BUILD = Path(__file__).parents[2] / "build"
-ANSIBLE = BUILD / "ansible" / "bin"
-pytestmark = pytest.mark.skipif(not ANSIBLE.exists(), reason="needs build/ansible; run `make test-package`")
-CONFIG = """[defaults]
-callbacks_enabled = gpunodes.bootstrap.printable
-inject_facts_as_vars = False
-"""
+from tests import collection
+
+pytestmark = pytest.mark.skipif(
+    not collection.ENVIRONMENT.exists(), reason="needs build/ansible; run `make test-package`"
+)
 HERE = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with the collection, Ansible's settings for it, and an inventory whose only machine is this one."""
+    """A home with Ansible's settings for the collection, and an inventory whose only machine is this one."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "ansible.cfg").write_text(CONFIG)
+    (folder / "ansible.cfg").write_text(collection.CONFIG)
     inventory = {"all": {"vars": HERE, "children": {"control_plane": {"hosts": {"this-machine": {}}}}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    [archive] = BUILD.glob("gpunodes-bootstrap-*.tar.gz")
-    ansible(folder, "ansible-galaxy", "collection", "install", "--offline", str(archive))
     return folder
 
 
-def ansible(home: Path, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def ansible(home: Path, program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program of Ansible; its output must not name a Python error."""
-    environment = {"PATH": f"{ANSIBLE}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C.UTF-8", **more}
-    done = subprocess.run(
-        [str(ANSIBLE / program), *arguments], cwd=home, env=environment, capture_output=True, text=True, check=False
-    )
+    done = collection.run(home, program, *arguments, environment=environment)
     assert "Traceback" not in done.stdout + done.stderr
     assert "Error:" not in done.stderr
     return done
+
+
+def test_every_module_of_the_plugins_is_in_the_archive() -> None:
+    """Each file that they import can be imported, with nothing of gpunodes but the archive."""
+    folder = collection.ENVIRONMENT / "collections/ansible_collections/gpunodes/bootstrap/plugins/plugin_utils"
+    names = [
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        for path in folder.rglob("*.py")
+    ]
+    assert {"gpunodes.planner.desired", "gpunodes.identity.matcher", "gpunodes.health.judge"} <= set(names)
+    program = f"import importlib\nfor name in {sorted(names)}: importlib.import_module(name)"
+    python = [str(collection.ENVIRONMENT / "bin/python"), "-c", program]
+    subprocess.run(python, cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"}, check=True)
 
 
 def test_a_playbook_reads_and_checks_a_machine(home: Path) -> None:
