@@ -120,6 +120,16 @@ $(ANSIBLE)/.installed: $(INSTALLED)/.installed
 test-package: $(ANSIBLE)/.installed ## Wheel and collection, each in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
+PYTHONS ?= 3.11 3.12 3.13
+.PHONY: test-sanity
+test-sanity: collection ## ansible-test sanity on the built collection, for each of PYTHONS that is installed
+	rm -rf build/sanity
+	ANSIBLE_COLLECTIONS_PATH=build/sanity ansible-galaxy collection install --offline --force \
+	  --collections-path build/sanity build/gpunodes-bootstrap-*.tar.gz >build/sanity.log
+	cd build/sanity/ansible_collections/gpunodes/bootstrap && for version in $(PYTHONS); do \
+	  python$$version --version || continue; \
+	  ansible-test sanity --color no --venv --python $$version; done
+
 .PHONY: test-trust
 test-trust: $(VENV)/.installed ## Every playbook and command with machines that report an attack in every string
 	pytest --numprocesses $$((2 * $$(nproc))) tests/trust

@@ -20,6 +20,12 @@ ROOT = Path(__file__).parent
 SOURCE = ROOT / "ansible_collections" / "gpunodes" / "bootstrap"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".ruff_cache", "ruff.toml")
 _TABLES = (".toml", ".tsv")
+_ANSIBLE = ("2.19", "2.20", "2.21")
+# Rules of `ansible-test sanity` that do not apply, and the files that are exempt.
+_EXEMPT = {
+    "validate-modules:missing-gplv3-license": ("modules/[a-z]*.py", "callback/[a-z]*.py"),  # the licence is Apache-2.0
+    "replace-urlopen": ("**/module_utils/facts.py", "**/module_utils/host/keys.py"),  # they also run without Ansible
+}
 
 
 def needed() -> Iterator[Path]:
@@ -42,6 +48,15 @@ def copy(target: Path) -> None:
         copied = target / "plugins" / "plugin_utils" / file
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, copied)
+    rules = sorted(
+        f"{path.relative_to(target)} {rule}\n"
+        for rule, patterns in _EXEMPT.items()
+        for pattern in patterns
+        for path in (target / "plugins").glob(pattern)
+    )
+    (target / "tests" / "sanity").mkdir(parents=True)
+    for version in _ANSIBLE:
+        (target / "tests" / "sanity" / f"ignore-{version}.txt").write_text("".join(rules), encoding="utf-8")
 
 
 def main() -> int:

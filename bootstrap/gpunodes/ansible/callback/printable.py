@@ -6,6 +6,17 @@ sequences (its utils, OutputEventFilter): a machine that reported such a sequenc
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: printable
+type: aggregate
+short_description: Removes control characters from Ansible's output
+description:
+  - A machine's output cannot control the terminal, forge events of ansible-runner, or look like lines of Ansible.
+  - Keeps the colour of a whole message, which Ansible adds last, but removes colours within it, in diffs and the recap.
+requirements:
+  - Enable it with C(callbacks_enabled).
+"""
+
 import functools
 import re
 import sys
@@ -26,17 +37,6 @@ from ansible.utils.display import Display
 
 from gpunodes.model import printable_lines
 
-DOCUMENTATION = """
-name: printable
-type: aggregate
-short_description: Removes control characters from Ansible's output
-description:
-  - A machine's output cannot control the terminal, forge events of ansible-runner, or look like lines of Ansible.
-  - Keeps the colour of a whole message, which Ansible adds last, but removes colours within it, in diffs and the recap.
-requirements:
-  - Enable it with C(callbacks_enabled).
-"""
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Lines after the first one, including empty lines before them, unless they are indented already.
 _FOLLOWING = re.compile(r"(?<=[^\n])(\n+)(?!\n|  |$)")
@@ -55,7 +55,7 @@ def _sanitizing(display: Any) -> Any:
     def wrapped(self: Display, msg: str, *arguments: Any, **keywords: Any) -> Any:
         return display(self, sanitize(msg), *arguments, **keywords)
 
-    wrapped.gpunodes_sanitizes = True  # type: ignore[attr-defined]  # for the filter gpunodes_sanitizes_output
+    wrapped.gpunodes_sanitizes = True  # type: ignore[attr-defined]  # for the filter sanitizes_output
     return wrapped
 
 
@@ -67,14 +67,17 @@ def _indenting(diff: Any) -> Any:
     return wrapped
 
 
-# Ansible removes keys that only its own actions may set from a module's result, but not ansible_stats: a value that is
-# not a mapping ended the run for all machines (ansible-core 2.19, plugins/strategy, _process_pending_results).
-constants.INTERNAL_RESULT_KEYS = (*constants.INTERNAL_RESULT_KEYS, "ansible_stats")
+def _install() -> None:
+    # Ansible removes keys that only its own actions may set from a module's result, but not ansible_stats: a value that
+    # is not a mapping ended the run for all machines (ansible-core 2.19, plugins/strategy, _process_pending_results).
+    constants.INTERNAL_RESULT_KEYS = (*constants.INTERNAL_RESULT_KEYS, "ansible_stats")
+    # Ansible prints everything through this method; its workers send their output to the main process.
+    Display.display = _sanitizing(Display.display)
+    # In a diff, even the first line comes from a machine.
+    CallbackBase._get_diff = _indenting(CallbackBase._get_diff)
 
-# Ansible prints everything through this method; its workers send their output to the main process.
-Display.display = _sanitizing(Display.display)
-# In a diff, even the first line comes from a machine.
-CallbackBase._get_diff = _indenting(CallbackBase._get_diff)
+
+_install()
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no types

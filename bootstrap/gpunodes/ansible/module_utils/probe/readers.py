@@ -4,7 +4,7 @@ import os
 import select
 import subprocess
 import time
-from typing import Dict, Iterator, List, Optional
+from typing import IO, Dict, Iterator, List, Optional, cast
 
 from .options import ProbeOptions
 
@@ -58,8 +58,7 @@ def output(argv: List[str], limit_s: float) -> Iterator[str]:
     deadline = time.monotonic() + limit_s
     with open(os.devnull, "r+b") as null:
         process = subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, env=environment())
-    stream = process.stdout
-    assert stream is not None  # noqa: S101 - Popen is called with a pipe
+    stream = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
     incomplete_line = b""
     try:
         while True:

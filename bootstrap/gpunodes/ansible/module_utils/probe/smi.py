@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from typing import List, Optional, Tuple
+from typing import IO, List, Optional, Tuple, cast
 
 from . import readers
 from .known import STUCK_S
@@ -104,13 +104,13 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         os.close(lock)
     # Reported now in case this process is killed before nvidia-smi ends.
     emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
-    assert process.stdout is not None  # noqa: S101 - Popen is called with a pipe
+    stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
     output = b""
     ended = False
     driver_check = started + HOPELESS_S
     while not ended and time.monotonic() < deadline and len(output) <= TEXT_BYTES:
-        if select.select([process.stdout], [], [], max(0.0, min(deadline, driver_check) - time.monotonic()))[0]:
-            chunk = os.read(process.stdout.fileno(), 1 << 16)
+        if select.select([stdout], [], [], max(0.0, min(deadline, driver_check) - time.monotonic()))[0]:
+            chunk = os.read(stdout.fileno(), 1 << 16)
             output += chunk
             ended = not chunk
         if time.monotonic() >= driver_check:
