@@ -10,7 +10,7 @@ import yaml
 from gpunodes.ansible.module_utils import packages
 
 MODULES = sorted(
-    path for path in (Path(packages.__file__).parents[2] / "modules").glob("*.py") if path.name != "__init__.py"
+    path for path in (Path(packages.__file__).parents[1] / "modules").glob("*.py") if path.name != "__init__.py"
 )
 
 

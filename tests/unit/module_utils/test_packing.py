@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunodes.ansible.module_utils import process
 
-ANSIBLE = Path(process.__file__).parents[2]
+ANSIBLE = Path(process.__file__).parents[1]
 
 
 def test_a_module_runs_on_a_machine_that_has_nothing_of_gpunodes(tmp_path: Path) -> None:
