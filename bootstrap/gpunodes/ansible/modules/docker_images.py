@@ -71,10 +71,9 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = docker_images.load_missing(
+        return docker_images.load_missing(
             parameters["images"], parameters["mirrored"], parameters["control_plane"], module.check_mode
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

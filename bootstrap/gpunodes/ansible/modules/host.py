@@ -79,7 +79,7 @@ def main() -> None:
         return {
             "changed": bool(changes.actions),
             "actions": changes.actions,
-            "diff": changes.diffs,
+            "diff": changes.differences,
             "versions": changes.versions,
             "reboot": changes.reboot,
         }

@@ -59,8 +59,9 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        actions = undo.Undoer(module.check_mode, module.params["section"]).run()
-        return {"changed": bool(actions), "actions": actions}
+        undoer = undo.Undoer(module.check_mode, module.params["section"])
+        actions = undoer.run()
+        return {"changed": bool(actions), "actions": actions, "diff": undoer.differences}
 
     carry_out(module, work)
 

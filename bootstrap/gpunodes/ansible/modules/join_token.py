@@ -69,6 +69,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.cluster import tokens
 from ..module_utils.entry import carry_out
+from ..module_utils.masking import Secret
+from ..module_utils.report import Difference
 
 
 def main() -> None:
@@ -83,13 +85,14 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        if module.check_mode:
-            return {"changed": True, "token": "", "deleted": 0}
+        ttl_s, run = module.params["ttl"], module.params["run"]
         if module.params["state"] == "present":
-            token = tokens.create(module.params["ttl"], module.params["timeout"], module.params["run"])
-            return {"changed": True, "token": token}
-        deleted = tokens.delete(module.params["run"])
-        return {"changed": bool(deleted), "deleted": len(deleted)}
+            token = "" if module.check_mode else tokens.create(ttl_s, module.params["timeout"], run)
+            difference = Difference("join token", None, {"token": Secret(token), "lifetime": f"{ttl_s} s"})
+            return {"changed": True, "token": token, "diff": [difference]}
+        deleted = tokens.delete(run, module.check_mode)
+        difference = Difference("join tokens", dict.fromkeys(deleted, "present"), {})
+        return {"changed": bool(deleted), "deleted": len(deleted), "diff": [difference]}
 
     # Several controllers may join machines at the same time: creating a token needs no lock.
     carry_out(module, work, changes=False)

@@ -57,8 +57,8 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        changed, diffs = objects.apply(module.params["objects"], module.check_mode)
-        return {"changed": bool(changed), "objects": changed, "diff": diffs}
+        changed, differences = objects.apply(module.params["objects"], module.check_mode)
+        return {"changed": bool(changed), "objects": changed, "diff": differences}
 
     carry_out(module, work, changes=False)
 

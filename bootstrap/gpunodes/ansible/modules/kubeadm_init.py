@@ -82,14 +82,13 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = init(
+        return init(
             parameters["documents"],
             parameters["patches"],
             parameters["files"],
             parameters["timeout"],
             module.check_mode,
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

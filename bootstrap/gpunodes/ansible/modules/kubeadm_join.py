@@ -87,7 +87,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = join(
+        return join(
             parameters["endpoint"],
             parameters["token"],
             parameters["ca_hash"],
@@ -95,8 +95,7 @@ def main() -> None:
             parameters["settings"],
             parameters["timeout"],
             module.check_mode,
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

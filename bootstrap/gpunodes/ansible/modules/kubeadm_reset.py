@@ -55,7 +55,7 @@ def main() -> None:
         undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:
             reset.reset()
-        return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}
+        return reset.report(remains).result()
 
     carry_out(module, work)
 

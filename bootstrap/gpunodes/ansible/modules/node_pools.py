@@ -50,6 +50,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import pools
 from ..module_utils.entry import carry_out
+from ..module_utils.report import Difference
 
 
 def main() -> None:
@@ -57,13 +58,13 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         changed: list[str] = []
-        diffs: list[dict[str, str]] = []
+        differences: list[Difference] = []
         for name, wanted in module.params["nodes"].items():
             labels = {key: str(value) for key, value in wanted["labels"].items()}
             names, found = pools.apply(name, labels, wanted["taints"], module.check_mode)
             changed += names
-            diffs += found
-        return {"changed": bool(changed), "nodes": changed, "diff": diffs}
+            differences += found
+        return {"changed": bool(changed), "nodes": changed, "diff": differences}
 
     carry_out(module, work, changes=False)
 

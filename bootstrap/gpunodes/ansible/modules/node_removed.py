@@ -82,10 +82,10 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions, notes = removal.remove(
+        report, notes = removal.remove(
             parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
         )
-        return {"changed": bool(actions), "actions": actions, "notes": notes}
+        return {**report.result(), "notes": notes}
 
     carry_out(module, work, changes=False)
 

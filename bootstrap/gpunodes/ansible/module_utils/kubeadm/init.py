@@ -18,6 +18,7 @@ from ..kube_api import ApiError, Client
 from ..ledger import Ledger
 from ..problem import MachineProblem
 from ..process import run
+from ..report import Difference, Report, of_file
 from . import command, reset
 from .errors import kubelet_error
 
@@ -36,8 +37,8 @@ def init(
     files: Mapping[str, Mapping[str, Any]],
     limit_s: float,
     check: bool,
-) -> list[str]:
-    """Make this machine a control plane, unless it is one already; returns the actions.
+) -> Report:
+    """Make this machine a control plane, unless it is one already.
 
     ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
     plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
@@ -46,26 +47,34 @@ def init(
     init that gpunodes started and that did not finish is reset and started again.
     """
     machine_ledger = ledger.load()
-    actions: list[str] = []
+    report = Report()
     if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
         if _control_plane_works(machine_ledger, limit_s):
             if machine_ledger.kubeadm != "init started":
-                return []
+                return report
+            report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
             if not check:
                 _end_init(machine_ledger)
-            return ["finish an interrupted kubeadm init"]
-        actions.append("reset an interrupted kubeadm init")
+            return report
+        report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             "this machine is a worker of a cluster",
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    actions.append("kubeadm init")
+    interrupted = bool(report.actions)
+    configuration = {"documents": documents, "patches": patches}
+    report.add(
+        "kubeadm init",
+        _became_control_plane("none"),
+        Difference("configuration of kubeadm init", {}, configuration),
+        *(each for path, content in files.items() for each in of_file(path, json.dumps(content), 0o600)),
+    )
     if check:
-        return actions
+        return report
     command.begin(machine_ledger, "init started")
-    if len(actions) > 1 or reset.leftovers():
+    if interrupted or reset.leftovers():
         reset.reset()
     for path, content in files.items():
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -73,7 +82,11 @@ def init(
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
-    return actions
+    return report
+
+
+def _became_control_plane(before: str) -> Difference:
+    return Difference("kubeadm", {"control plane": before}, {"control plane": "complete"})
 
 
 def _end_init(machine_ledger: Ledger) -> None:
