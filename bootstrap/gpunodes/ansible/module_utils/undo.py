@@ -87,8 +87,9 @@ class Undoer:
         if not self.section:
             self._swap()
         for path in lists:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            self.differences.append(_gone("indices of package sources", path))
+            if not self.check:
+                disk.remove(path)
         self._conflicting_modules()
         self._restarts()
         what = f"the section {self.section} of the ledger" if self.section else "the ledger"

@@ -49,7 +49,7 @@ def init(
     machine_ledger = ledger.load()
     report = Report()
     if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
-        if _control_plane_works(machine_ledger, limit_s):
+        if _control_plane_works(machine_ledger, limit_s, check):
             if machine_ledger.kubeadm != "init started":
                 return report
             report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
@@ -99,8 +99,10 @@ def _end_init(machine_ledger: Ledger) -> None:
     command.end(machine_ledger, "init done")
 
 
-def _control_plane_works(machine_ledger: Ledger, limit_s: float) -> bool:
+def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) -> bool:
     """Whether the control plane on this machine works; False if it never worked and may be reset.
+
+    Starts a stopped kubelet, except with ``check``.
 
     Raises MachineProblem if it may have worked at any time, or if gpunodes did not start its init.
     """
@@ -108,7 +110,8 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float) -> bool:
     client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
     complete = client is not None and os.path.exists(reset.MANIFEST)
     # The control plane may be starting, because the machine booted a moment ago.
-    if complete and client and _responds(client, min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)):
+    patience_s = min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)
+    if complete and client and _responds(client, patience_s, check):
         # With the default patience, so that a brief failure does not look like a missing part.
         client = kube_api.admin()
         missing = _missing_parts(client)
@@ -136,10 +139,13 @@ def _finalised() -> bool:
     return "kubelet-client-current.pem" in (disk.read(kubeconfig.KUBELET) or "")
 
 
-def _responds(client: Client, limit_s: float) -> bool:
+def _responds(client: Client, limit_s: float, check: bool) -> bool:
     deadline = time.monotonic() + limit_s
     if not services.states(["kubelet"]).get("kubelet", {}).get("active"):
-        run(["systemctl", "start", "kubelet"])
+        if check:
+            deadline = 0  # without a kubelet, nothing starts the API server
+        else:
+            run(["systemctl", "start", "kubelet"])
     while True:
         with contextlib.suppress(ApiError):
             client.get("/readyz")
