@@ -47,6 +47,9 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         def find(self, path: str) -> Any:
             return node
 
+        def get(self, *_: str, **__: str) -> Any:
+            return {"items": []}
+
         def call(self, *words: Any) -> None:
             calls.append(words)
 

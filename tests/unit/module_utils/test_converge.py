@@ -98,7 +98,7 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
         "install containerd 1.7.24-1",
         "hold containerd",
     ]
-    assert [diff["before"] for diff in first.diffs] == ["", "theirs"]
+    assert [each.before for each in first.differences[:2]] == [None, "theirs"]
     assert converge(spec(root)).actions == []
 
     (root / "state").mkdir()

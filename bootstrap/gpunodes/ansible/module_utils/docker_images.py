@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from .problem import MachineProblem
 from .process import PATH, last_line, must, run
+from .report import Difference, Report
 
 _NAMESPACE = "gpunodes"
 """containerd's namespace for images until Docker has loaded them."""
@@ -21,16 +22,19 @@ _LOAD_LIMIT_S = 600
 _WORKER_IMAGES = ("coredns", "kube-proxy", "pause")
 
 
-def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: bool, check: bool) -> list[str]:
+def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: bool, check: bool) -> Report:
     """Load ``images`` and those that kubeadm lists into Docker, if their registries are ``mirrored``.
 
-    Returns the actions; raises MachineProblem if a mirror does not have an image, or Docker does not keep it.
+    Raises MachineProblem if a mirror does not have an image, or Docker does not keep it.
     """
     requested = [*images, *_kubeadm_images(control_plane)] if mirrored else []
     missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not _present(name)]
     if missing and not check:
         _load(missing)
-    return [f"load {name}" for name in missing]
+    report = Report()
+    for name in missing:
+        report.add(f"load {name}", Difference("images in Docker", {}, {name: "present"}))
+    return report
 
 
 def _present(name: str) -> bool:

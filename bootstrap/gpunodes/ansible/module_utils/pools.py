@@ -11,6 +11,7 @@ from typing import Any
 from . import kube_api, kubeconfig
 from .kube_api import ApiError
 from .problem import MachineProblem
+from .report import Difference
 
 MANAGED = "gpunodes.dev/managed"
 """Node annotation: the names of the managed labels and taints."""
@@ -39,20 +40,22 @@ def managed(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def apply(
     name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
-) -> tuple[list[str], list[dict[str, str]]]:
-    """Replace a node's managed labels and taints; returns the names of changed nodes, and the diffs.
+) -> tuple[list[str], list[Difference]]:
+    """Replace a node's managed labels and taints; returns the names of changed nodes, and the differences.
 
-    Raises MachineProblem if the node does not exist and is not registered in time.
+    Raises MachineProblem if the node does not exist and is not registered in time. With ``check`` a node, or a whole
+    cluster, that does not exist yet gets them.
     """
+    empty = {"metadata": {"resourceVersion": ""}}
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
-        return [], []  # the cluster does not exist yet
+        return _changed(name, empty, labels, taints)
     client = kube_api.admin()
     deadline = time.monotonic() + REGISTERS_S
     while True:
         node = client.find(f"/api/v1/nodes/{name}")
         if node is None:
             if check or not (labels or taints):
-                return [], []
+                return _changed(name, empty, labels, taints)
             if time.monotonic() > deadline:
                 raise MachineProblem(
                     f"the cluster has no node {name}",
@@ -62,19 +65,33 @@ def apply(
             time.sleep(_PAUSE_S)
             continue
         patch = patch_of(node, labels, taints)
-        if patch is None:
-            return [], []
-        before = _text(managed(node))
-        after = _text({"labels": dict(labels), "taints": [_plain(taint) for taint in taints]})
-        diff = {"before": before, "after": after, "before_header": f"Node {name}", "after_header": f"Node {name}"}
-        if not check:
+        if patch is not None and not check:
             try:
                 client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
             except ApiError as error:
                 if error.status != _CONFLICT:
                     raise
                 continue  # the node was changed meanwhile: read it again
-        return [name], [diff]
+        return _changed(name, node, labels, taints)
+
+
+def _changed(
+    name: str, node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
+) -> tuple[list[str], list[Difference]]:
+    """The node's name and its differences if it does not have these labels and taints."""
+    patch = patch_of(node, labels, taints)
+    if patch is None:
+        return [], []
+    new = {kind: patch["metadata"][kind] for kind in ("labels", "annotations")}
+    old = {kind: node["metadata"].get(kind) or {} for kind in new}
+    before: dict[str, Any] = {kind: {key: old[kind][key] for key in new[kind] if key in old[kind]} for kind in new}
+    after: dict[str, Any] = {
+        kind: {key: value for key, value in new[kind].items() if value is not None} for kind in new
+    }
+    if "spec" in patch:
+        before["taints"] = [_plain(taint) for taint in node.get("spec", {}).get("taints") or ()]
+        after["taints"] = [_plain(taint) for taint in patch["spec"]["taints"] or ()]
+    return [name], [Difference(f"Node {name}", before, after)]
 
 
 def patch_of(

@@ -16,6 +16,7 @@ from .host import gpu_driver, services, swap, users
 from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
+from .report import Difference, of_file
 
 TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
 """Files of the probe and of the escalation program, until the next boot; those two are sent without this module."""
@@ -36,6 +37,7 @@ class Undoer:
         self.check = check
         self.section = section
         self.actions: list[str] = []
+        self.differences: list[Difference] = []
         self.ledger = ledger.load(ledger.path_of(section))
 
     def run(self) -> list[str]:
@@ -48,6 +50,7 @@ class Undoer:
         self.check_unmounted()
         for section in sections:
             self.actions += section.run()
+            self.differences += section.differences
         if os.path.exists(ledger.path_of(self.section)):
             self._undo()
         if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
@@ -84,15 +87,18 @@ class Undoer:
         if not self.section:
             self._swap()
         for path in lists:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            self.differences.append(_gone("indices of package sources", path))
+            if not self.check:
+                disk.remove(path)
         self._conflicting_modules()
         self._restarts()
         what = f"the section {self.section} of the ledger" if self.section else "the ledger"
-        self._do(f"remove {what}", lambda: ledger.remove(self.section))
+        difference = _gone("ledger of changes", ledger.path_of(self.section))
+        self._do(f"remove {what}", lambda: ledger.remove(self.section), difference)
 
-    def _do(self, action: str, function: Callable[[], object]) -> None:
+    def _do(self, action: str, function: Callable[[], object], *differences: Difference) -> None:
         self.actions.append(action)
+        self.differences += differences
         if not self.check:
             function()
 
@@ -113,33 +119,41 @@ class Undoer:
     def _conflicting_modules(self) -> None:
         """Restore the kernel modules that conflicted with the driver."""
         if self.ledger.initramfs == "rebuilt":
-            self._do("rebuild the initramfs", lambda: gpu_driver.rebuild(gpu_driver.images()))
+            difference = Difference("initramfs", {"conflicting module": "without"}, {"conflicting module": "with"})
+            self._do("rebuild the initramfs", lambda: gpu_driver.rebuild(gpu_driver.images()), difference)
         for name in self.ledger.unloaded:
             if not os.path.exists(f"{gpu_driver.SYS}/module/{name}"):
-                self._do(f"load {name}", partial(run, ["modprobe", name]))
+                difference = Difference("kernel modules", {name: "not loaded"}, {name: "loaded"})
+                self._do(f"load {name}", partial(run, ["modprobe", name]), difference)
 
     def _restarts(self) -> None:
         """Restart services that existed before gpunodes and still run with files that were just removed."""
         states = services.states(list(self.ledger.services)) if self.section and self.ledger.services else {}
         for name, before in self.ledger.services.items():
             if before["active"] and states.get(name, {}).get("active"):
-                self._do(f"restart {name}", partial(services.start, name, "restart"))
+                difference = Difference(
+                    f"service {name}", {"started with": "removed files"}, {"started with": "present files"}
+                )
+                self._do(f"restart {name}", partial(services.start, name, "restart"), difference)
 
     def _services(self) -> None:
         states = services.states(list(self.ledger.services)) if self.ledger.services else {}
         for name, before in self.ledger.services.items():
             now = states.get(name, {"enabled": False, "active": False})
             if now["active"] and not before["active"]:
-                self._do(f"stop {name}", partial(run, ["systemctl", "stop", name], 300))
+                difference = Difference(f"service {name}", {"active": True}, {"active": False})
+                self._do(f"stop {name}", partial(run, ["systemctl", "stop", name], 300), difference)
             if now["enabled"] and not before["enabled"]:
-                self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]))
+                difference = Difference(f"service {name}", {"enabled": True}, {"enabled": False})
+                self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]), difference)
 
     def _docker(self) -> None:
         """Remove the bridge and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
         if self.ledger.services.get("docker", {"active": True})["active"]:
             return
         if os.path.exists("/sys/class/net/docker0"):
-            self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]))
+            difference = _gone("network links", "docker0")
+            self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]), difference)
         if not self.check:
             firewall.clean(firewall.DOCKER)
 
@@ -147,10 +161,10 @@ class Undoer:
         for name in self.ledger.users:
             if users.has_user(name):
                 # That also removes its group (login.defs: USERGROUPS_ENAB).
-                self._do(f"remove the user {name}", partial(run, ["userdel", name]))
+                self._do(f"remove the user {name}", partial(run, ["userdel", name]), _gone("users", name))
         for name in self.ledger.groups:
             if users.has_group(name):
-                self._do(f"remove the group {name}", partial(run, ["groupdel", name]))
+                self._do(f"remove the group {name}", partial(run, ["groupdel", name]), _gone("groups", name))
 
     def _packages(self) -> None:
         if not self.ledger.packages and not self.ledger.holds:
@@ -161,14 +175,17 @@ class Undoer:
         installed = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
         held = [name for name in self.ledger.holds if name in installed and installed[name].held]
         if held:
-            self._do(f"release the hold of {', '.join(held)}", lambda: manager.hold(held, held=False))
+            difference = Difference("held packages", dict.fromkeys(held, "held"), {})
+            self._do(f"release the hold of {', '.join(held)}", lambda: manager.hold(held, held=False), difference)
         added = [name for name in self.ledger.packages if name in installed]
         # Purging docker.io of Debian and Ubuntu empties that folder (its postrm: nuke-graph-directory.sh).
         unpurged = [name for name in added if name == "docker.io" and _DOCKER_DATA not in self.ledger.directories]
         if unpurged:
-            self._do(f"remove {unpurged[0]}, but keep {_DOCKER_DATA}", lambda: manager.remove(unpurged))
+            difference = Difference("packages", {name: installed[name].version for name in unpurged}, {})
+            self._do(f"remove {unpurged[0]}, but keep {_DOCKER_DATA}", lambda: manager.remove(unpurged), difference)
         if purged := [name for name in added if name not in unpurged]:
-            self._do(f"remove {', '.join(purged)}", lambda: manager.purge(purged))
+            difference = Difference("packages", {name: installed[name].version for name in purged}, {})
+            self._do(f"remove {', '.join(purged)}", lambda: manager.purge(purged), difference)
 
     def _apt_lists(self) -> list[str]:
         """apt's copies of the indices of the package sources in the ledger."""
@@ -186,9 +203,10 @@ class Undoer:
         for path, old in self.ledger.files.items():
             if old.content is None:
                 if os.path.lexists(path):
-                    self._do(f"remove {path}", partial(os.unlink, path))
+                    self._do(f"remove {path}", partial(os.unlink, path), *of_file(path, None))
             elif not _is(path, old):
-                self._do(f"restore {path}", partial(_restore, path, old))
+                difference = of_file(path, old.content, old.mode, old.uid)
+                self._do(f"restore {path}", partial(_restore, path, old), *difference)
         # Units and drop-ins may have been removed with the packages and files.
         if not self.check:
             run(["systemctl", "daemon-reload"])
@@ -208,32 +226,46 @@ class Undoer:
     def _directories(self) -> None:
         for path in self._folders():
             if not _has_other_modules(path):
-                self._do(f"remove {path}", partial(tree.remove, path, created=True))
+                self._do(f"remove {path}", partial(tree.remove, path, created=True), _gone("folders", path))
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
             path = f"/proc/sys/{name.replace('.', '/')}"
             now = disk.read(path)
             if now is not None and now.split() != value.split():
-                self._do(f"set {name} back to {value}", partial(_write, path, value))
+                difference = Difference("kernel settings", {name: now.strip()}, {name: value})
+                self._do(f"set {name} back to {value}", partial(_write, path, value), difference)
         if "nvidia" in self.ledger.modules and os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
-            self._do("unload nvidia", lambda: gpu_driver.unload(self.ledger.modules))
+            self._do("unload nvidia", lambda: gpu_driver.unload(self.ledger.modules), _unloaded("nvidia"))
         for name in reversed(self.ledger.modules):
             if not name.startswith("nvidia") and os.path.exists(f"/sys/module/{name.replace('-', '_')}"):
                 # A module that is in use stays.
-                self._do(f"unload {name}", partial(run, ["modprobe", "--remove", name]))
+                self._do(f"unload {name}", partial(run, ["modprobe", "--remove", name]), _unloaded(name))
 
     def _swap(self) -> None:
         fstab = disk.read("/etc/fstab") or ""
         if swap.with_swap(fstab) != fstab:
             mode = stat.S_IMODE(os.stat("/etc/fstab").st_mode)
-            self._do("enable swap in /etc/fstab", lambda: disk.write("/etc/fstab", swap.with_swap(fstab), mode))
+            self._do(
+                "enable swap in /etc/fstab",
+                lambda: disk.write("/etc/fstab", swap.with_swap(fstab), mode),
+                *of_file("/etc/fstab", swap.with_swap(fstab), mode),
+            )
         off = [
             device for device in self.ledger.swaps if device not in swap.active_swaps(disk.read("/proc/swaps") or "")
         ]
         for device in off:
             if os.path.exists(device):
-                self._do(f"turn swap on ({device})", partial(run, ["swapon", device]))
+                difference = Difference("swap", {device: "off"}, {device: "on"})
+                self._do(f"turn swap on ({device})", partial(run, ["swapon", device]), difference)
+
+
+def _gone(title: str, name: str) -> Difference:
+    return Difference(title, {name: "present"}, {})
+
+
+def _unloaded(module: str) -> Difference:
+    return Difference("kernel modules", {module: "loaded"}, {module: "not loaded"})
 
 
 def _has_other_modules(path: str) -> bool:

@@ -24,20 +24,24 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Check that no pod uses the GPUs
-  gpu_idle:
+  gpunodes.bootstrap.gpu_idle:
     node: gpu-1
 """
 
 RETURN = r"""
 changed:
-  description: Always false. If a pod uses a GPU, the task fails.
+  description: Always false. The task fails if a pod uses a GPU.
   returned: always
   type: bool
 """

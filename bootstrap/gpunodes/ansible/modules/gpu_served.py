@@ -31,16 +31,21 @@ attributes:
   check_mode:
     support: partial
     description: Does nothing and returns an empty result.
+    details: It verifies nothing in check mode, because that needs pods or an image.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Deletes everything that it creates.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Verify that pods get the GPUs
-  gpu_served:
+  gpunodes.bootstrap.gpu_served:
     nodes: {gpu-1: 8}
     image: nvcr.io/nvidia/k8s-device-plugin:v0.19.0
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 from .. import kube_api
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
+from ..report import Difference
 
 
-def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[dict[str, str]]]:
-    """Apply objects with server-side apply; returns the changed objects and the diffs."""
+def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[Difference]]:
+    """Apply objects with server-side apply; returns the changed objects and the differences."""
     client = kube_api.admin()
     paths = _Paths(client)
-    changed, diffs = [], []
+    changed, differences = [], []
     for wanted in objects:
         title = f"{wanted['kind']} {wanted['metadata']['name']}"
         path = paths.find(wanted)
@@ -34,8 +34,8 @@ def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str],
         old, new = _comparable(before), _comparable(after)
         if old != new:
             changed.append(title)
-            diffs.append({"before": _text(old), "after": _text(new), "before_header": title, "after_header": title})
-    return changed, diffs
+            differences.append(Difference(title, old, new))
+    return changed, differences
 
 
 def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -50,10 +50,6 @@ def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
         **{key: value for key, value in obj.items() if key != "status"},
         "metadata": {**metadata, "annotations": annotations},
     }
-
-
-def _text(obj: Mapping[str, Any] | None) -> str:
-    return "" if obj is None else json.dumps(obj, indent=1, sort_keys=True) + "\n"
 
 
 @dataclass

@@ -9,6 +9,7 @@ from .. import kube_api, kubeconfig
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..process import run
+from ..report import Difference, Report
 from .nodes import CONTROL_PLANE, describe, not_ready
 
 _MIRROR = "kubernetes.io/config.mirror"
@@ -18,8 +19,8 @@ _GONE = (404, 409)
 
 def remove(
     name: str, drain_limit_s: float, force: bool, check: bool, expected: Mapping[str, Any] | None = None
-) -> tuple[list[str], list[str]]:
-    """Cordon, drain and delete a node; returns the actions, none if the node does not exist, and notes for the user.
+) -> tuple[Report, list[str]]:
+    """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
 
     ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
     remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
@@ -29,22 +30,25 @@ def remove(
     """
     client = kube_api.admin()
     node = client.find(f"/api/v1/nodes/{name}")
+    report = Report()
     if node is None:
-        return [], []
+        return report, []
     if CONTROL_PLANE in (node["metadata"].get("labels") or {}):
         raise MachineProblem(
             f"{name} is the control plane", "a worker", "gpunodes reset removes it and destroys the cluster"
         )
     _check_same(node, expected or {})
     problem = not_ready(node)
-    remaining = _remaining(client, name) if problem else []
+    pods = _remaining(client, name)
+    remaining = pods if problem else []
     if remaining and not force:
         raise MachineProblem(
             f"{name} is not ready ({problem}): nothing confirms that these pods have ended: {_listed(remaining)}",
             "a ready node, from which pods can be evicted within their disruption budgets",
             f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
-    actions = [f"drain {name}", f"delete node {name}"]
+    report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
+    report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
     if not check:
         if problem:
             client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, kube_api.MERGE)
@@ -54,7 +58,7 @@ def remove(
             _delete_now(client, pod)
         _delete_node(client, node)
     notes = [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
-    return actions, notes
+    return report, notes
 
 
 def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
@@ -122,8 +126,12 @@ def _remaining(client: Client, name: str) -> list[Mapping[str, Any]]:
 
 
 def _listed(pods: Sequence[Mapping[str, Any]], limit: int = 5) -> str:
-    names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
+    names = [_full_name(pod) for pod in pods]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _full_name(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
 def _delete_now(client: Client, pod: Mapping[str, Any]) -> None:

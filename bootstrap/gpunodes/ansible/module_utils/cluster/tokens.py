@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import kube_api
+from .. import kube_api, kubeconfig
 from ..problem import MachineProblem
 
 _SECRETS = f"{kube_api.SYSTEM}/secrets"
@@ -73,16 +73,19 @@ def create(ttl_s: int, limit_s: float, run: str = "") -> str:
         time.sleep(0.3)
 
 
-def delete(run: str = "") -> list[str]:
-    """Delete the tokens of a run and those of earlier interrupted joins; returns their names.
+def delete(run: str = "", check: bool = False) -> list[str]:
+    """Delete the tokens of a run and those of earlier interrupted joins, or with ``check`` only list them.
 
-    Other runs may join machines at the same time: their tokens are kept while they hold a Lease.
+    Returns the names of their Secrets. Other runs may join machines at the same time: their tokens are kept while they
+    hold a Lease.
     """
+    if check and kubeconfig.load(kubeconfig.ADMIN) is None:
+        return []  # the cluster does not exist yet
     client = kube_api.admin(_PATIENCE_S)
     found = client.get(_SECRETS, fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
     leases = client.get(_LEASES, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]
     names = unused(found, leases, run, time.time())
-    return [name for name in names if client.delete(f"{_SECRETS}/{name}")]
+    return [name for name in names if check or client.delete(f"{_SECRETS}/{name}")]
 
 
 def unused(tokens: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]], run: str, now: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .. import ledger
+from ..report import Difference
 from .spec import Spec
 
 
@@ -16,7 +17,7 @@ class Changes:
     check: bool = False
     ledger: ledger.Ledger = field(init=False)
     actions: list[str] = field(default_factory=list)
-    diffs: list[dict[str, str]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the requested packages after the run."""
     present: dict[str, str] = field(default_factory=dict)
@@ -31,16 +32,16 @@ class Changes:
         """Write the ledger to disk."""
         self.ledger.save(ledger.path_of(self.spec.section))
 
-    def step(self, action: str) -> bool:
-        """Record an action, and return whether to perform it. The ledger is on disk before the action."""
+    def step(self, action: str, *differences: Difference) -> bool:
+        """Record an action with its differences, and return whether to perform it.
+
+        The ledger is on disk before the action.
+        """
         self.actions.append(action)
+        self.differences += differences
         if not self.check:
             self.save()
         return not self.check
-
-    def diff(self, path: str, before: str, after: str) -> None:
-        """Record the difference that an action makes to a file."""
-        self.diffs.append({"before": before, "after": after, "before_header": path, "after_header": path})
 
     def note_restarts(self) -> None:
         """Record that the services must be restarted, because their files change."""

@@ -9,7 +9,7 @@ import stat
 import tempfile
 from collections.abc import Mapping
 
-from .. import disk, ledger, packages
+from .. import disk, ledger, packages, report
 from ..problem import MachineProblem
 from ..process import PATH, must, run
 from .changes import Changes
@@ -38,9 +38,7 @@ def write(changes: Changes, file: File) -> bool:
     changes.ledger.note_file(file.path, old)
     changes.ledger.note_directories(missing_parents(file.path))
     changes.note_restarts()
-    if before != file.content:
-        changes.diff(file.path, before or "", file.content)
-    if changes.step(f"write {file.path}"):
+    if changes.step(f"write {file.path}", *report.of_file(file.path, file.content, mode, owner.pw_uid)):
         os.makedirs(os.path.dirname(file.path), mode=0o755, exist_ok=True)
         if file.validate:
             _validate(file)
@@ -53,7 +51,8 @@ def generate(changes: Changes, generated: Generated) -> None:
     if generated.when_exists and not os.path.exists(generated.when_exists):
         return
     if changes.check and not shutil.which(generated.command[0], path=PATH):
-        changes.step(f"write {generated.path}")
+        difference = report.of_file(generated.path, report.GENERATED, int(generated.mode, 8))
+        changes.step(f"write {generated.path}", *difference)
         return
     with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
         names = {"%o": f"{folder}/{os.path.basename(generated.path)}", "%i": f"{folder}/input"}
@@ -74,8 +73,7 @@ def remove(changes: Changes, path: str) -> None:
     if old is None or old.content is not None or not os.path.lexists(path):
         return
     changes.note_restarts()
-    changes.diff(path, disk.read(path) or "", "")
-    if changes.step(f"remove {path}"):
+    if changes.step(f"remove {path}", *report.of_file(path, None)):
         disk.remove(path)
 
 

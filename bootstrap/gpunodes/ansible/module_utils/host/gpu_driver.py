@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from .. import disk, gpu_facts, ledger
 from ..problem import MachineProblem
 from ..process import CommandResult, last_line, run
+from ..report import GENERATED, Difference
 from .changes import Changes
 from .spec import Driver
 
@@ -55,7 +56,8 @@ def load_driver(changes: Changes, driver: Driver) -> None:
     if not missing:
         return
     changes.ledger.note_modules(missing)
-    if changes.step(f"load kernel modules {', '.join(missing)}"):
+    difference = Difference("kernel modules", dict.fromkeys(missing, "not loaded"), dict.fromkeys(missing, "loaded"))
+    if changes.step(f"load kernel modules {', '.join(missing)}", difference):
         for module in missing:
             _load(module)
         if not os.path.exists(f"{DEV}/nvidiactl"):
@@ -157,7 +159,12 @@ def _clean_initramfs(changes: Changes, conflicting_module: str) -> None:
         return
     affected = [path for path in images() if _contains(path, conflicting_module)]
     changes.ledger.initramfs = "rebuilt" if affected else "seen"
-    if affected and changes.step(f"rebuild {', '.join(affected)} without {conflicting_module}"):
+    difference = Difference(
+        "initramfs",
+        dict.fromkeys(affected, f"with {conflicting_module}"),
+        dict.fromkeys(affected, f"without {conflicting_module}"),
+    )
+    if affected and changes.step(f"rebuild {', '.join(affected)} without {conflicting_module}", difference):
         rebuild(affected)
 
 
@@ -191,7 +198,8 @@ def _unload_conflicting(changes: Changes, conflicting_module: str) -> None:
     if not _loaded(conflicting_module):
         return
     changes.ledger.note_unloaded([conflicting_module])
-    if not changes.step(f"unload {conflicting_module}"):
+    difference = Difference("kernel modules", {conflicting_module: "loaded"}, {conflicting_module: "not loaded"})
+    if not changes.step(f"unload {conflicting_module}", difference):
         return
     for console in glob.glob(f"{SYS}/class/vtconsole/vtcon*"):
         if "frame buffer" in _text(f"{console}/name"):
@@ -214,15 +222,17 @@ def publish_devices(changes: Changes) -> None:
         raise MachineProblem(
             f"{DEV}/nvidia0 does not exist", "the devices of the GPUs", "see `nvidia-smi` and `dmesg | grep NVRM`"
         )
-    if not matches_devices(disk.read(CDI) or "", nodes, _text(f"{SYS}/module/nvidia/version")) and changes.step(
-        f"write {CDI}"
-    ):
-        os.makedirs(os.path.dirname(CDI), mode=0o755, exist_ok=True)
-        # An undo always deletes the file, even if the toolkit's service wrote it: it is useless without the toolkit.
-        changes.ledger.note_file(CDI, ledger.OldFile(None))
-        _check_nvidia_ctk(run(["nvidia-ctk", "cdi", "generate", f"--output={CDI}"], _LOAD_LIMIT_S))
+    before = disk.read(CDI)
+    if not matches_devices(before or "", nodes, _text(f"{SYS}/module/nvidia/version")):
+        if changes.step(f"write {CDI}"):
+            os.makedirs(os.path.dirname(CDI), mode=0o755, exist_ok=True)
+            # An undo deletes the file, even if the toolkit's service wrote it: it is useless without the toolkit.
+            changes.ledger.note_file(CDI, ledger.OldFile(None))
+            _check_nvidia_ctk(run(["nvidia-ctk", "cdi", "generate", f"--output={CDI}"], _LOAD_LIMIT_S))
+        changes.differences.append(Difference(CDI, before, GENERATED if changes.check else disk.read(CDI)))
     unnamed = [path for path in nodes if not os.path.exists(_link(path))]
-    if unnamed and changes.step(f"name {', '.join(unnamed)} in {DEV}/char"):
+    difference = Difference(f"links in {DEV}/char", {}, {_link(path): path for path in unnamed})
+    if unnamed and changes.step(f"name {', '.join(unnamed)} in {DEV}/char", difference):
         _check_nvidia_ctk(run(["nvidia-ctk", "system", "create-dev-char-symlinks"], _LOAD_LIMIT_S))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from .. import disk, packages
 from ..process import run
+from ..report import Difference
 from .changes import Changes
 from .spec import filled
 
@@ -44,7 +45,8 @@ def fetch(changes: Changes) -> None:
     versions = {f"{{{name}}}": packages.upstream(version) for name, version in changes.versions.items()}
     images = [filled(name, versions) for name in changes.spec.images]
     if broken := [name for name in images if was_interrupted(name)]:
-        changes.step(f"fetch {', '.join(broken)} again")
+        difference = Difference("images", dict.fromkeys(broken, "interrupted"), dict.fromkeys(broken, "complete"))
+        changes.step(f"fetch {', '.join(broken)} again", difference)
     if not changes.check:
         changes.save()
         if changes.actions:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from .. import packages
 from ..problem import MachineProblem
 from ..process import last_line, run
+from ..report import Difference
 from . import files, services, users
 from .changes import Changes
 from .sources import Sources
@@ -58,6 +59,7 @@ def _choose(
         return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
     if sources.manager.finish_interrupted():
         changes.actions.append("finish an interrupted package installation")
+        changes.differences.append(Difference("package manager", {"state": "interrupted"}, {"state": "consistent"}))
     available = sources.available(missing)
     chosen: dict[str, str] = {}
     for package in missing:
@@ -71,7 +73,7 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
     """Install exactly these versions; raises MachineProblem if that would remove a package."""
     message = ", ".join(f"{name} {version}" for name, version in chosen.items())
     if changes.check:
-        changes.step(f"install {message}")
+        changes.step(f"install {message}", Difference("packages", {}, chosen))
         return
     manager = sources.manager
     try:
@@ -92,7 +94,7 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
     before = services.states([service.name for service in changes.spec.services]) if changes.spec.services else {}
     for name, state in before.items():
         changes.ledger.note_service(name, state)
-    changes.step(f"install {message}")
+    changes.step(f"install {message}", _difference(effects, chosen))
     try:
         manager.install(chosen)
     except MachineProblem as problem:
@@ -105,6 +107,11 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
         if not state["active"]:
             # Its package has just started it with the new files.
             changes.ledger.restarted(name)
+
+
+def _difference(effects: packages.Effects, chosen: Mapping[str, str]) -> Difference:
+    dependencies = {**dict.fromkeys(effects.installs, "a dependency"), **dict.fromkeys(effects.upgrades, "upgraded")}
+    return Difference("packages", dict.fromkeys(effects.upgrades, "installed"), {**dependencies, **chosen})
 
 
 def _run_checks(changes: Changes) -> None:
@@ -128,5 +135,5 @@ def _hold(changes: Changes, sources: Sources, present: Mapping[str, packages.Pac
         unheld = sorted({name for name, state in matching.items() if not state.held} | set(unheld))
     if unheld:
         changes.ledger.note_holds(unheld)
-        if changes.step(f"hold {', '.join(unheld)}"):
+        if changes.step(f"hold {', '.join(unheld)}", Difference("held packages", {}, dict.fromkeys(unheld, "held"))):
             sources.manager.hold(unheld, held=True)

@@ -7,6 +7,7 @@ import os
 from .. import disk
 from ..problem import MachineProblem
 from ..process import must
+from ..report import Difference
 from . import files
 from .changes import Changes
 from .spec import File
@@ -23,7 +24,8 @@ def load_modules(changes: Changes) -> None:
     absent = [name for name in modules if not os.path.exists(f"/sys/module/{name.replace('-', '_')}")]
     if absent:
         changes.ledger.note_modules(absent)
-        if changes.step(f"load kernel modules {', '.join(absent)}"):
+        difference = Difference("kernel modules", dict.fromkeys(absent, "not loaded"), dict.fromkeys(absent, "loaded"))
+        if changes.step(f"load kernel modules {', '.join(absent)}", difference):
             for name in absent:
                 must(["modprobe", name])
     files.write(changes, File(_MODULES_FILE, "".join(f"{name}\n" for name in modules)))
@@ -43,7 +45,8 @@ def set_sysctls(changes: Changes) -> None:
             continue
         if before is not None:
             changes.ledger.note_sysctl(name, before.strip())
-        if changes.step(f"set {name} to {value}"):
+        difference = Difference("kernel settings", {} if before is None else {name: before.strip()}, {name: value})
+        if changes.step(f"set {name} to {value}", difference):
             try:
                 with open(path, "w", encoding="ascii") as file:
                     file.write(value)

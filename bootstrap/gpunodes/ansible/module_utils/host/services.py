@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..problem import MachineProblem
 from ..process import must, run
+from ..report import Difference
 from .changes import Changes
 
 
@@ -20,14 +21,17 @@ def start_all(changes: Changes) -> None:
         restart = service.name in changes.ledger.restarts
         if restart and not changes.check:
             run(["systemctl", "daemon-reload"])
-        if not state["enabled"] and changes.step(f"enable {service.name}"):
+        title = f"service {service.name}"
+        enabled = Difference(title, {"enabled": False}, {"enabled": True})
+        restarted = Difference(title, {"started with": "earlier files"}, {"started with": "present files"})
+        if not state["enabled"] and changes.step(f"enable {service.name}", enabled):
             must(["systemctl", "enable", service.name])
         if wanted and changes.reboot and not state["active"]:
             continue  # it starts with the reboot
         if wanted and not state["active"]:
-            if changes.step(f"start {service.name}"):
+            if changes.step(f"start {service.name}", Difference(title, {"active": False}, {"active": True})):
                 start(service.name, "start")
-        elif wanted and restart and changes.step(f"restart {service.name}"):
+        elif wanted and restart and changes.step(f"restart {service.name}", restarted):
             start(service.name, "restart")
         changes.ledger.restarted(service.name)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from .. import disk, ledger, openpgp, packages
 from ..problem import MachineProblem
 from ..process import must
+from ..report import Difference
 from . import files, keys
 from .changes import Changes
 from .spec import File, Repository
@@ -120,7 +121,7 @@ def enable_stream(changes: Changes, wanted: str) -> None:
             f"run `dnf module reset {module}` if its packages are not installed, or request that driver branch",
         )
     changes.ledger.note_file(path, ledger.OldFile(text, 0o644))
-    if changes.step(f"enable the module stream {wanted}"):
+    if changes.step(f"enable the module stream {wanted}", Difference("module streams", {}, {module: stream})):
         must(["dnf", "--quiet", "--assumeyes", "module", "enable", wanted], packages.INSTALL_LIMIT_S)
 
 

@@ -7,6 +7,7 @@ import stat
 
 from .. import disk
 from ..process import must
+from ..report import Difference, of_file
 from .changes import Changes
 
 _FSTAB_MARK = "# off for Kubernetes (gpunodes): "
@@ -19,13 +20,14 @@ def turn_off(changes: Changes) -> None:
     commented = without_swap(fstab)
     if active:
         changes.ledger.note_swaps(active)
-        if changes.step(f"turn swap off ({', '.join(active)})"):
+        difference = Difference("swap", dict.fromkeys(active, "on"), dict.fromkeys(active, "off"))
+        if changes.step(f"turn swap off ({', '.join(active)})", difference):
             for device in active:
                 must(["swapoff", device])
     if commented != fstab:
-        changes.diff("/etc/fstab", fstab, commented)
-        if changes.step("comment swap out in /etc/fstab"):
-            disk.write("/etc/fstab", commented, stat.S_IMODE(os.stat("/etc/fstab").st_mode))
+        mode = stat.S_IMODE(os.stat("/etc/fstab").st_mode)
+        if changes.step("comment swap out in /etc/fstab", *of_file("/etc/fstab", commented, mode)):
+            disk.write("/etc/fstab", commented, mode)
             must(["systemctl", "daemon-reload"])
 
 

@@ -18,6 +18,7 @@ from ..kube_api import ApiError, Client
 from ..ledger import Ledger
 from ..problem import MachineProblem
 from ..process import run
+from ..report import Difference, Report, of_file
 from . import command, reset
 from .errors import kubelet_error
 
@@ -36,8 +37,8 @@ def init(
     files: Mapping[str, Mapping[str, Any]],
     limit_s: float,
     check: bool,
-) -> list[str]:
-    """Make this machine a control plane, unless it is one already; returns the actions.
+) -> Report:
+    """Make this machine a control plane, unless it is one already.
 
     ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
     plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
@@ -46,26 +47,34 @@ def init(
     init that gpunodes started and that did not finish is reset and started again.
     """
     machine_ledger = ledger.load()
-    actions: list[str] = []
+    report = Report()
     if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
-        if _control_plane_works(machine_ledger, limit_s):
+        if _control_plane_works(machine_ledger, limit_s, check):
             if machine_ledger.kubeadm != "init started":
-                return []
+                return report
+            report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
             if not check:
                 _end_init(machine_ledger)
-            return ["finish an interrupted kubeadm init"]
-        actions.append("reset an interrupted kubeadm init")
+            return report
+        report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             "this machine is a worker of a cluster",
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    actions.append("kubeadm init")
+    interrupted = bool(report.actions)
+    configuration = {"documents": documents, "patches": patches}
+    report.add(
+        "kubeadm init",
+        _became_control_plane("none"),
+        Difference("configuration of kubeadm init", {}, configuration),
+        *(each for path, content in files.items() for each in of_file(path, json.dumps(content), 0o600)),
+    )
     if check:
-        return actions
+        return report
     command.begin(machine_ledger, "init started")
-    if len(actions) > 1 or reset.leftovers():
+    if interrupted or reset.leftovers():
         reset.reset()
     for path, content in files.items():
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -73,7 +82,11 @@ def init(
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
-    return actions
+    return report
+
+
+def _became_control_plane(before: str) -> Difference:
+    return Difference("kubeadm", {"control plane": before}, {"control plane": "complete"})
 
 
 def _end_init(machine_ledger: Ledger) -> None:
@@ -86,8 +99,10 @@ def _end_init(machine_ledger: Ledger) -> None:
     command.end(machine_ledger, "init done")
 
 
-def _control_plane_works(machine_ledger: Ledger, limit_s: float) -> bool:
+def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) -> bool:
     """Whether the control plane on this machine works; False if it never worked and may be reset.
+
+    Starts a stopped kubelet, except with ``check``.
 
     Raises MachineProblem if it may have worked at any time, or if gpunodes did not start its init.
     """
@@ -95,7 +110,8 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float) -> bool:
     client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
     complete = client is not None and os.path.exists(reset.MANIFEST)
     # The control plane may be starting, because the machine booted a moment ago.
-    if complete and client and _responds(client, min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)):
+    patience_s = min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)
+    if complete and client and _responds(client, patience_s, check):
         # With the default patience, so that a brief failure does not look like a missing part.
         client = kube_api.admin()
         missing = _missing_parts(client)
@@ -123,10 +139,13 @@ def _finalised() -> bool:
     return "kubelet-client-current.pem" in (disk.read(kubeconfig.KUBELET) or "")
 
 
-def _responds(client: Client, limit_s: float) -> bool:
+def _responds(client: Client, limit_s: float, check: bool) -> bool:
     deadline = time.monotonic() + limit_s
     if not services.states(["kubelet"]).get("kubelet", {}).get("active"):
-        run(["systemctl", "start", "kubelet"])
+        if check:
+            deadline = 0  # without a kubelet, nothing starts the API server
+        else:
+            run(["systemctl", "start", "kubelet"])
     while True:
         with contextlib.suppress(ApiError):
             client.get("/readyz")

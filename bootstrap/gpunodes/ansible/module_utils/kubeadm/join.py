@@ -7,27 +7,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import facts, kubeconfig, ledger
+from ..masking import Secret
 from ..problem import MachineProblem
+from ..report import Difference, Report
 from . import command, reset
 
 
 def join(
     endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
-) -> list[str]:
-    """Make this machine a worker; returns the actions, none if it is one and its node is ``registered``."""
+) -> Report:
+    """Make this machine a worker; the report is empty if it is one and its node is ``registered``."""
     machine_ledger = ledger.load()
+    report = Report()
     if _joined(ca_hash) and registered:
         if machine_ledger.kubeadm != "join started":
-            return []
+            return report
+        report.add("finish an interrupted kubeadm join", _became_worker("interrupted"))
         if not check:
             command.end(machine_ledger, "join done")
-        return ["finish an interrupted kubeadm join"]
-    actions = ["kubeadm join"]
+        return report
     leftovers = reset.leftovers()
     if leftovers:
-        actions.insert(0, "reset an earlier join")
+        report.add("reset an earlier join", _became_worker("interrupted"))
+    document = {
+        "apiVersion": "kubeadm.k8s.io/v1beta4",
+        "kind": "JoinConfiguration",
+        "discovery": {
+            "bootstrapToken": {"token": Secret(token), "apiServerEndpoint": endpoint, "caCertHashes": [ca_hash]},
+        },
+        **settings,
+    }
+    report.add("kubeadm join", _became_worker("none"), Difference("configuration of kubeadm join", {}, document))
     if check:
-        return actions
+        return report
     if not token:
         raise MachineProblem(
             "no token to join with", "a fresh token", "run the complete playbook, without --tags or --start-at-task"
@@ -35,17 +47,13 @@ def join(
     command.begin(machine_ledger, "join started")
     if leftovers:
         reset.reset()
-    document = {
-        "apiVersion": "kubeadm.k8s.io/v1beta4",
-        "kind": "JoinConfiguration",
-        "discovery": {
-            "bootstrapToken": {"token": token, "apiServerEndpoint": endpoint, "caCertHashes": [ca_hash]},
-        },
-        **settings,
-    }
     command.run("join", [document], limit_s)
     command.end(machine_ledger, "join done")
-    return actions
+    return report
+
+
+def _became_worker(before: str) -> Difference:
+    return Difference("kubeadm", {"worker": before}, {"worker": "complete"})
 
 
 def _joined(ca_hash: str) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Sequence
 
 from .. import disk, facts, firewall, kubeconfig, ledger, tree
 from ..host import services
 from ..problem import MachineProblem
 from ..process import run
+from ..report import Difference, Report
 
 _SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
@@ -24,6 +26,14 @@ _CNI = "/etc/cni/net.d"
 _CNI_FILES = ("10-flannel.conflist",)
 _TRIES = 2
 _LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "kube-bridge")
+
+
+def report(remaining: Sequence[str]) -> Report:
+    """The actions and differences of a reset that removes ``remaining``."""
+    made = Report()
+    for name in remaining:
+        made.add(f"remove {name}", Difference("changes of kubeadm", {name: "present"}, {}))
+    return made
 
 
 def reset() -> None:
