@@ -188,6 +188,7 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
+    words |= {"gather_facts"}
     assert {word for play in plays for word in play} == words
     groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
@@ -243,7 +244,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
 
 def test_answers_of_modules_never_become_variables() -> None:
     """Any module's answer may hold "ansible_facts": with injection they would win over the inventory and the wiring."""
-    assert runner._environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
+    assert runner.environment()["ANSIBLE_INJECT_FACT_VARS"] == "False"
     assert "inject_facts_as_vars = False" in (ROOT / "ansible.cfg").read_text()
 
 
