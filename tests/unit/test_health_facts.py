@@ -1,4 +1,4 @@
-"""Verdicts on the probe's facts, also on malformed and hostile ones."""
+"""Verdicts on the probe's facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from gpunodes.health import judge, rules, tables
+from gpunodes.health import judge, rules, shape, tables
 from gpunodes.health.model import Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 from gpunodes.views import health as view
@@ -21,7 +21,7 @@ FRAME = "os_acquire_mutex+0x34/0x40 [nvidia]"
 XML = '<nvidia_smi_log><gpu id="00000000:3B:00.0"><persistence_mode>Enabled</persistence_mode>{}</gpu></nvidia_smi_log>'
 REMAP_FAILED = "<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>"
 NO_SMI = {"status": "absent", "xml": None}
-GPU = {
+GPU: Mapping[str, Any] = {
     "address": "0000:3b:00.0",
     "vendor": "10de",
     "device": "2330",
@@ -76,6 +76,7 @@ def with_(**parts: Any) -> dict[str, Any]:
 
 
 def judged(facts: Mapping[str, Any]) -> Verdict:
+    assert shape.violation(facts) == ""
     return judge.judge_facts("gpu-1", facts, SiteRules())
 
 
@@ -152,8 +153,8 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, Action, State]] = {
         Action.RESTART_APP,
         State.SICK,
     ),
-    "aer": (with_(pci=[{**GPU, "aer": {"fatal": 1}}]), "pcie-error", Action.NONE, State.DEGRADED),
-    "link": (with_(pci=[{**GPU, "link": {"width": 4, "max_width": 16}}]), "link-width", Action.NONE, State.DEGRADED),
+    "aer": (with_(pci=[{**GPU, "aer": {**GPU["aer"], "fatal": 1}}]), "pcie-error", Action.NONE, State.DEGRADED),
+    "link": (with_(pci=[{**GPU, "link": {**GPU["link"], "width": 4}}]), "link-width", Action.NONE, State.DEGRADED),
     "remap": (
         with_(
             smi={"xml": XML.format("<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>")}
@@ -203,9 +204,13 @@ def test_no_trouble(facts: dict[str, Any]) -> None:
 
 def test_without_usable_data_the_state_is_unknown() -> None:
     facts = with_(
-        log={"source": None, "text": ""}, smi={"status": "absent", "xml": None}, pci=[], expected={"gpus": None}
+        log={"source": None, "text": ""},
+        smi=NO_SMI,
+        pci=[],
+        driver={"loaded": False, "gpus": []},
+        expected={"gpus": None},
     )
-    assert judged({**facts, "driver": {}}).state is State.UNKNOWN
+    assert judged(facts).state is State.UNKNOWN
 
 
 def test_log_floods_are_counted() -> None:
@@ -221,16 +226,6 @@ def test_lines_from_before_a_gpu_reset_do_not_count() -> None:
     )
     assert judged(facts).xids == (31, 79)
     assert judged({**facts, "gpus_reset_s": 150.0}).xids == (31,)
-
-
-@pytest.mark.parametrize("junk", [None, [], "x", -1, 1e400, {"a": {}}, [[[]]], True])
-def test_facts_of_any_type_get_a_verdict(junk: object) -> None:
-    for name in HEALTHY:
-        judged({**HEALTHY, name: junk})
-        judged({**HEALTHY, name: [junk]})
-        if isinstance(HEALTHY[name], dict):
-            for inner in HEALTHY[name]:
-                judged(with_(**{name: {inner: junk}}))
 
 
 @pytest.mark.parametrize("kind", ["live", "file", "unreachable"])

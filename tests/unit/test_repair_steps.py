@@ -205,9 +205,17 @@ def test_only_pci_addresses_are_reset(two_gpus: Path, gpu: str) -> None:
     assert "not PCI addresses" in message
 
 
-GPU_3B = {"address": "0000:3b:00.0", "vendor": "10de", "class": "030200"}
-GPU_5E = {"address": "0000:5e:00.0", "vendor": "10de", "class": "030200"}
-SWITCH = {"address": "0000:c5:00.0", "vendor": "10de", "class": "068000"}
+GPU_3B = {
+    "address": "0000:3b:00.0",
+    "vendor": "10de",
+    "class": "030200",
+    "driver": "nvidia",
+    "responds": True,
+    "link": None,
+    "aer": None,
+}
+GPU_5E = {**GPU_3B, "address": "0000:5e:00.0"}
+SWITCH = {**GPU_3B, "address": "0000:c5:00.0", "class": "068000"}
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,15 @@ def test_playbooks_have_the_phases_of_their_operation_in_its_order(playbook: str
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_the_cluster_is_read_before_package_sources_are_checked(playbook: Path) -> None:
+    """An existing cluster determines the minor whose source is checked, whatever the settings say."""
+    for play in load(playbook):
+        roles = [entry["role"] for entry in roles_of(play)]
+        if "preflight" in roles:
+            assert roles.index("cluster") < roles.index("settings") < roles.index("preflight")
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
 def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
     """Else a role that does not run would stay pending."""
     everywhere = load(ROOT / "playbooks/group_vars/all.yml")

@@ -98,7 +98,7 @@ def _with_floods(records: Sequence[LogRecord], floods: Sequence[probe.Repeat], s
     """Records, with the lines of log floods added: the probe counts those and keeps only a few in its log."""
     missing: Counter[tuple[object, ...]] = Counter()
     for flood in floods:
-        for record in _scanned([f"[{flood.last or 0.0:.6f}] {flood.line}\n"], since).records:
+        for record in _scanned([f"[{flood.last:.6f}] {flood.line}\n"], since).records:
             missing[_identity(record)] += max(0, flood.count - FLOOD_FIRST - FLOOD_LAST)
     return tuple(dataclasses.replace(record, count=record.count + missing[_identity(record)]) for record in records)
 

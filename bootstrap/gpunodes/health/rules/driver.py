@@ -54,7 +54,7 @@ def versions_differ(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def driver_not_loaded(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts is None or facts.driver_loaded is not False:
+    if facts is None or facts.driver_loaded:
         return
     gpus = [function for function in facts.functions if function.is_gpu and function.driver in {"", "nouveau"}]
     if gpus:
@@ -80,7 +80,7 @@ def uvm_fatal(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def gpus_unused(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts is None or not facts.driver_loaded or facts.driver_gpus is None:
+    if facts is None or not facts.driver_loaded:
         return
     bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
     shown = len(data.gpus) if facts.smi.status == "ok" else facts.driver_gpus

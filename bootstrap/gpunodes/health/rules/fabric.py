@@ -32,7 +32,7 @@ def sxid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def fabric_manager(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
     if facts and any(function.is_switch for function in facts.functions):
-        state = (facts.services or {}).get("nvidia-fabricmanager", "")
+        state = facts.services.get("nvidia-fabricmanager", "")
         if state in {"failed", "inactive", "absent"}:
             message = f"The machine has NVSwitches, but its fabric manager is {state}: CUDA cannot start."
             yield rule.finding(Action.RESTART_APP, message, state=State.SICK)
