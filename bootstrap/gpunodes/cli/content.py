@@ -12,8 +12,6 @@ from gpunodes.cli import terminal
 def command() -> None:
     """Print the folder of the Ansible collection that gpunodes runs.
 
-    It holds playbooks, roles and modules.
-
-    `gpunodes playbook` runs one of these playbooks.
+    It contains playbooks, roles and modules; `gpunodes playbook` runs one of the playbooks.
     """
     terminal.echo(str(settings.content()))

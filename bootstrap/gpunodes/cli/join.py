@@ -27,8 +27,8 @@ def command(
     """Join machines to the cluster as workers.
 
     MACHINES are names, addresses, groups or patterns of the inventory. On a machine that has joined already, only
-    what differs from the settings is changed. A new address is added to the inventory if `init-control-plane ADDRESS`
-    created it.
+    what differs from the settings is changed. If `init-master ADDRESS` created the inventory,
+    new addresses are added to it.
     """
     for pattern in machines:
         check_pattern(pattern)

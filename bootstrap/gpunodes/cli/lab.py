@@ -112,7 +112,10 @@ def up(
     no_mirror: bool,
     as_json: bool,
 ) -> None:
-    """Start the lab, or repair it, and write its inventory to ./inventory."""
+    """Start or repair the lab.
+
+    Its inventory is written to ./inventory.
+    """
     from gpunodes.lab import lab
     from gpunodes.lab.layout import Boards, System
     from gpunodes.lab.plan import LabRequest
@@ -152,7 +155,10 @@ def down(layout: Layout, as_json: bool) -> None:
 @options.json_option
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> int:
-    """Show the lab's machines, daemons and snapshots; exit code 1 when something needs repair."""
+    """Show machines, daemons and snapshots.
+
+    Exit code 1 when something needs repair.
+    """
     from gpunodes.lab import lab
 
     state = lab.status(layout)
@@ -191,7 +197,10 @@ def console(layout: Layout, machine: str) -> None:
 @options.json_option
 @click.pass_obj
 def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
-    """Switch MACHINE's power by its BMC (Redfish); off does not shut the system down first."""
+    """Switch MACHINE's power by its BMC (Redfish).
+
+    off and cycle do not shut the system down first.
+    """
     from gpunodes.lab import bmc, lab
 
     lab.power(layout, machine, bmc.LabPowerAction(action))
@@ -239,10 +248,11 @@ def fault(
     at_boot: bool,
     as_json: bool,
 ) -> None:
-    """Cause a fault in the stand-in GPUs of MACHINE, or end it (clear, mend).
+    """Cause or end a fault of MACHINE's GPUs.
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup, clear, mend; see docs/lab.md.
+    other-hang, lockup; clear and mend end
+    faults. docs/lab.md describes each.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults
@@ -276,7 +286,10 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
 @options.json_option
 @click.pass_obj
 def restore(layout: Layout, name: str, as_json: bool) -> None:
-    """Restore memory and disk of all machines from snapshot NAME, and set their clocks."""
+    """Restore all machines from snapshot NAME.
+
+    Their clocks are set.
+    """
     from gpunodes.lab import lab
 
     seconds = lab.restore(layout, _snapshot_name(name))
@@ -287,7 +300,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
 @command.command()
 @options.json_option
 def doctor(as_json: bool) -> int:
-    """Check what this machine lacks for a lab, and how to install it."""
+    """Check what this machine lacks for a lab."""
     from gpunodes.lab import doctor as doctors
 
     found = doctors.checks()

@@ -33,11 +33,11 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
 def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None:
     """Run a playbook of gpunodes with ansible-playbook.
 
-    NAME is a playbook of `gpunodes content`; everything after it is passed to ansible-playbook, as in
-    `gpunodes playbook join --limit worker-1`.
+    NAME is a file in the folder playbooks of `gpunodes content`, without .yml. Everything after NAME is passed to
+    ansible-playbook, as in `gpunodes playbook join --limit worker-1`.
 
-    Ansible is configured as for the other commands, which also lock machines, check all of them before the first change
-    and summarise the run: a playbook alone does not. Do not run it beside another command.
+    A playbook takes no locks, asks no questions and prints no result for each machine: the other commands add these.
+    Do not run it at the same time as another command.
     """
     from gpunodes.engine import runner
 

@@ -148,7 +148,7 @@ def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> 
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
-        # No error: `init-control-plane` and `up` start an API that has stopped, if they can.
+        # No error: `init-master` and `up` start an API that has stopped, if they can.
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
     return findings
 

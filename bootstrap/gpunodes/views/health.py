@@ -103,7 +103,7 @@ def listing(verdicts: Sequence[Verdict]) -> str:
     for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
         if verdict.state is State.HEALTHY and len(verdicts) > 1:
             continue
-        action = f", {verdict.action.value.replace('_', ' ')}" if verdict.action is not Action.NONE else ""
+        action = f", {verdict.action.value}" if verdict.action is not Action.NONE else ""
         lines.append(f"{verdict.name}: {verdict.state.value}{action}")
         for finding in verdict.findings:
             times = (

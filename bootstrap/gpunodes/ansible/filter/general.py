@@ -148,7 +148,7 @@ def health(
     verdict = judge.unreachable(name, "probe_failed", violation) if violation else judge.judge_facts(name, facts, rules)
     # Through JSON, so that templates get strings instead of enums.
     document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
-    action = "" if verdict.action == "none" else f", {verdict.action.replace('_', ' ')}"
+    action = "" if verdict.action == "none" else f", {verdict.action}"
     why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.message}" for finding in verdict.findings)
     return {**document, "text": f"{name}: {verdict.state}{action}{why}"}
 
