@@ -263,6 +263,14 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
+    (
+        "gpunodes_pools",
+        "groups whose names are valid values of a node label, such as {h100: {}, v100: {}}",
+        lambda value: (
+            not isinstance(value, Mapping)
+            or all(_text(_LABEL_VALUE)(name) and name and not each for name, each in value.items())
+        ),
+    ),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",

@@ -33,8 +33,9 @@ def command(
     for pattern in machines:
         check_pattern(pattern)
     inventory = checked.inventory(flags.inventory)
-    new = [pattern for pattern in machines if is_address(pattern) and not inventory.knows(pattern)]
-    others = [pattern for pattern in machines if pattern not in new]
+    new = inventory.unknown(pattern for pattern in machines if is_address(pattern))
+    added_now = set(new)
+    others = [pattern for pattern in machines if pattern not in added_now]
     known = inventory.select(others, Role.WORKER) if others else []
     with edit.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         if new:

@@ -47,5 +47,5 @@ def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None
     if inventory and not inventory_path.exists():
         raise WrongInput(f"{inventory_path} does not exist", "an Ansible inventory", "name one with -i")
     playbook = str(settings.content() / "playbooks" / f"{name}.yml")
-    os.environ.update(runner.environment(), PATH=runner.search_path())
+    os.environ.update(runner.environment(inventory_path), PATH=runner.search_path())
     os.execvp("ansible-playbook", ["ansible-playbook", *inventory, playbook, *arguments])  # noqa: S606 - no shell needed

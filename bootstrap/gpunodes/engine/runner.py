@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, plugins
 from gpunodes.model import Event, Machine, printable_lines
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def run(
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
             envvars={
-                **environment(),
+                **environment(play.inventory),
                 "PATH": os.pathsep.join([str(_wrapper_folder(private / "bin")), search_path()]),
                 "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
                 "ANSIBLE_NOCOLOR": "1",
@@ -216,9 +216,10 @@ def search_path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-def environment() -> dict[str, str]:
-    """The environment variables that configure Ansible for the playbooks of gpunodes."""
+def environment(inventory: Path) -> dict[str, str]:
+    """The environment variables that configure Ansible for the playbooks of gpunodes with this inventory."""
     content = settings.content()
+    beside = plugins.search_path(inventory)
     return {
         # The user's collections stay usable: an inventory may need a plugin of one.
         "ANSIBLE_COLLECTIONS_PATH": os.pathsep.join([str(content.parents[2]), _user_collections()]),
@@ -237,6 +238,7 @@ def environment() -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
+        **({"ANSIBLE_INVENTORY_PLUGINS": beside} if beside else {}),
     }
 
 

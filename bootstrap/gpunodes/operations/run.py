@@ -15,7 +15,7 @@ from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
-from gpunodes.operations import claims, preflight
+from gpunodes.operations import claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu
@@ -87,6 +87,8 @@ def carry_out(
             seen = preflight.inspect(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version, needs_cluster=operation.needs_cluster)
             findings = [*(claim.findings if claim else ()), *findings]
+            if phase_list.POOL in phases and not seen.interrupted:
+                findings = [*findings, *pools.changes(inventory, machines, seen)]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 return replace(
