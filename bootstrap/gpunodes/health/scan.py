@@ -105,7 +105,7 @@ class Scanner:
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
         recognised = self._recognised or bool(records) or gpus is not None
-        kernel = "journal (JSON)" if self._is_json else "kernel log"
+        kernel = "journal" if self._is_json else "kernel log"
         kinds = ((kernel,) if self._recognised or records else ()) + (
             ("nvidia-smi output",) if gpus is not None else ()
         )
