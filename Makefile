@@ -140,26 +140,38 @@ AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)X
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 
+# Outside of a git checkout Molecule does not find its base configuration by itself.
+MOLECULE := $(AS_ROOT) rm -rf $(CURDIR)/build/molecule && \
+  $(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule \
+  --base-config .config/molecule/config.yml test --no-command-borders
+
 .PHONY: test-repair
 test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real API server, without machines
 	$(MACHINES) tests/repair
 
 .PHONY: test-part
 test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the part in turn
-	files=$$($(PYTHON) -m tests.machines.parts $(PART)) && { [ -z "$$files" ] || $(MACHINES) $$files; }
+	paths=$$($(PYTHON) -m tests.machines.parts $(PART)); case "$$paths" in \
+	  "") ;; \
+	  molecule/*) $(MOLECULE) $${paths//molecule\//--scenario-name } ;; \
+	  *) $(MACHINES) $$paths ;; \
+	esac
 
 .PHONY: test-machines
 test-machines: $(ANSIBLE)/.installed ## All parts in sequence; takes hours without KVM
 	$(MACHINES) tests/machines
+	$(MAKE) --no-print-directory test-part PART=roles
 
 .PHONY: test-slow
 test-slow: $(INSTALLED)/.installed ## Build of NVIDIA's real driver on a virtual machine; takes more than an hour without KVM
 	$(MACHINES) tests/slow
 
+# Scenarios of molecule/. They run one after another on the same machines.
+SCENARIO ?= default
+
 .PHONY: test-molecule
-test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, converge, second run, verification, reset
-	$(AS_ROOT) rm -rf $(CURDIR)/build/molecule
-	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --no-command-borders
+test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, converge, second run, verification, reset; SCENARIO=NAMES
+	$(MOLECULE) $(SCENARIO:%=--scenario-name %)
 
 .PHONY: demo
 demo: setup ## Create a cluster on virtual machines of this host, to try gpunodes

@@ -1,4 +1,4 @@
-"""Fixtures of the tests; ``host`` is testinfra's connection to a machine, as root."""
+"""Fixtures of all scenarios; ``host`` is testinfra's connection to a machine, as root."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def bare(host: Host) -> list[str]:
 @pytest.fixture
 def state(host: Host) -> list[str]:
     """The machine's current state: the output of state.sh."""
-    lines: list[str] = host.check_output((HERE / "files" / "state.sh").read_text()).splitlines()
+    lines: list[str] = host.check_output((HERE / "default" / "files" / "state.sh").read_text()).splitlines()
     return lines
 
 
 @pytest.fixture(scope="session")
 def defaults() -> dict[str, Any]:
     """The settings' defaults."""
-    settings: dict[str, Any] = yaml.safe_load((HERE.parents[1] / "roles/settings/defaults/main.yml").read_text())
+    settings: dict[str, Any] = yaml.safe_load((HERE.parent / "roles/settings/defaults/main.yml").read_text())
     return settings
 
 
