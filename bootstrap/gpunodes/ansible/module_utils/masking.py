@@ -25,7 +25,7 @@ _SHAPES = re.compile(
     r"-----BEGIN (?!PGP PUBLIC KEY)[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)"  # PEM, also a truncated one
     r"|(?<=://)[^/\s@\"']+(?=@)"  # user and password of a URL
     r"|\b(?:Basic|Bearer)[ \t]+[\w.~+/=-]+"  # an HTTP header
-    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*"  # a service account's token (RFC 7519)
+    r"|\beyJ[\w-]{1,500}\.[\w-]{1,4000}\.[\w-]*"  # a service account's token (RFC 7519)
     r"|\b[a-z0-9]{6}\.[a-z0-9]{16}\b",  # a bootstrap token
     re.DOTALL,
 )
@@ -82,15 +82,18 @@ def _marked(obj: Mapping[Any, Any]) -> dict[Any, Any]:
     marked = dict(obj)
     if obj.get("kind") == "Secret":
         for name in {"data", "stringData"} & set(marked):
-            values = marked[name]
-            is_object = isinstance(values, Mapping)
-            marked[name] = {key: Secret(each) for key, each in values.items()} if is_object else Secret(values)
-        metadata = dict(marked.get("metadata") or {})
-        annotations = dict(metadata.get("annotations") or {})
-        if _LAST_APPLIED in annotations:
-            annotations[_LAST_APPLIED] = Secret(annotations[_LAST_APPLIED])
-            marked["metadata"] = {**metadata, "annotations": annotations}
-    if isinstance(obj.get("value"), str) and _NAME.fullmatch(str(obj.get("name", ""))):
+            marked[name] = _all_secret(marked[name])
+        metadata = marked.get("metadata")
+        annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+        if isinstance(annotations, Mapping) and _LAST_APPLIED in annotations:
+            hidden = {**annotations, _LAST_APPLIED: Secret(annotations[_LAST_APPLIED])}
+            marked["metadata"] = {**marked["metadata"], "annotations": hidden}
+    value = obj.get("value")
+    if isinstance(value, str) and _NAME.fullmatch(str(obj.get("name", ""))) and not _HARMLESS.fullmatch(value):
         # A container's environment variable, or an argument in kubeadm's configuration.
-        marked["value"] = obj["value"] if _HARMLESS.fullmatch(obj["value"]) else Secret(obj["value"])
+        marked["value"] = Secret(value)
     return marked
+
+
+def _all_secret(values: Any) -> Any:
+    return {key: Secret(each) for key, each in values.items()} if isinstance(values, Mapping) else Secret(values)
