@@ -15,12 +15,17 @@ _NAMES = (
     r"|(?:certificate-authority|client-certificate|client-key)-data|dockercfg|dockerconfigjson)s?"
 )
 """The end of a name whose value is a secret; ``tokenTTL`` and ``secretName`` are none."""
-_NAME = re.compile(rf".*{_NAMES}", re.IGNORECASE | re.DOTALL)
-_ASSIGNED = re.compile(rf"^(.*?{_NAMES}[\"']?[ \t]*[:=][ \t]*)(\S.*)$", re.IGNORECASE | re.MULTILINE)
-_HARMLESS = re.compile(r"[\"']?(?:true|false|null|none|~|\{\}?|\[\]|\(secret \d+\)|)[\"']?[,;]?\s*", re.IGNORECASE)
+_HARMLESS = r"[\"']?(?:true|false|null|none|~|\{\}?|\[\]|\(secret \d+\)|)[\"']?[,;]?[ \t]*"
 """Values that are no secrets. After ``{`` each following line has its own name."""
-_CONTINUED = re.compile(r"(?:[|>][-+0-9]*|\"\"\"|'''|\[)")
-"""Values that continue on the next lines, in YAML, TOML and JSON."""
+_NAME = re.compile(rf".*{_NAMES}", re.IGNORECASE | re.DOTALL)
+_NO_SECRET = re.compile(_HARMLESS, re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"^([ \t]*).*?{_NAMES}[\"']?[ \t]*[:=][ \t]*(?!{_HARMLESS}$)(?P<value>\S.*)(?:(?:\n[ \t]*)*\n\1[ \t]+\S.*)*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A name and its value, which continues on lines that are further indented, as in YAML and INI."""
+_OPEN = re.compile(r"\[[^\]]*|(\"\"\"|''')(?:(?!\1).)*|\"[^\"]*|'[^']*|.*\\")
+"""Values that continue on the next lines, whatever their indentation."""
 _SHAPES = re.compile(
     r"-----BEGIN (?!PGP PUBLIC KEY)[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)"  # PEM, also a truncated one
     r"|(?<=://)[^/\s@\"']+(?=@)"  # user and password of a URL
@@ -54,7 +59,7 @@ class Mask:
             return self._hidden(value)
         if value is None or isinstance(value, bool):
             return value
-        if _NAME.fullmatch(name) and not _HARMLESS.fullmatch(str(value)):
+        if _NAME.fullmatch(name) and not _NO_SECRET.fullmatch(str(value)):
             return self._hidden(str(value))
         return self.text(value) if isinstance(value, str) else value
 
@@ -64,11 +69,9 @@ class Mask:
         parts = []
         end = 0
         for found in _ASSIGNED.finditer(shaped):
-            if _HARMLESS.fullmatch(found.group(2)):
-                continue
-            parts.append(shaped[end : found.end(1)])
-            end = len(shaped) if _CONTINUED.fullmatch(found.group(2).strip()) else found.end()
-            parts.append(self._hidden(shaped[found.end(1) : end]))
+            parts.append(shaped[end : found.start("value")])
+            end = len(shaped) if _OPEN.fullmatch(found["value"].strip()) else found.end()
+            parts.append(self._hidden(shaped[found.start("value") : end]))
             if end == len(shaped):
                 break
         return "".join([*parts, shaped[end:]]).encode(errors="replace").decode()
@@ -89,7 +92,7 @@ def _marked(obj: Mapping[Any, Any]) -> dict[Any, Any]:
             hidden = {**annotations, _LAST_APPLIED: Secret(annotations[_LAST_APPLIED])}
             marked["metadata"] = {**marked["metadata"], "annotations": hidden}
     value = obj.get("value")
-    if isinstance(value, str) and _NAME.fullmatch(str(obj.get("name", ""))) and not _HARMLESS.fullmatch(value):
+    if isinstance(value, str) and _NAME.fullmatch(str(obj.get("name", ""))) and not _NO_SECRET.fullmatch(value):
         # A container's environment variable, or an argument in kubeadm's configuration.
         marked["value"] = Secret(value)
     return marked
