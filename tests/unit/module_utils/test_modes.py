@@ -319,6 +319,11 @@ def images_of_docker(machine: Machine) -> dict[str, Any]:
     return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
 
 
+LOGIN = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
+}
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
     "host": (
@@ -345,24 +350,83 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "join_token": (join_token_absent, {"join tokens": ({"bootstrap-token-abcdef": "present"}, {})}),
-    "kube_objects": (kube_objects, {"ConfigMap config": None, "Secret login": None}),
+    "kube_objects": (
+        kube_objects,
+        {
+            "ConfigMap config": (
+                "",
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": "config", "namespace": "kube-system", "annotations": {}},
+                    "data": {"app.toml": 'level = "debug"\ntoken = (secret 1)\n'},
+                },
+            ),
+            "Secret login": (
+                LOGIN | {"data": {"password": "(secret 1)"}},
+                LOGIN | {"data": {"password": "(secret 2)"}},
+            ),
+        },
+    ),
     "kubeadm_init": (
         kubeadm_init,
         {
-            "configuration of kubeadm init": None,
+            "configuration of kubeadm init": (
+                {},
+                {
+                    "documents": [
+                        {
+                            "kind": "InitConfiguration",
+                            "certificateKey": "(secret 1)",
+                            "nodeRegistration": {"name": "control-1"},
+                        }
+                    ],
+                    "patches": {},
+                },
+            ),
             "kubeadm": ({"control plane": "none"}, {"control plane": "complete"}),
             "{root}/encryption.json": ("", "(secret 1)"),
         },
     ),
     "kubeadm_join": (
         kubeadm_join,
-        {"configuration of kubeadm join": None, "kubeadm": ({"worker": "none"}, {"worker": "complete"})},
+        {
+            "configuration of kubeadm join": (
+                {},
+                {
+                    "apiVersion": "kubeadm.k8s.io/v1beta4",
+                    "kind": "JoinConfiguration",
+                    "discovery": {
+                        "bootstrapToken": {
+                            "token": "(secret 1)",
+                            "apiServerEndpoint": "10.0.0.1:6443",
+                            "caCertHashes": ["sha256:0"],
+                        }
+                    },
+                },
+            ),
+            "kubeadm": ({"worker": "none"}, {"worker": "complete"}),
+        },
     ),
     "kubeadm_reset": (
         kubeadm_reset,
         {"changes of kubeadm": ({"{root}/cni": "present", "{root}/kubelet": "present"}, {})},
     ),
-    "node_pools": (node_pools, {"Node worker-1": None}),
+    "node_pools": (
+        node_pools,
+        {
+            "Node worker-1": (
+                {"labels": {}, "annotations": {}, "taints": []},
+                {
+                    "labels": {"gpunodes.dev/pool": "a100"},
+                    "annotations": {
+                        pools.MANAGED: '{"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}'
+                    },
+                    "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}],
+                },
+            )
+        },
+    ),
     "node_removed": (
         node_removed,
         {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},

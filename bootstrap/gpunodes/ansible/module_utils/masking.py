@@ -15,17 +15,22 @@ _NAMES = (
     r"|(?:certificate-authority|client-certificate|client-key)-data|dockercfg|dockerconfigjson)s?"
 )
 """The end of a name whose value is a secret; ``tokenTTL`` and ``secretName`` are none."""
-_NAME = re.compile(rf".*{_NAMES}", re.IGNORECASE | re.DOTALL)
-_ASSIGNED = re.compile(rf"^(.*?{_NAMES}[\"']?[ \t]*[:=][ \t]*)(\S.*)$", re.IGNORECASE | re.MULTILINE)
-_HARMLESS = re.compile(r"[\"']?(?:true|false|null|none|~|\{\}?|\[\]|\(secret \d+\)|)[\"']?[,;]?\s*", re.IGNORECASE)
+_HARMLESS = r"[\"']?(?:true|false|null|none|~|\{\}?|\[\]|\(secret \d+\)|)[\"']?[,;]?[ \t]*"
 """Values that are no secrets. After ``{`` each following line has its own name."""
-_CONTINUED = re.compile(r"(?:[|>][-+0-9]*|\"\"\"|'''|\[)")
-"""Values that continue on the next lines, in YAML, TOML and JSON."""
+_NAME = re.compile(rf".*{_NAMES}", re.IGNORECASE | re.DOTALL)
+_NO_SECRET = re.compile(_HARMLESS, re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"^([ \t]*).*?{_NAMES}[\"']?[ \t]*[:=][ \t]*(?!{_HARMLESS}$)(?P<value>\S.*)(?:(?:\n[ \t]*)*\n\1[ \t]+\S.*)*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A name and its value, which continues on lines that are further indented, as in YAML and INI."""
+_OPEN = re.compile(r"\[[^\]]*|(\"\"\"|''')(?:(?!\1).)*|\"[^\"]*|'[^']*|.*\\")
+"""Values that continue on the next lines, whatever their indentation."""
 _SHAPES = re.compile(
     r"-----BEGIN (?!PGP PUBLIC KEY)[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)"  # PEM, also a truncated one
     r"|(?<=://)[^/\s@\"']+(?=@)"  # user and password of a URL
     r"|\b(?:Basic|Bearer)[ \t]+[\w.~+/=-]+"  # an HTTP header
-    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*"  # a service account's token (RFC 7519)
+    r"|\beyJ[\w-]{1,500}\.[\w-]{1,4000}\.[\w-]*"  # a service account's token (RFC 7519)
     r"|\b[a-z0-9]{6}\.[a-z0-9]{16}\b",  # a bootstrap token
     re.DOTALL,
 )
@@ -54,7 +59,7 @@ class Mask:
             return self._hidden(value)
         if value is None or isinstance(value, bool):
             return value
-        if _NAME.fullmatch(name) and not _HARMLESS.fullmatch(str(value)):
+        if _NAME.fullmatch(name) and not _NO_SECRET.fullmatch(str(value)):
             return self._hidden(str(value))
         return self.text(value) if isinstance(value, str) else value
 
@@ -64,11 +69,9 @@ class Mask:
         parts = []
         end = 0
         for found in _ASSIGNED.finditer(shaped):
-            if _HARMLESS.fullmatch(found.group(2)):
-                continue
-            parts.append(shaped[end : found.end(1)])
-            end = len(shaped) if _CONTINUED.fullmatch(found.group(2).strip()) else found.end()
-            parts.append(self._hidden(shaped[found.end(1) : end]))
+            parts.append(shaped[end : found.start("value")])
+            end = len(shaped) if _OPEN.fullmatch(found["value"].strip()) else found.end()
+            parts.append(self._hidden(shaped[found.start("value") : end]))
             if end == len(shaped):
                 break
         return "".join([*parts, shaped[end:]]).encode(errors="replace").decode()
@@ -82,15 +85,18 @@ def _marked(obj: Mapping[Any, Any]) -> dict[Any, Any]:
     marked = dict(obj)
     if obj.get("kind") == "Secret":
         for name in {"data", "stringData"} & set(marked):
-            values = marked[name]
-            is_object = isinstance(values, Mapping)
-            marked[name] = {key: Secret(each) for key, each in values.items()} if is_object else Secret(values)
-        metadata = dict(marked.get("metadata") or {})
-        annotations = dict(metadata.get("annotations") or {})
-        if _LAST_APPLIED in annotations:
-            annotations[_LAST_APPLIED] = Secret(annotations[_LAST_APPLIED])
-            marked["metadata"] = {**metadata, "annotations": annotations}
-    if isinstance(obj.get("value"), str) and _NAME.fullmatch(str(obj.get("name", ""))):
+            marked[name] = _all_secret(marked[name])
+        metadata = marked.get("metadata")
+        annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+        if isinstance(annotations, Mapping) and _LAST_APPLIED in annotations:
+            hidden = {**annotations, _LAST_APPLIED: Secret(annotations[_LAST_APPLIED])}
+            marked["metadata"] = {**marked["metadata"], "annotations": hidden}
+    value = obj.get("value")
+    if isinstance(value, str) and _NAME.fullmatch(str(obj.get("name", ""))) and not _NO_SECRET.fullmatch(value):
         # A container's environment variable, or an argument in kubeadm's configuration.
-        marked["value"] = obj["value"] if _HARMLESS.fullmatch(obj["value"]) else Secret(obj["value"])
+        marked["value"] = Secret(value)
     return marked
+
+
+def _all_secret(values: Any) -> Any:
+    return {key: Secret(each) for key, each in values.items()} if isinstance(values, Mapping) else Secret(values)
