@@ -133,10 +133,3 @@ def test_the_desired_state_is_documented_by_field() -> None:
     for name, kind in kinds.items():
         named = set(re.findall(r"C\((\w+)\)", documented[name]["description"]))
         assert named == {field.name for field in fields(kind)}, name
-
-
-def test_sanity_ignores_the_license_of_every_module_and_nothing_else() -> None:
-    lines = (COLLECTION / "tests/sanity/ignore-2.19.txt").read_text().splitlines()
-    assert [line.partition(" #")[0] for line in lines] == [
-        f"plugins/modules/{name}.py validate-modules:missing-gplv3-license" for name in MODULES
-    ]
