@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.remote import answers, programs, shell
+from gpunodes.engine.remote import answers, openssh, programs, shell
 
 ADMIN = "/etc/kubernetes/admin.conf"
 NO_CLUSTER = -1
@@ -50,9 +50,8 @@ class Transport:
 def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN) -> Transport:
     """A session on a control-plane machine, with a kubeconfig file there."""
     command = programs.pack("session", {"kubeconfig": kubeconfig}).command(variables)
-    timeouts = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
-        [*shell.command(address, variables, *timeouts), command.line],
+        [*shell.command(address, variables, *openssh.SESSION_TIMEOUTS), command.line],
         name=address,
         start=command.stdin,
         environment=shell.environment(variables),
