@@ -41,7 +41,6 @@ class Transport:
     """How the session's program is started: its argv, and the start of its standard input."""
 
     argv: Sequence[str]
-    name: str = "the control plane"
     start: bytes = field(default=b"", repr=False)
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """None: inherit the environment of this process."""
@@ -52,7 +51,6 @@ def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN
     command = programs.pack("session", {"kubeconfig": kubeconfig}).command(variables)
     return Transport(
         [*shell.command(address, variables, *openssh.SESSION_TIMEOUTS), command.line],
-        name=address,
         start=command.stdin,
         environment=shell.environment(variables),
     )
@@ -61,7 +59,7 @@ def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN
 def here(python: str, kubeconfig: Path) -> Transport:
     """A session on the controller, with a kubeconfig file."""
     program = programs.pack("session", {"kubeconfig": str(kubeconfig)})
-    return Transport(program.argv({"ansible_python_interpreter": python}), "the controller", program.packed)
+    return Transport(program.argv({"ansible_python_interpreter": python}), program.packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,6 @@ class RemoteResult:
     code: int = 255
     out: bytes = b""
     err: str = ""
-    cut: bool = False
-    """The output exceeded the limit and is truncated."""
 
     @property
     def ok(self) -> bool:
@@ -159,10 +157,9 @@ def local(
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     text = err.decode("utf-8", "replace").strip()
-    cut = len(out) >= max_bytes
-    if timed_out and not cut:
+    if timed_out and len(out) < max_bytes:
         return RemoteResult(Reached.TIMEOUT, out=out, err=text)
-    return RemoteResult(_reached(code, text), code, out, text, cut)
+    return RemoteResult(_reached(code, text), code, out, text)
 
 
 def _reached(code: int, text: str) -> Reached:
