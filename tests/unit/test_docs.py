@@ -240,6 +240,17 @@ def test_files_and_targets_of_a_page_exist(page: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_in_the_pages_for_developers_exist(page: str) -> None:
+    """A path may begin at the top, in the package, or in a folder of it that the page names."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = "\n".join(f"/{line}" for line in tracked.splitlines()) + "\n"
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]*)+|\w+\.(?:py|toml|yml|sh))`", (ROOT / page).read_text())
+    elsewhere = {"pkg/features/kube_features.go", "gpunodes/content/", ".venv/bin"}
+    missing = {path for path in named if not re.search(f"/{re.escape(path.rstrip('/'))}[/\n]", known)}
+    assert missing == elsewhere & set(named)
+
+
 def test_files_that_answer_a_question_exist() -> None:
     rows = re.findall(
         r"^\| [^|]+\? \| `([^`]+)`(?:, the function `(\w+)`)?", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE

@@ -100,14 +100,7 @@ class _MachinesOrCommand(click.Group):
     help="Time limit of the scan; by default 60, plus a quarter of a second for each machine. With --reboot-hung it "
     "limits each scan, not the repairs.",
 )
-@click.option(
-    "--parallel",
-    type=options.Whole(1, 1024),
-    default=64,
-    show_default=True,
-    metavar="NUMBER",
-    help="How many machines to probe at once.",
-)
+@options.number_option("--parallel", (1, 1024), 64, "How many machines to probe at once.")
 @click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict has the action reboot.")
 @click.option(
     "--actions",

@@ -182,7 +182,7 @@ def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str])
     options = {"who": who, "patience_s": PATIENCE, "path": command_lock.PATH}
     command = programs.pack("command_lock", options).command(variables)
     process = subprocess.Popen(
-        [*shell.command(address, variables, "-o", "ConnectTimeout=30"), command.line],
+        [*shell.command(address, variables), command.line],
         env=shell.environment(variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -94,7 +94,7 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, ended.error_text, requested[machine.name]) for machine in machines]
+    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -110,13 +110,11 @@ def inspect(
     return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
-def _candidate(
-    machine: Machine, tracker: Tracker, error_text: str, requested: RequestedSoftware
-) -> preflight.MachineFacts:
-    """What a machine reported, or why it did not; ``error_text`` is Ansible's own error."""
+def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware) -> preflight.MachineFacts:
+    """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
-    why = events.cause(failure) if failure else error_text
+    why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
     if facts is not None:
         why = reports.machine_problem(facts)
     return preflight.MachineFacts(

@@ -40,11 +40,10 @@ class PackageState:
 
 @dataclass(frozen=True)
 class Effects:
-    """The packages that an installation would install, remove and upgrade."""
+    """The packages that an installation would install and remove; upgrades are not listed."""
 
     installs: Sequence[str]
     removes: Sequence[str]
-    upgrades: Sequence[str]
 
 
 class Manager(Protocol):
@@ -227,14 +226,13 @@ def parse_simulation(listing: str) -> Effects:
     """Parse ``apt-get --simulate``: ``Inst name [old] (new ...)`` and ``Remv name [old]``."""
     installs: list[str] = []
     removes: list[str] = []
-    upgrades: list[str] = []
     for line in listing.splitlines():
         fields = line.split()
-        if fields[:1] == ["Inst"]:
-            (upgrades if fields[2].startswith("[") else installs).append(fields[1])
+        if fields[:1] == ["Inst"] and not fields[2].startswith("["):
+            installs.append(fields[1])
         elif fields[:1] in (["Remv"], ["Purg"]):
             removes.append(fields[1])
-    return Effects(installs, removes, upgrades)
+    return Effects(installs, removes)
 
 
 def apt_error(text: str) -> str:
@@ -325,13 +323,11 @@ def enabled_stream(text: str) -> str:
 
 def parse_dnf_transaction(listing: str) -> Effects:
     """Parse dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
-    found: dict[str, list[str]] = {"install": [], "remove": [], "upgrade": []}
+    found: dict[str, list[str]] = {"installing": [], "removing": []}
     current: list[str] = []
     for line in listing.splitlines():
         if line.endswith(":") and not line.startswith(" "):
-            heading = line.split()[0].rstrip(":").lower()
-            kinds = {"installing": "install", "removing": "remove", "upgrading": "upgrade", "downgrading": "upgrade"}
-            current = found.get(kinds.get(heading, ""), [])
+            current = found.get(line.split()[0].rstrip(":").lower(), [])
         elif line.startswith(" ") and len(line.split()) >= 4:  # noqa: PLR2004 - name, architecture, version, repository
             current.append(line.split()[0])
-    return Effects(found["install"], found["remove"], found["upgrade"])
+    return Effects(found["installing"], found["removing"])
