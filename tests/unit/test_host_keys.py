@@ -472,7 +472,7 @@ def test_nothing_is_forwarded(site: Site) -> None:
     for words in FORWARDING:
         for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
             assert forwards(resolved_by_ssh(shell.command("gpu-1", {name: words}))) == set(), (name, words)
-    ours = shlex.split(runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
+    ours = shlex.split(runner.environment()["ANSIBLE_SSH_ARGS"])
     assert forwards(resolved_by_ssh(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
 
 
@@ -485,7 +485,7 @@ def resolved_by_ansible(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found = {}
     for machine, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
-        message = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
+        message = [variables.get("ansible_ssh_args", runner.environment()["ANSIBLE_SSH_ARGS"])]
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
             message.append(variables.get(name, os.environ.get(name.upper(), "")))
         found[machine] = resolved_by_ssh(["ssh", *shlex.split(" ".join(message)), variables["ansible_host"]])

@@ -243,7 +243,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
 
 def test_answers_of_modules_never_become_variables() -> None:
     """Any module's answer may hold "ansible_facts": with injection they would win over the inventory and the wiring."""
-    assert runner._environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
+    assert runner.environment()["ANSIBLE_INJECT_FACT_VARS"] == "False"
     assert "inject_facts_as_vars = False" in (ROOT / "ansible.cfg").read_text()
 
 
