@@ -398,10 +398,12 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 ELSEWHERE = {
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
+    "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
     "init-control-plane": "it is init-master",
     "lab": "it creates its own machines",
+    "playbook": "the playbooks are walked above",
     "version": "it contacts no machine",
 }
 

@@ -26,6 +26,7 @@ class Operation:
     """A command that changes machines: its phases, in order, and the playbook that contains them."""
 
     name: str
+    """The command as it is typed."""
     playbook: str
     phases: Sequence[Phase]
     needs_cluster: bool = False
@@ -34,11 +35,6 @@ class Operation:
     """Whether it removes the cluster together with its control plane."""
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
-
-    @property
-    def typed(self) -> str:
-        """The command as it is typed."""
-        return self.name.replace("gpu-", "gpu ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ def _claimed(
     """The locks of this run; none for a dry run, which changes nothing."""
     if options.dry_run:
         return contextlib.nullcontext()
-    return claims.claimed(inventory, machines, operation.typed, lambda finding: view.findings([finding]))
+    return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
 
 
 def _not_locked(error: GpunodesError) -> GpunodesError:
