@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from gpunodes.errors import WrongInput
-from gpunodes.health import judge, sources
+from gpunodes.health import judge, sources, unpack
 from gpunodes.health.model import SiteRules, Verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ PIECES = st.sampled_from(
 
 def verdict_on(content: bytes) -> Verdict:
     def no_zstd(_: object) -> Iterator[bytes]:
-        raise sources.BrokenArchive("zstd is not available")
+        raise unpack.BrokenArchive("zstd is not available")
 
     return judge.judge_files("log", sources.texts(io.BytesIO(content), "log", no_zstd), SiteRules())
 

@@ -288,6 +288,24 @@ def test_hung_task_reports_stay_complete() -> None:
     assert "[nvidia]" in block[: block.index("INFO: task", 5)]
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "INFO: task cat:7 blocked in I/O wait for more than 122 seconds.",
+        "INFO: task cat:7 can't die for more than 143 seconds.",
+        "INFO: task cat:7 <writer> blocked on an rw-semaphore likely owned by task python3:8 <reader>",
+        "Freezing of tasks failed after 20.002 seconds (1 tasks refusing to freeze, wq_busy=0):",
+        "Oops: 0002 [#1] PREEMPT SMP NOPTI",
+    ],
+)
+def test_other_reports_of_stuck_tasks_stay_complete(first: str) -> None:
+    """Their stacks consist of lines that a log flood would leave out."""
+    hung = "INFO: task cat:7 blocked for more than 120 seconds."
+    report = [*([hung] if "owned" in first else []), first, "Call Trace:", " os_acquire_mutex+0x37/0x40 [nvidia]"]
+    text, _, cut = deduplicator([(float(n), line) for n in range(60) for line in report])
+    assert (cut, text.count("[nvidia]")) == (False, 60)
+
+
 def test_log_of_different_lines_is_bounded_and_keeps_driver_lines() -> None:
     words = ["".join(chr(103 + (n >> shift) % 16) for shift in range(0, 20, 4)) for n in range(60_000)]
     lines = [(float(n), f"{word} " * 12) for n, word in enumerate(words)]

@@ -68,11 +68,11 @@ def in_pieces(stream: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: stream.read(PIECE), b"")
 
 
-def reading(things: Iterable[_Thing], *errors: type[Exception]) -> Iterator[_Thing]:
+def reading(things: Iterable[_Thing], error: type[Exception]) -> Iterator[_Thing]:
     """``things``, with errors during the iteration raised as BrokenArchive."""
     try:
         yield from things
-    except (*errors, EOFError) as problem:
+    except (error, EOFError) as problem:
         raise BrokenArchive(str(problem)) from problem
 
 

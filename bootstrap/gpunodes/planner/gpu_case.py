@@ -150,6 +150,12 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
+def exceeds(version: str, limit: str) -> bool:
+    """Whether a version, or a major version, is newer than a limit; a limit of a major version has all its minors."""
+    last = version_of(limit)
+    return version_of(version)[: len(last)] > last
+
+
 def cite(table: str, row: Row) -> str:
     """The source of a table's row."""
     return str(tables.read(table)["sources"][row["source"]])

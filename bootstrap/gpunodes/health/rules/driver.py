@@ -29,6 +29,16 @@ def start_up_impossible(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         yield rule.finding(Action.REPAIR, message, *records, *data.of_kinds(LineKind.INIT_FAILED))
 
 
+def not_probed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    for record in data.of_kinds(LineKind.NOT_PROBED):
+        if record.detail == "all":
+            message = "Another driver owns all GPUs: unload it and blacklist it (nouveau), then load NVIDIA's."
+            yield rule.finding(Action.REPAIR, message, record)
+        else:
+            message = "Another driver owns some GPUs: vfio-pci, for virtual machines, or nouveau, which must not load."
+            yield rule.finding(Action.NONE, message, record, watch=True)
+
+
 def version_mismatch(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     for record in data.of_kinds(LineKind.MISMATCH):
         client, version, module = record.detail.split(" ")

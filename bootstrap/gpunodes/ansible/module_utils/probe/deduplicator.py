@@ -35,12 +35,17 @@ class Deduplicator:
     # The further numbers of NVLink's codes have a meaning; those of 154 are its recovery action.
     _NUMBERS_MATTER = re.compile(r"Xid \([^)]*\): 1[45]\d\b")
     _IMPORTANT = re.compile(
-        r"NVRM|nvidia|NVIDIA|nvswitch|Xid|AER|PCIe|pcieport|lockup|blocked for more|hung_task|GSP|Hardware Error|panic"
+        r"NVRM|nvidia|NVIDIA|nvswitch|Xid|AER|PCIe|pcieport|lockup|blocked|hung_task|GSP|Hardware Error|panic"
+        r"|refusing to freeze|BUG: |\[#\d"
     )
-    _BLOCK = re.compile(r"INFO: task .*blocked (?:for more than|in I/O wait)")
+    _BLOCK = re.compile(
+        r"INFO: task .*(?:blocked (?:for more than|in I/O wait)|can't die for more)|refusing to freeze"
+        r"|: [0-9a-f]{4,16} \[#\d"
+    )
+    _BLOCK_WORDS = ("blocked ", "can't die", "refusing to freeze", " [#")
     _IN_BLOCK = re.compile(
-        r"\s|Call Trace|task:|Workqueue:|Tainted|Not tainted|\"echo 0|[RCE][A-Z0-9]{1,3}:|Future hung"
-        r"|INFO: task .*is blocked on"
+        r"\s|Call Trace|task:|Workqueue:|Tainted|Not tainted|\"echo 0|[RCE][A-Z0-9]{1,3}:|Code:|Modules linked"
+        r"|Future hung|INFO: task .*blocked on"
     )
     # GPUs as the kernel lists them at boot: `pci 0000:3b:00.0: [10de:2330] type 00 class 0x030200`.
     _ENUMERATED = re.compile(r"pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0): \[10de:[0-9a-f]{4}\] .*class 0x030[02]")
@@ -68,7 +73,7 @@ class Deduplicator:
             if found:
                 self.enumerated.add(found.group(1))
         line = "[{:12.6f}] {}".format(seconds, text)
-        if "blocked " in text and self._BLOCK.search(text):
+        if any(word in text for word in self._BLOCK_WORDS) and self._BLOCK.search(text):
             self._blocks += 1
             self._block_left = BLOCK_LINES
             if self._blocks <= BLOCKS:
