@@ -20,6 +20,7 @@ import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import gpu, maintenance
 from gpunodes.engine import runner
+from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
 
 from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
@@ -344,7 +345,7 @@ def test_a_run_with_known_facts_of_its_stand_in_machines(fleet: Machines, tmp_pa
     facts = {machine: report(machine) for machine in NUMBERS}
     known = {} if name == "init_master.yml" else cluster()
     seen: list[Event] = []
-    play = runner.Play(name, fleet.inventory, list(NUMBERS), ["preflight"], facts=facts, cluster=known)
+    play = runner.Play(name, Inventory(fleet.inventory), list(NUMBERS), ["preflight"], facts=facts, cluster=known)
     (tmp_path / "run").mkdir()
     ended = runner.run(play, tmp_path / "run", seen.append)
     check(fleet, ended.log.read_text())
@@ -360,7 +361,7 @@ def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(fleet: Machines,
     fleet.answer("control-1", "cluster_info", {"cluster": made})
     seen: list[Event] = []
     (tmp_path / "run").mkdir()
-    runner.run(runner.Play("status.yml", fleet.inventory, ["control-1"]), tmp_path / "run", seen.append)
+    runner.run(runner.Play("status.yml", Inventory(fleet.inventory), ["control-1"]), tmp_path / "run", seen.append)
     (answer,) = [each.result["cluster"] for each in seen if isinstance(each, TaskEnded) and "cluster" in each.result]
     assert len(answer["nodes"]) == len(made["nodes"])
 

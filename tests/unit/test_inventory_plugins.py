@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import is_trusted_as_template
 from gpunodes.cli import complete
 from gpunodes.engine import runner
 from gpunodes.errors import WrongInput
@@ -49,6 +51,7 @@ GROUPS = {
     "control_plane": {"c1": {"ansible_host": "10.0.0.1"}},
     "workers": {"gpu-1": {"ansible_host": "10.0.0.11"}, "gpu-2": {"ansible_host": "10.0.0.12"}},
 }
+UNSAFE = "__ansible_unsafe"
 _number = itertools.count()
 
 
@@ -121,6 +124,40 @@ def test_playbooks_find_the_plugin_beside_the_inventory(tmp_path: Path, monkeypa
     done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["workers"]["hosts"] == ["gpu-1", "gpu-2"]
     assert "ANSIBLE_INVENTORY_PLUGINS" not in runner.environment(tmp_path / "elsewhere" / "hosts.yml")
+
+
+def test_playbooks_use_the_address_that_was_checked(tmp_path: Path) -> None:
+    """Ansible reads the inventory again, when the plugin may list another address."""
+    inventory = checked.inventory(dynamic(tmp_path))
+    changed = {**GROUPS, "workers": {"gpu-1": {"ansible_host": "-oProxyCommand=id", "team": "x"}}}
+    config = yaml.safe_load(inventory.path.read_text())
+    inventory.path.write_text(yaml.safe_dump({**config, "groups": changed}))
+    found = listed(runner._inventories(runner.Play("x.yml", inventory, ["gpu-1"]), tmp_path), inventory.path)
+    assert (found["gpu-1"]["ansible_host"], found["gpu-1"]["team"]) == ("10.0.0.11", "x")
+
+
+def test_a_rendered_value_is_no_template_for_ansible(tmp_path: Path) -> None:
+    """What a template of the user's takes from a plugin was a template in the file for Ansible."""
+    groups = {"workers": {"gpu-1": {"tags": {"options": "-o User={{ lookup('pipe','id') }}"}}}}
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "workers.yml").write_text("ansible_ssh_extra_args: '{{ tags.options }}'\n")
+    inventory = checked.inventory(dynamic(tmp_path, groups))
+    runner._inventories(runner.Play("x.yml", inventory, ["gpu-1"]), tmp_path)
+    loaded = DataLoader().load_from_file(str(tmp_path / "ssh/host_vars/gpu-1.json"), trusted_as_template=True)
+    assert "lookup" in loaded["ansible_ssh_extra_args"]
+    assert not is_trusted_as_template(loaded["ansible_ssh_extra_args"])
+
+
+def listed(sources: Sequence[str], inventory: Path) -> dict[str, dict[str, object]]:
+    """The variables of machines by Ansible's own command."""
+    program = str(Path(sys.executable).parent / "ansible-inventory")
+    argv = [program, "--list", *(word for source in sources for word in ("-i", source))]
+    environment = {**os.environ, **runner.environment(inventory)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    # It marks the strings that it does not take for templates.
+    document = json.loads(done.stdout, object_hook=lambda each: each.get(UNSAFE, each))
+    found: dict[str, dict[str, object]] = document["_meta"]["hostvars"]
+    return found
 
 
 @pytest.mark.parametrize(

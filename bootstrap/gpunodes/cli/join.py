@@ -43,7 +43,8 @@ def command(
             edit.add(flags.inventory, Role.WORKER, new, connection.variables)
         elif connection.variables:
             edit.reconnect(flags.inventory, known, connection.variables)
-        inventory = checked.inventory(flags.inventory)
+        if new or connection.variables:
+            inventory = checked.inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
         added = common.Added(change, new)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

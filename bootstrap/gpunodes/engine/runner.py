@@ -45,7 +45,7 @@ class Play:
     """
 
     playbook: str
-    inventory: Path
+    inventory: Inventory
     machines: Sequence[str]
     skip_phases: Sequence[str] = ()
     variables: Mapping[str, Any] | None = None
@@ -108,7 +108,7 @@ def run(
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
             envvars={
-                **environment(play.inventory),
+                **environment(play.inventory.path),
                 "PATH": os.pathsep.join([str(_wrapper_folder(private / "bin")), search_path()]),
                 "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
                 "ANSIBLE_NOCOLOR": "1",
@@ -163,14 +163,22 @@ _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
 def _inventories(play: Play, private: Path) -> list[str]:
-    """The inventory, and a second one with the connection variables of machines that have their own SSH rules."""
-    paths = [str(play.inventory.absolute())]
-    if own := _own_rules(Inventory(play.inventory)):
+    """The inventory, and a second one: connection variables of machines with their own SSH rules, and addresses.
+
+    Ansible reads the inventory again. A plugin may then list another address for a name: that which was checked stays.
+    """
+    paths = [str(play.inventory.path.absolute())]
+    own = _own_rules(play.inventory)
+    if play.inventory.plugin:
+        for machine in play.inventory.machines():
+            if "{{" not in machine.address:
+                own.setdefault(machine.name, {})["ansible_host"] = machine.address
+    if own:
         folder = private / "ssh"
         # host_vars of the first inventory override the second inventory's variables, but not its host_vars.
         (folder / "host_vars").mkdir(parents=True)
         for name, variables in own.items():
-            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(variables), encoding="utf-8")
+            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(_marked_unsafe(variables)), encoding="utf-8")
         (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
         paths.append(str(folder / "hosts.json"))
     return paths

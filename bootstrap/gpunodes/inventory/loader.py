@@ -68,8 +68,9 @@ def load(path: Path) -> Loaded:
     loader = DataLoader()
     warnings = io.StringIO()
     try:
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:

@@ -25,7 +25,7 @@ FOLDER = "inventory_plugins"
 """The name of a folder beside an inventory that may contain plugins."""
 _AGAIN_S = 1.0
 """Seconds until the deadline is raised again: a plugin may catch everything."""
-_TEMPLATE = re.compile(r"\{[{%]")
+_TEMPLATE = re.compile(r"\{[{%#]")
 
 
 class _Overdue(BaseException):

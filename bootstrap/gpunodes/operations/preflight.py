@@ -87,7 +87,7 @@ def inspect(
     names = list(dict.fromkeys([*wanted, control.name]))
     play = runner.Play(
         "facts.yml",
-        inventory.path,
+        inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
         variables={**variables, "facts_wanted": wanted},

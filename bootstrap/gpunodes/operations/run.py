@@ -115,7 +115,7 @@ def carry_out(
         tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, not_applicable)
         play = runner.Play(
             playbook=operation.playbook,
-            inventory=inventory.path,
+            inventory=inventory,
             machines=[machine.name for machine in machines],
             skip_phases=[*skip, *idle, phase_list.PREFLIGHT.name],
             variables={**variables, "worker_run": claim.holder if claim else ""},
@@ -156,7 +156,7 @@ def _not_locked(error: GpunodesError) -> GpunodesError:
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
     if operation.after_interruption:
         control, variables = inventory.control_plane().name, {"revoke_run": claim.holder}
-        revoke = runner.Play(operation.after_interruption, inventory.path, [control], variables=variables)
+        revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables)
         runner.run(revoke, folder, lambda _: None)
 
 

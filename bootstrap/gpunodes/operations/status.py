@@ -51,7 +51,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     tracker = Tracker([control], PHASES, view)
     view.begin("status", [control])
     folder = journal.open_run("status")
-    ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
+    ended = runner.run(runner.Play("status.yml", inventory, [control.name]), folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)

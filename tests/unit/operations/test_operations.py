@@ -87,6 +87,15 @@ def test_the_first_cause_is_kept() -> None:
     assert b.outcome is Outcome.UNCHANGED
 
 
+def test_a_machine_that_a_plugin_no_longer_lists_has_failed() -> None:
+    """Ansible skips it with a warning: it was unchanged."""
+    tracker = Tracker(TWO, WORK, Silent())
+    tracker.on_event(ended("a", "node"))
+    a, b = tracker.results(ok=True)
+    assert (a.outcome, b.outcome) == (Outcome.UNCHANGED, Outcome.FAILED)
+    assert b.cause == "Ansible did not find it in the inventory again; run the command again"
+
+
 def test_a_failure_elsewhere_that_ends_the_run_is_named() -> None:
     tracker = Tracker(TWO, WORK, Silent())
     tracker.on_event(ended("a", "node"))
