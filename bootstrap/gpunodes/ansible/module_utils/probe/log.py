@@ -106,8 +106,7 @@ def _records(device: int) -> Iterator[Optional[str]]:
             return
         if not data:
             return
-        for record in re.split(r"\n(?=\d)", data.decode("utf-8", "replace")):
-            yield record
+        yield from re.split(r"\n(?=\d)", data.decode("utf-8", "replace"))
 
 
 def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
