@@ -221,6 +221,7 @@ def test_templates_of_files_and_passwords_stay_usable(tmp_path: Path) -> None:
             r"cloud.yml: the inventory plugin cloud\d+ failed: no answer;",
         ),
         ("raise KeyError('region')", "failed: 'region';"),
+        ("raise ValueError('<html>' + 9999 * 'x')", r"failed: <html>x{294}; wanted"),
         ("sys.exit(7)", "ended gpunodes with exit code 7"),
         ("time.sleep(60)", "did not end within 1 s"),
         ("try:\n  time.sleep(60)\nexcept BaseException:\n  time.sleep(60)", "did not end within 1 s"),

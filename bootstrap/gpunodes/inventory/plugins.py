@@ -21,6 +21,8 @@ from gpunodes.errors import WrongInput
 
 DEADLINE_S = 120.0
 """Seconds within which the plugins of an inventory must end."""
+_LONGEST = 300
+"""Characters of a plugin's own message, which may be a whole page of a web server."""
 FOLDER = "inventory_plugins"
 """The name of a folder beside an inventory that may contain plugins."""
 _AGAIN_S = 1.0
@@ -102,7 +104,7 @@ def check_parsed(inventory: Path, names: Mapping[Path, str], parsed: Iterable[st
                 rf"(?:Error loading plugin '{re.escape(name)}': |plugin: (?=No module named ))(.+)", output
             ) or re.search(r"(specifies unknown plugin .+)", output)
             found = missing or re.search(r"Failed to parse inventory with .+ plugin: (.+)", output)
-            cause = found[1] if found else ""
+            cause = found[1][:_LONGEST] if found else ""
             raise WrongInput(
                 f"{file}: the inventory plugin {name} {'cannot be loaded' if missing else 'failed'}"
                 + (f": {cause.strip().rstrip('.')}" if cause else ""),
