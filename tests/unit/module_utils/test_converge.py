@@ -44,7 +44,7 @@ class Packages:
         return {name: ["1.7.24-1"] for name in names}
 
     def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
-        return packages.Effects([*packages_, "runc"], self.removes)
+        return packages.Effects([*packages_, "runc"], self.removes, [])
 
     def install(self, packages_: Mapping[str, str]) -> None:
         self.calls.append("install")

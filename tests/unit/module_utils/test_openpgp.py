@@ -152,7 +152,7 @@ class Source(packages.Apt):
         return {name: ["1.36.3-1.1"] if self.read else ["1.36.2-1.1"] for name in names}
 
     def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
-        return packages.Effects(list(packages_), [])
+        return packages.Effects(list(packages_), [], [])
 
     def install(self, packages_: Mapping[str, str]) -> None:
         self.calls.append("install")

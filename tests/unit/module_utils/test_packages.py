@@ -29,7 +29,7 @@ def test_simulation_tells_new_upgraded_and_removed() -> None:
         "Remv containerd [1.7.24]\nInst containerd.io (2.2.9-1 Docker:stable [amd64])\n"
         "Inst libseccomp2 [2.5.4-1] (2.5.4-2 Debian:13 [amd64])\nConf containerd.io (2.2.9-1)\n"
     )
-    assert packages.parse_simulation(listing) == packages.Effects(["containerd.io"], ["containerd"])
+    assert packages.parse_simulation(listing) == packages.Effects(["containerd.io"], ["containerd"], ["libseccomp2"])
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_dnf_transaction() -> None:
         "Installing:\n kubelet  x86_64  1.36.3-150500.1.1  gpunodes-kubernetes  12 M\n"
         "Removing:\n runc  x86_64  1.1  @appstream  1 M\nTransaction Summary:\n"
     )
-    assert packages.parse_dnf_transaction(listing) == packages.Effects(["kubelet"], ["runc"])
+    assert packages.parse_dnf_transaction(listing) == packages.Effects(["kubelet"], ["runc"], [])

@@ -40,10 +40,11 @@ class PackageState:
 
 @dataclass(frozen=True)
 class Effects:
-    """The packages that an installation would install and remove; upgrades are not listed."""
+    """The packages that an installation would install, remove and upgrade."""
 
     installs: Sequence[str]
     removes: Sequence[str]
+    upgrades: Sequence[str]
 
 
 class Manager(Protocol):
@@ -226,13 +227,14 @@ def parse_simulation(listing: str) -> Effects:
     """Parse ``apt-get --simulate``: ``Inst name [old] (new ...)`` and ``Remv name [old]``."""
     installs: list[str] = []
     removes: list[str] = []
+    upgrades: list[str] = []
     for line in listing.splitlines():
         fields = line.split()
-        if fields[:1] == ["Inst"] and not fields[2].startswith("["):
-            installs.append(fields[1])
+        if fields[:1] == ["Inst"]:
+            (upgrades if fields[2].startswith("[") else installs).append(fields[1])
         elif fields[:1] in (["Remv"], ["Purg"]):
             removes.append(fields[1])
-    return Effects(installs, removes)
+    return Effects(installs, removes, upgrades)
 
 
 def apt_error(text: str) -> str:
@@ -323,11 +325,13 @@ def enabled_stream(text: str) -> str:
 
 def parse_dnf_transaction(listing: str) -> Effects:
     """Parse dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
-    found: dict[str, list[str]] = {"installing": [], "removing": []}
+    found: dict[str, list[str]] = {"install": [], "remove": [], "upgrade": []}
     current: list[str] = []
     for line in listing.splitlines():
         if line.endswith(":") and not line.startswith(" "):
-            current = found.get(line.split()[0].rstrip(":").lower(), [])
+            heading = line.split()[0].rstrip(":").lower()
+            kinds = {"installing": "install", "removing": "remove", "upgrading": "upgrade", "downgrading": "upgrade"}
+            current = found.get(kinds.get(heading, ""), [])
         elif line.startswith(" ") and len(line.split()) >= 4:  # noqa: PLR2004 - name, architecture, version, repository
             current.append(line.split()[0])
-    return Effects(found["installing"], found["removing"])
+    return Effects(found["install"], found["remove"], found["upgrade"])
