@@ -48,6 +48,13 @@ WRAPPINGS: tuple[Callable[[bytes], bytes], ...] = (
 PIECES = st.sampled_from(
     [part for message in MESSAGES for part in message.split(b" ")]
     + [b"\n", b"[1.0] ", b"<3>", b"(", b"0x", b'{"MESSAGE":"', b'"}', b"==NVSMI LOG==\n", b"<nvidia_smi_log>", b"<gpu>"]
+    + [b"refusing to freeze", b"likely owned by task nvidia-smi:7", b" [#1] ", b"Oops: 0002", b"[Unknown Error], "]
+    + [
+        b"detected NVSwitch fatal error 1 ",
+        b"| NVIDIA-SMI 1 |\n",
+        b"|  0  A40  On | 00000000:3B:00.0 Off | 0 |\n",
+        b"|ERR! ",
+    ]
     + [
         b"GPU 00000000:3B:00.0\n",
         b"    ECC Errors\n",
