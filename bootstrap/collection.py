@@ -43,11 +43,16 @@ def needed() -> Iterator[Path]:
 
 
 def _has_underscore(path: Path) -> bool:
-    """Whether a file names a value that it does not use ``_``; Ansible's own code keeps that name for translations."""
+    """Whether a file names a value that it does not use ``_``: Ansible's own code keeps that name for translations.
+
+    pylint accepts it in comprehensions.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    accepted = {id(name) for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target)}
     return any(
-        (isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Store))
+        (isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Store) and id(node) not in accepted)
         or (isinstance(node, ast.arg) and node.arg == "_")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes
     )
 
 
