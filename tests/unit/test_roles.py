@@ -137,3 +137,13 @@ def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
         if "host_diff" in roles:
             compared = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
             assert {role for part in re.findall(r"desired_state[a-z._]*", compared) for role in parts[part]} <= roles
+
+
+def test_results_that_the_wiring_reads_are_registered() -> None:
+    """A change of any container runtime makes the node and its GPUs be verified again."""
+    wiring = (ROOT / "playbooks/group_vars/all.yml").read_text()
+    read = set(re.findall(r"\((\w+)_result \| default\(\{\}\)\)", wiring))
+    assert {"containerd", "docker", "cri_dockerd"} <= read
+    for role in read:
+        tasks = "".join(path.read_text() for path in (ROOT / "roles" / role / "tasks").iterdir())
+        assert f"register: {role}_result\n" in tasks, role
