@@ -330,7 +330,7 @@ def test_the_log_of_the_machine_decides_beside_a_quotation(tmp_path: Path) -> No
     ("content", "state", "text"),
     [
         (log(LOADED + "usb 1-1: new\n" * 3811), State.HEALTHY, "log: healthy: 3,812 kernel lines"),
-        (log(LOADED)[:-1], State.HEALTHY, "log: healthy: 1 kernel line"),
+        (log(LOADED)[:-1], State.HEALTHY, "log: healthy: 1 kernel line\n"),
         (log("usb 1-1: new\n" * 20), State.UNKNOWN, "none of the 20 kernel lines comes from an NVIDIA driver: supply"),
         (log('audit: comm="NVRM: x"\n'), State.UNKNOWN, "none of the 1 kernel lines"),
         (b"hello\n", State.UNKNOWN, "no kernel log and no output of nvidia-smi was recognised: supply"),

@@ -85,6 +85,21 @@ def test_a_healthy_machine() -> None:
     assert (verdict.gpus_expected, verdict.gpus_seen, verdict.boot_id) == (1, 1, HEALTHY["boot_id"])
 
 
+def test_a_live_verdict_says_what_was_read() -> None:
+    facts = with_(log={"text": "[1.0] NVRM: loading\n[2.0] usb\n"})
+    no_gpus = {"gpus": None, "from": None}
+    assert view.listing([judged(facts)]).startswith("gpu-1: healthy: 2 kernel lines, 1 GPU responds\n")
+    cpu = with_(log={"text": "[1.0] usb\n"}, pci=[], smi=NO_SMI, expected=no_gpus)
+    assert view.listing([judged(cpu)]).startswith("gpu-1: healthy: 1 kernel line, no NVIDIA GPU\n")
+    nothing = judged(with_(log={"source": None, "text": ""}, pci=[], smi=NO_SMI, expected=no_gpus))
+    assert (nothing.state, "ansible_become" in nothing.wanted) == (State.UNKNOWN, True)
+
+
+def test_the_evidence_of_a_stuck_thread_begins_with_the_frame_that_proves_it() -> None:
+    stack = ("__schedule+0x1/0x2", "schedule+0x1/0x2", "rwsem_down_write_slowpath+0x1/0x2", FRAME)
+    assert judged(with_(tasks=[task("python3", *stack)])).findings[0].evidence[0] == FRAME
+
+
 def task(name: str, *stack: str, state: str = "D") -> dict[str, Any]:
     return {"pid": 7, "comm": name, "state": state, "kthread": False, "wchan": "", "stack": list(stack), "age_s": 60.0}
 

@@ -103,7 +103,8 @@ def _unfrozen(window: bytes, position: int, newest_first: bool) -> Iterator[Line
     ended = patterns.AFTER_FREEZE.search(window, found.end(), found.end() + _REPORT)
     end = ended.start() if ended else found.end() + _REPORT
     dumps = list(patterns.TASK_DUMP.finditer(window, found.end(), end))
-    for dump, following in zip(dumps, [*(dump.start() for dump in dumps[1:]), end], strict=True):
+    starts = [dump.start() for dump in dumps]
+    for dump, following in zip(dumps, [*starts[1:], end], strict=False):
         frame = _driver_frame(window, dump.end(), following)
         if frame or patterns.NVIDIA_TASK.fullmatch(dump[1]):
             yield _match(LineKind.HUNG_TASK, window, found, task=_task(dump[1], dump[2]), proof=frame)

@@ -128,7 +128,8 @@ def _basis(verdict: Verdict) -> str:
         return f": {verdict.wanted}"
     if verdict.state is not State.HEALTHY:
         return ""
-    parts = [f"{verdict.kernel_lines:,} kernel lines"] if verdict.kernel_lines else []
+    lines = verdict.kernel_lines
+    parts = [f"{lines:,} kernel line{'s' * (lines > 1)}"] if lines else []
     if verdict.gpus_seen:
         parts.append(f"{verdict.gpus_seen} GPU{'s respond' if verdict.gpus_seen > 1 else ' responds'}")
     elif verdict.source == "live" and not verdict.gpus_expected:
