@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -264,9 +264,9 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
     made = refused = 0
     gens = rows_of(cards)
     arch = "aarch64" if ARM & set(cards) else "x86_64"
-    whole = (SOURCES, BRANCHES, CUDAS, CUDNNS)
+    whole: tuple[Sequence[Any], ...] = (SOURCES, BRANCHES, CUDAS, CUDNNS)
     kernels = KERNELS.get(system, ["6.8.0-45-generic"])
-    paired = (RUNTIMES, GATES, SWITCHES, BOOTS, kernels, KUBERNETES)
+    paired: tuple[Sequence[Any], ...] = (RUNTIMES, GATES, SWITCHES, BOOTS, kernels, KUBERNETES)
     rows = by_pairs(*map(len, paired))
     met = set()
     for number_, request in enumerate(itertools.product(*(range(len(values)) for values in whole))):
