@@ -247,6 +247,16 @@ def test_a_wrapped_recovery_number(tmp_path: Path) -> None:
     assert verdict_on(tmp_path, text).action is Action.REBOOT
 
 
+@pytest.mark.parametrize("name", ["no MSI-X", "no firmware, Debian"])
+def test_what_the_driver_overcomes_asks_for_nothing_when_nvidia_smi_shows_the_gpu(name: str, tmp_path: Path) -> None:
+    (tmp_path / "dmesg").write_bytes(log(LOADED + LINES[name][0]))
+    shown = Path(__file__).parent / "fixtures" / "health" / "smi-well.txt"
+    assert health.of_files([str(tmp_path / "dmesg"), str(shown)]).findings == ()
+    dead = tmp_path / "dead.txt"
+    dead.write_text(shown.read_text() + "    Performance State : Unknown Error\n")
+    assert health.of_files([str(tmp_path / "dmesg"), str(dead)]).action is not Action.NONE
+
+
 # What looks like the lines above, on a machine with the driver.
 INNOCENT = {
     "owner outside the driver": "INFO: task cat:5 is blocked on a mutex likely owned by task kworker/u16:0:12.\n"
@@ -421,6 +431,8 @@ def test_plain_tables(
         ("index, pstate, power.draw [W]\n0, [Unknown Error], 41.20 W\n", Action.REBOOT),
         ("0, [Unknown Error], [Unknown Error], [Unknown Error]\n", Action.REBOOT),
         ("[Unknown Error] is in no row\n", Action.NONE),
+        ("pid, process_name, used_gpu_memory [MiB]\n77, [Unknown Error], 300 MiB\n", Action.NONE),
+        ("index, serial, temperature.gpu\n0, [Unknown Error], 30\n", Action.NONE),
         ("index, name\n0, [GPU requires reset]\n", Action.RESET_GPU),
     ],
 )
@@ -435,6 +447,8 @@ def test_rows_of_queries(content: str, action: Action, tmp_path: Path) -> None:
         ("    GPU Power Readings\n        Power Draw                        : Unknown Error\n", Action.RESET_GPU),
         ("    Performance State                     : Unknown Error\n", Action.REBOOT),
         ("    Serial Number                         : Unknown Error\n", Action.NONE),
+        ("    Processes\n        Process ID : 7\n            Name : Unknown Error\n", Action.NONE),
+        ("    Temperature\n        GPU Current Temp : Unknown Error\n", Action.RESET_GPU),
     ],
 )
 def test_fields_of_the_long_output_and_a_new_heading(fields: str, action: Action, tmp_path: Path) -> None:

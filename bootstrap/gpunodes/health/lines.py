@@ -31,6 +31,8 @@ def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
             detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
+            if kind is LineKind.INIT_FAILED and patterns.NO_INTERRUPT.search(found[0]):
+                detail = OVERCOME
             yield LineMatch(kind, rest_of_line(window, position), gpu, detail=detail)
             return
     found = patterns.NOT_PROBED.match(window, position)
@@ -69,6 +71,8 @@ def _mismatch_detail(found: re.Match[bytes]) -> str:
     return " ".join((part or b"-").decode("ascii", "replace").replace(" ", "_") for part in found.groups())
 
 
+OVERCOME = "the driver may continue without it"
+"""The detail of a start-up failure that some drivers overcome: they use other interrupts, or no firmware."""
 SMI_OUTPUT = "nvidia-smi output"
 DATA = "data"
 """The detail of a line that continues the report of an SXid, and so has no severity."""
@@ -122,7 +126,7 @@ def _firmware(window: bytes, position: int, _reversed: bool) -> Iterator[LineMat
     found = match_at(patterns.FIRMWARE, window, position)
     if found:
         header, text = text_before(window, found.start()), rest_of_line(window, found.start())
-        yield LineMatch(LineKind.INIT_CAUSE, text, found[1], header=header)
+        yield LineMatch(LineKind.INIT_CAUSE, text, found[1], detail=OVERCOME, header=header)
 
 
 def _nvswitch_error(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
@@ -183,7 +187,9 @@ def _query_row(window: bytes, position: int, _reversed: bool) -> Iterator[LineMa
         begin = position - len(before)
         earlier = window[max(0, begin - 4096) : begin].decode("utf-8", "replace").splitlines()
         unread = smi_table.unread_of_query(line.decode("utf-8", "replace"), earlier)
-        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=f"cannot read: {unread}", header=b"", program=SMI_OUTPUT)
+        if unread:
+            detail = f"cannot read: {unread}"
+            yield LineMatch(LineKind.SMI_MESSAGE, line, detail=detail, header=b"", program=SMI_OUTPUT)
 
 
 ANCHORS = (

@@ -241,6 +241,7 @@ INIT_FAILED = re.compile(
     rb"|Failed\s+to\s+enable\s+MSI-X(?!\S*\s+falling\s+back)|No\s+interrupts\s+of\s+any\s+type\s+are\s+available)"
     rb"|NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+failed"
 )
+NO_INTERRUPT = re.compile(rb"irq|MSI-X|interrupts")
 # Another driver owns the GPUs; if it owns all of them, the module does not stay loaded.
 NOT_PROBED = re.compile(rb"NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+was\s+not\s+called\s+for\s+(\d{1,4})\s+device")
 NONE_PROBED = re.compile(rb"NVRM:\s+No\s+NVIDIA\s+(?:devices\s+probed|graphics\s+adapter|GPU)")

@@ -15,25 +15,25 @@ _FIRST = re.compile(
 )
 _HEADER = re.compile(r"\|\s*NVIDIA-SMI\s")
 _UNREAD = "ERR!"
-# What a field of a query, or of `nvidia-smi -q`, belongs to.
+# What a path in `nvidia-smi -q`, or a field of a query, shows. Others say nothing about a GPU's health.
 _GROUPS = (
-    ("fan", r"fan"),
-    ("temperature", r"temp"),
-    ("power", r"power"),
-    ("performance", r"pstate|performance"),
-    ("utilisation", r"utili[sz]ation"),
-    ("memory", r"memory|fb_"),
-    ("clocks", r"clocks"),
-    ("errors", r"ecc"),
-    ("name", r"name"),
+    ("fan", r"fan_speed|fan\.speed"),
+    ("temperature", r"temperature/gpu(?:_current)?_temp|temperature\.gpu"),
+    ("power", r"(?:gpu_)?power_readings/(?:\w*_)?power_draw\w*|power\.draw(?:\.\w+)?"),
+    ("performance", r"performance_state|pstate"),
+    ("utilisation", r"utilization/gpu(?:_util)?|utilization\.\w+"),
+    ("memory", r"fb_memory_usage/(?:total|used|free)|memory\.\w+"),
+    ("clocks", r"clocks/\w+|clocks\.(?:current\.)?\w+"),
+    ("errors", r"ecc_errors/volatile/.+|ecc\.errors\..+"),
+    ("name", r"product_name|name|gpu_name"),
 )
 FIELDS_OF_GPU = 3
 """If so many kinds of values cannot be read, the GPU does not respond; a sensor alone may be broken."""
 
 
 def group(field: str) -> str:
-    """What a field shows, by its name or path; empty for one that says nothing about a GPU's health."""
-    return next((name for name, pattern in _GROUPS if re.search(pattern, field.lower())), "")
+    """What a field shows, by its path or its name in a query; empty for one that says nothing about a GPU's health."""
+    return next((name for name, pattern in _GROUPS if re.fullmatch(pattern, field)), "")
 
 
 class Table:
@@ -87,9 +87,13 @@ def _values(first: re.Match[str], second: str) -> dict[str, str]:
 def unread_of_query(line: str, before: list[str]) -> str:
     """The kinds of values that a row of ``nvidia-smi --query-gpu`` lacks; ``before`` are the lines before it."""
     fields = line.split(",")
+    names = [f"field {number}" for number in range(1, len(fields) + 1)]
     headings = (each for each in reversed(before) if each.count(",") == line.count(",") and _is_heading(each))
-    names = [group(name) or f"field {number}" for number, name in enumerate(next(headings, line).split(","), 1)]
-    unread = (name for name, value in zip(names, fields, strict=False) if "Unknown Error" in value)
+    if heading := next(headings, ""):
+        # Units are in brackets.
+        columns = [re.sub(r"\[[^\]]*\]", "", column).strip() for column in heading.split(",")]
+        names = [group(column) if "pid" not in columns else "" for column in columns]
+    unread = (name for name, value in zip(names, fields, strict=False) if name and "Unknown Error" in value)
     return ", ".join(dict.fromkeys(unread))
 
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpunodes.health import patterns
-from gpunodes.health.model import Action, Finding, LineKind
+from gpunodes.health.evidence import address
+from gpunodes.health.lines import OVERCOME
+from gpunodes.health.model import Action, Finding, LineKind, LogRecord
 from gpunodes.health.rules.rule import Rule, RuleInput, by_gpu
 
 
 def start_up_failed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if not data.of_kinds(LineKind.INIT_CAUSE):
-        for gpu, records in by_gpu(data.of_kinds(LineKind.INIT_FAILED)).items():
+        for gpu, records in by_gpu(_not_overcome(data.of_kinds(LineKind.INIT_FAILED), data)).items():
             message = (
                 "The driver could not initialise the GPU. If a warm reboot does not help, power the machine off and on."
             )
             yield rule.finding(Action.REBOOT, message, *records, gpu=gpu)
 
 
+def _not_overcome(records: Sequence[LogRecord], data: RuleInput) -> list[LogRecord]:
+    """Records without those that the driver can overcome, of GPUs that nvidia-smi shows."""
+    working = {
+        address(shown.address.encode()) for shown in data.gpus if not shown.unread and "lost" not in shown.values
+    }
+    return [record for record in records if record.detail != OVERCOME or record.gpu not in working]
+
+
 def start_up_impossible(rule: Rule, data: RuleInput) -> Iterator[Finding]:
-    records = data.of_kinds(LineKind.INIT_CAUSE)
+    records = _not_overcome(data.of_kinds(LineKind.INIT_CAUSE), data)
     if records:
         message = (
             "The driver cannot initialise the GPU, and a reboot does not help:"
