@@ -45,12 +45,10 @@ def needed() -> Iterator[Path]:
 def _has_underscore(path: Path) -> bool:
     """Whether a file names a value that it does not use ``_``: Ansible's own code keeps that name for translations.
 
-    pylint accepts it in comprehensions and lambdas.
+    pylint accepts it in lambdas.
     """
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    targets = [node.target for node in nodes if isinstance(node, ast.comprehension)]
-    targets += [node.args for node in nodes if isinstance(node, ast.Lambda)]
-    accepted = {id(name) for target in targets for name in ast.walk(target)}
+    accepted = {id(name) for node in nodes if isinstance(node, ast.Lambda) for name in ast.walk(node.args)}
     return any(
         (isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Store))
         or (isinstance(node, ast.arg) and node.arg == "_")
