@@ -115,6 +115,7 @@ def test_a_summary_shows_the_result_of_each_machine() -> None:
     assert lines[0] == "gpu-1: repaired by sysrq in 1 min 05 s: hung"
     assert lines[1].startswith("gpu-2: wait: ")
     assert lines[2] == "1 other machine: nothing to repair"
+    assert views.summary(RepairResult("health", RESULT.machines[2:])) == "1 machine: nothing to repair"
     assert RESULT.exit_code == 3
 
 
