@@ -44,9 +44,9 @@ class Inspection:
 
     def no_cluster(self) -> PreflightFinding:
         """The finding that there is no cluster to join. A new one is suggested only to a machine that has none."""
-        if failure := self.control_failure:
-            found, wanted, remedy = events.cause(failure), "a control plane that responds", no_contact(failure)
-        elif self.unresponsive:
+        if self.control_failure:
+            return PreflightFinding(self.control, "cluster", not_read(self.control_failure))
+        if self.unresponsive:
             found, wanted = f"it has a cluster, but {self.unresponsive}", "an API that responds"
             remedy = "start it there; `journalctl -u kubelet` and `crictl ps -a` show why it does not run"
         else:
@@ -55,11 +55,14 @@ class Inspection:
         return PreflightFinding(self.control, "cluster", Problem(found, wanted, remedy))
 
 
-def no_contact(failure: TaskEnded) -> str:
-    """The remedy for a control plane that could not be queried."""
+def not_read(failure: TaskEnded) -> Problem:
+    """The problem of a control plane that could not be queried."""
+    remedy = "correct that, then run the same command again"
     if failure.outcome is Outcome.UNREACHABLE:
-        return "start the machine, or correct its address and SSH settings in the inventory"
-    return "correct that, then run the same command again"
+        remedy = "start the machine, or correct its address and SSH settings in the inventory"
+    found = events.cause(failure)
+    # A module's own message says what it wanted.
+    return Problem(found, "" if "wanted: " in found else "a control plane that responds", remedy)
 
 
 def inspect(

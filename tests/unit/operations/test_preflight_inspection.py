@@ -175,3 +175,9 @@ def test_a_failure_of_the_controller_is_no_machine_s(
     )
     assert "correct that on the controller" in raised.value.problem.remedy
     assert "init-master" not in str(raised.value)
+
+
+@pytest.mark.parametrize("message", ["admin.conf does not exist; wanted: a control plane; create one", "no answer"])
+def test_a_control_plane_that_could_not_be_read_is_wanted_once(message: str) -> None:
+    failure = TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, {"msg": message})
+    assert str(preflight.not_read(failure)).count("wanted: ") == 1
