@@ -60,9 +60,9 @@ def not_read(failure: TaskEnded) -> Problem:
     remedy = "correct that, then run the same command again"
     if failure.outcome is Outcome.UNREACHABLE:
         remedy = "start the machine, or correct its address and SSH settings in the inventory"
-    found = events.cause(failure)
-    # A module's own message says what it wanted.
-    return Problem(found, "" if "wanted: " in found else "a control plane that responds", remedy)
+    # The message of a module that reports a problem says what it wanted (module_utils/entry.py).
+    wanted = "" if failure.result.get("wanted") else "a control plane that responds"
+    return Problem(events.cause(failure), wanted, remedy)
 
 
 def inspect(

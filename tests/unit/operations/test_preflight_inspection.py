@@ -12,6 +12,7 @@ import pytest
 from gpunodes import cli
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.ansible.module_utils.cluster import nodes
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
@@ -177,7 +178,8 @@ def test_a_failure_of_the_controller_is_no_machine_s(
     assert "init-master" not in str(raised.value)
 
 
-@pytest.mark.parametrize("message", ["admin.conf does not exist; wanted: a control plane; create one", "no answer"])
-def test_a_control_plane_that_could_not_be_read_is_wanted_once(message: str) -> None:
-    failure = TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, {"msg": message})
+@pytest.mark.parametrize("problem", [Problem("admin.conf does not exist", "a control plane"), Problem("no answer")])
+def test_a_control_plane_that_could_not_be_read_is_wanted_once(problem: Problem) -> None:
+    result = {"msg": str(problem), **dataclasses.asdict(problem)}
+    failure = TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, result)
     assert str(preflight.not_read(failure)).count("wanted: ") == 1
