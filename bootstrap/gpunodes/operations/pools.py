@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import identities
 from gpunodes.engine.fleet import InventoryFleet
-from gpunodes.identity.matcher import Matcher
-from gpunodes.identity.model import described, reported
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
+from gpunodes.operations import nodes
 from gpunodes.operations.preflight import Inspection
 from gpunodes.planner.desired import POOL_LABEL
 
@@ -19,17 +17,12 @@ def changes(inventory: Inventory, machines: Sequence[Machine], seen: Inspection)
     """A warning for each machine whose node has the pool label of another pool, set by gpunodes: pods may select it."""
     if seen.cluster is None:
         return []
-    nodes = {node["name"]: node for node in seen.cluster["nodes"]}
-    addresses = {machine.name: machine.address for machine in inventory.machines()}
-    known = identities.recall_all(inventory.cluster, addresses)
-    known |= {name: reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
-    matcher = Matcher([described(node) for node in nodes.values()], known.values())
+    reports = {node["name"]: node for node in seen.cluster["nodes"]}
     fleet = InventoryFleet(inventory)
     found = []
-    for machine in machines:
-        node = matcher.match(known[machine.name]).node if machine.name in known else None
-        before = nodes[node.name]["managed"]["labels"].get(POOL_LABEL, "") if node else ""
-        after = fleet.labels(machine.name).get(POOL_LABEL, "")
+    for name, match in nodes.matches(inventory, machines, seen).items():
+        before = reports[match.node.name]["managed"]["labels"].get(POOL_LABEL, "") if match.node else ""
+        after = fleet.labels(name).get(POOL_LABEL, "")
         if before and before != after:
             problem = Problem(
                 f"its node's label {POOL_LABEL} is {before}, and this run {f'sets {after}' if after else 'removes it'}",
@@ -37,5 +30,5 @@ def changes(inventory: Inventory, machines: Sequence[Machine], seen: Inspection)
                 f"pods that select {before} no longer start there; to keep it, set gpunodes_pool, or name the group in "
                 "gpunodes_pools",
             )
-            found.append(PreflightFinding(machine.name, "pool", problem, Severity.WARNING))
+            found.append(PreflightFinding(name, "pool", problem, Severity.WARNING))
     return found
