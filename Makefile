@@ -100,9 +100,35 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build
 .PHONY: wheel
 wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
 
+.PHONY: collection
+collection: $(VENV)/.installed ## Build the Ansible collection, in build
+	mkdir -p build
+	python bootstrap/collection.py build
+
+# The collection in an environment that has Ansible and nothing else of gpunodes.
+ANSIBLE := build/ansible
+$(ANSIBLE)/.installed: $(INSTALLED)/.installed
+	rm -rf $(ANSIBLE)
+	$(MAKE) --no-print-directory collection
+	$(PYTHON) -m venv $(ANSIBLE)
+	$(ANSIBLE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/constraints.txt ansible-core
+	ANSIBLE_COLLECTIONS_PATH=$(ANSIBLE)/collections $(ANSIBLE)/bin/ansible-galaxy collection install --offline --force \
+	  --collections-path $(ANSIBLE)/collections build/gpunodes-bootstrap-*.tar.gz >build/collection.log 2>&1 || { cat build/collection.log; exit 1; }
+	touch $@
+
 .PHONY: test-package
-test-package: $(INSTALLED)/.installed ## The wheel, built and installed in a clean environment
+test-package: $(ANSIBLE)/.installed ## Wheel and collection, each in a clean environment
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
+
+PYTHONS ?= 3.11 3.12 3.13
+.PHONY: test-sanity
+test-sanity: collection ## ansible-test sanity on the built collection, for each of PYTHONS that is installed
+	rm -rf build/sanity
+	ANSIBLE_COLLECTIONS_PATH=build/sanity ansible-galaxy collection install --offline --force \
+	  --collections-path build/sanity build/gpunodes-bootstrap-*.tar.gz >build/sanity.log
+	cd build/sanity/ansible_collections/gpunodes/bootstrap && git init --quiet && echo tests/output >.git/info/exclude && \
+	for version in $(PYTHONS); do \
+	  if python$$version --version; then ansible-test sanity --color no --venv --python $$version; fi; done
 
 .PHONY: test-trust
 test-trust: $(VENV)/.installed ## Every playbook and command with machines that report an attack in every string
@@ -114,26 +140,38 @@ AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)X
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 
+# Outside of a git checkout Molecule does not find its base configuration by itself.
+MOLECULE := $(AS_ROOT) rm -rf $(CURDIR)/build/molecule && \
+  $(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule \
+  --base-config .config/molecule/config.yml test --no-command-borders
+
 .PHONY: test-repair
 test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real API server, without machines
 	$(MACHINES) tests/repair
 
 .PHONY: test-part
-test-part: $(INSTALLED)/.installed ## One part of test-machines: PART=NAME, or the part in turn
-	files=$$($(PYTHON) -m tests.machines.parts $(PART)) && { [ -z "$$files" ] || $(MACHINES) $$files; }
+test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the part in turn
+	paths=$$($(PYTHON) -m tests.machines.parts $(PART)); case "$$paths" in \
+	  "") ;; \
+	  molecule/*) $(MOLECULE) $${paths//molecule\//--scenario-name } ;; \
+	  *) $(MACHINES) $$paths ;; \
+	esac
 
 .PHONY: test-machines
-test-machines: $(INSTALLED)/.installed ## All parts in sequence; takes hours without KVM
+test-machines: $(ANSIBLE)/.installed ## All parts in sequence; takes hours without KVM
 	$(MACHINES) tests/machines
+	$(MAKE) --no-print-directory test-part PART=roles
 
 .PHONY: test-slow
 test-slow: $(INSTALLED)/.installed ## Build of NVIDIA's real driver on a virtual machine; takes more than an hour without KVM
 	$(MACHINES) tests/slow
 
+# Scenarios of molecule/. They run one after another on the same machines.
+SCENARIO ?= default
+
 .PHONY: test-molecule
-test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, converge, second run, verification, reset
-	$(AS_ROOT) rm -rf $(CURDIR)/build/molecule
-	$(AS_ROOT) MOLECULE_EPHEMERAL_DIRECTORY=$(CURDIR)/build/molecule $(CURDIR)/$(BIN)/molecule test --no-command-borders
+test-molecule: $(VENV)/.installed ## Roles on virtual machines: check mode, converge, second run, verification, reset; SCENARIO=NAMES
+	$(MOLECULE) $(SCENARIO:%=--scenario-name %)
 
 .PHONY: demo
 demo: setup ## Create a cluster on virtual machines of this host, to try gpunodes

@@ -53,14 +53,14 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(cli.root, **cli.root.context_settings)
     for name in cli.root.list_commands(context):
         command = cli.root.get_command(context, name)
-        if command is not None and name not in cli.MODULES.values():
+        if command is not None and name not in cli.MODULES:
             yield from below(name, command)
 
 
 def phases_of(name: str) -> Sequence[Phase]:
     """The phases that a command walks, none for a command that walks none."""
     try:
-        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', cli.MODULES.get(name, name))}")
+        module = importlib.import_module(f"{OPERATIONS}.{re.sub('[- ]', '_', name)}")
     except ModuleNotFoundError:
         return ()
     operation = getattr(module, "OPERATION", None)
@@ -69,11 +69,11 @@ def phases_of(name: str) -> Sequence[Phase]:
 
 
 FAILURES = {
-    ("init-control-plane", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
+    ("init-master", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
         "a phase failed on some machines",
         "a phase failed on all machines, or preflight stopped the command before anything was changed",
     ),
-    ("preflight",): ("some machines fail a check or do not respond", "all machines do"),
+    ("preflight",): ("some machines fail a check or do not respond", "all machines fail a check or do not respond"),
     ("gpu plan",): ("the request is not possible on some machines", "it is possible on none"),
     ("gpu verify",): ("a level fails on a machine", "the command itself failed"),
     ("status",): ("a node is not ready", "the command itself failed"),
@@ -109,8 +109,8 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
     context = context_of(name, command)
     yield from ("```", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "")
     yield from paragraphs(inspect.cleandoc(command.help or "").split("\b")[0])
-    if name in cli.MODULES:
-        yield from ("", f"`gpunodes {cli.MODULES[name]}` is another name of this command.")
+    for other in (other for other, module in cli.MODULES.items() if module == name):
+        yield from ("", f"`gpunodes {other}` is another name of this command.")
     options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
     records = [record for option in options if (record := option.get_help_record(context)) is not None]
     if records:

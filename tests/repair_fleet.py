@@ -36,7 +36,7 @@ from gpunodes.repair.record import RepairOutcome
 from gpunodes.repair.request import RepairRequest
 from gpunodes.repair.result import RepairResult
 
-SMI = {"smi": {"status": "ok"}}
+FACTS = {"smi": {"status": "ok"}, "pci": [], "expected": {"gpus": None, "from": None}}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
 
@@ -347,7 +347,7 @@ class Fleet:
 
     def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, MachineScan]:
         self.scans += len(machines)
-        return {machine.name: MachineScan(self.machines[machine.name].verdict(), SMI) for machine in machines}
+        return {machine.name: MachineScan(self.machines[machine.name].verdict(), FACTS) for machine in machines}
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gpunodes.ansible.filter_plugins import gpunodes as filters
+from gpunodes.ansible.filter import general as filters
 from gpunodes.model import MachineResult, Phase
 from gpunodes.planner.desired import Given
 from gpunodes.settings import defaults

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 
 
 class ExitCode(IntEnum):

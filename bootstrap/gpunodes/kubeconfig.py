@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from gpunodes.ansible.module_utils.gpunodes.kubeconfig import ADMIN
+from gpunodes.ansible.module_utils.kubeconfig import ADMIN
 from gpunodes.errors import GpunodesError
 
 _CLUSTER = frozenset({"server", "certificate-authority-data"})

@@ -23,9 +23,10 @@ from gpunodes.errors import WrongInput, together
 
 
 def content() -> Path:
-    """The folder with `playbooks` and `roles`: inside the installed package, else the checkout."""
-    installed = Path(__file__).parent / "content"
-    return installed if installed.is_dir() else Path(__file__).parents[2]
+    """The collection's folder (`playbooks`, `roles`, `plugins`): of the installed package, or of the checkout."""
+    package = Path(__file__).parent
+    root = package / "content" if (package / "content").is_dir() else package.parent
+    return root / "ansible_collections" / "gpunodes" / "bootstrap"
 
 
 def plugins() -> Path:
@@ -262,6 +263,14 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
+    (
+        "gpunodes_pools",
+        "groups whose names are valid values of a node label, such as {h100: {}, v100: {}}",
+        lambda value: (
+            not isinstance(value, Mapping)
+            or all(_text(_LABEL_VALUE)(name) and name and not each for name, each in value.items())
+        ),
+    ),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
@@ -106,7 +107,7 @@ def measure(folder: Path) -> list[Row]:
     with flood.open("w") as target_log:
         target_log.writelines(f"[{number / 1000:12.6f}] {XID % (number, number)}\n" for number in range(FLOOD))
     small.write_text(f"[1.0] {XID % (1, 1)}\n")
-    pattern = "|".join(anchor.marker.decode().replace("(", r"\(") for anchor in ANCHORS)
+    pattern = "|".join(re.sub(r"[\[(]", r"\\\g<0>", anchor.marker.decode()) for anchor in ANCHORS)
     grep, verdict = best(["grep", "-acE", pattern, str(log)], 0), best(judge(log), FINDINGS)
     unpacked, flooded = run(judge(packed), FINDINGS), run(judge(flood), FINDINGS)
     quick = best(judge(small), FINDINGS)

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.probe import smi
+from gpunodes.ansible.module_utils.probe import smi
 from gpunodes.engine.machine_control import StepResult
 from gpunodes.engine.scans import MachineScan
 from gpunodes.model import Machine

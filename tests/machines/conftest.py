@@ -29,6 +29,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import collection
+
 # Show the values of failed assertions in helpers as well.
 pytest.register_assert_rewrite(f"{__package__}.unhealthy")
 
@@ -136,25 +138,19 @@ class Operator:
             check=False,
         )
 
-    def playbook(self, name: str, machine: str) -> None:
-        """Run a playbook of the checkout on a machine with plain Ansible."""
-        program = shutil.which("ansible-playbook")
-        assert program
-        done = subprocess.run(
-            [program, "-i", str(self.folder / "inventory"), str(CHECKOUT / f"playbooks/{name}.yml"), "-l", machine],
-            cwd=CHECKOUT,
-            env={
-                **os.environ,
-                "ANSIBLE_HOST_KEY_CHECKING": "False",
-                "ANSIBLE_SSH_CONTROL_PATH_DIR": self.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"],
-            },
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+    def playbook(self, name: str, *arguments: str) -> str:
+        """Run a playbook of the built collection with Ansible alone; returns its output."""
+        folder = self.folder / "ansible"
+        folder.mkdir(exist_ok=True)
+        (folder / "ansible.cfg").write_text(collection.CONFIG)
+        sockets = "ANSIBLE_SSH_CONTROL_PATH_DIR"
+        environment = {"ANSIBLE_HOST_KEY_CHECKING": "False", sockets: self.environment[sockets]}
+        playbook = f"gpunodes.bootstrap.{name}"
+        argv = ("ansible-playbook", "-i", str(self.folder / "inventory"), playbook, *arguments)
+        done = collection.run(folder, *argv, environment=environment, limit_s=LONG)
         self.output += [done.stdout, done.stderr]
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def kubectl(self, *argv: str, code: int | None = 0) -> str:
         """Run kubectl on the control plane."""

@@ -1,7 +1,8 @@
 """Parts of these tests: `make test` runs one part in turn after the quick tests, a nightly workflow runs all parts.
 
-`python -m tests.machines.parts [PART]` prints the files of a part, and on standard error which part it is and why.
-Standard library only: it runs before the virtual environment exists.
+A part is test files of this folder, or scenarios of molecule/. `python -m tests.machines.parts [PART]` prints their
+paths, and on standard error which part it is and why. Standard library only: it runs before the virtual environment
+exists.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Test files that run together; ``minutes`` is their duration on two processors without KVM, mostly estimated."""
+    """Tests that run together; ``minutes`` is their duration on two processors without KVM, mostly estimated."""
 
     minutes: int
-    files: Sequence[str]
+    files: Sequence[str] = ()
+    """Test files of this folder."""
+    scenarios: Sequence[str] = ()
+    """Scenarios of molecule/, on one set of machines; not the scenario default, which `make test` always runs."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Its files and scenarios, relative to the checkout."""
+        return [f"tests/machines/{name}" for name in self.files] + [f"molecule/{name}" for name in self.scenarios]
 
 
 # In the order of the turns: repairs, removals and resets alternate with the other parts. With the quick tests, which
@@ -41,6 +50,7 @@ PARTS: Mapping[str, Part] = {
     "leave": Part(32, ("test_leave.py",)),
     "health": Part(26, ("test_health.py",)),
     "pool": Part(38, ("test_pool.py",)),
+    "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
 }
 
 
@@ -67,7 +77,7 @@ def by_commit(checkout: Path) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the files of a part, one per line; with --list all parts as a JSON list."""
+    """Print the paths of a part in one line; with --list all parts as a JSON list."""
     parser = argparse.ArgumentParser(prog="parts", description=__doc__.partition("\n")[0])
     parser.add_argument("part", nargs="?", choices=[*PARTS, NONE], metavar="PART", help=f"{', '.join(PARTS)} or {NONE}")
     parser.add_argument("--list", action="store_true", help="print the names of all parts as a JSON list")
@@ -80,13 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tests/machines: no part", file=sys.stderr)
         return 0
     part, number = PARTS[name], list(PARTS).index(name) + 1
-    files = [str((HERE / file).relative_to(CHECKOUT)) for file in part.files]
     print(
         f"tests/machines: part {name!r}, {number} of {len(PARTS)}, about {part.minutes} min, {why}; "
         f"make test PART={'|'.join(PARTS)}|{NONE} runs another",
         file=sys.stderr,
     )
-    print("\n".join(files))
+    print(*part.paths)
     return 0
 
 

@@ -67,12 +67,12 @@ def test_an_interrupted_join_leaves_no_token(operator: Operator) -> None:
     assert operator.tokens() == []
 
 
-def test_a_join_by_plain_ansible_after_a_kill(operator: Operator) -> None:
+def test_a_playbook_joins_after_a_kill(operator: Operator) -> None:
     running = operator.start("join", "worker-1")
     operator.wait_for(running, "worker-1: Join the cluster")
     time.sleep(6)
     kill(running)
-    operator.playbook("join", "worker-1")
+    operator.gpunodes("playbook", "join", "--limit", "worker-1")
     assert operator.document("status")["missing"] == []
     assert operator.tokens() == []
 

@@ -58,8 +58,10 @@ def test_a_hung_machine_is_found_and_repaired(operator: Operator) -> None:
 def test_a_node_leaves_and_joins_by_plain_ansible(operator: Operator) -> None:
     operator.gpunodes("remove", "--yes", "worker-1")
     assert operator.document("status")["missing"] == ["worker-1"]
+    planned = operator.playbook("join", "--limit", "worker-1", "--check", "--diff")
+    assert "TASK [gpunodes.bootstrap.containerd : " in planned
     assert lines(operator.ssh("worker-1", BARE)) == _bare["worker-1"]
-    operator.playbook("join", "worker-1")
+    operator.playbook("join", "--limit", "worker-1")
     assert operator.document("status")["missing"] == []
     assert operator.tokens() == []
 

@@ -146,7 +146,7 @@ class Fleet:
         return self._files[machine.name]
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
-        facts = {"smi": {"status": "ok"}}
+        facts = {"smi": {"status": "ok"}, "pci": [], "expected": {"gpus": None, "from": None}}
         return {machine.name: MachineScan(self._files[machine.name].verdict(), facts) for machine in machines}
 
     def close(self) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils.gpunodes import kubeconfig, process
-from gpunodes.ansible.module_utils.gpunodes.cluster.removal import remove
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import kubeconfig, process
+from gpunodes.ansible.module_utils.cluster.removal import remove
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
@@ -101,7 +101,8 @@ def test_a_machine_that_was_reset_joins_again_whatever_its_old_node_lists(
     """Its stale node is deleted at once; `join` failed at its pods and named an option that it does not have."""
     report(server, node, ready=ready)
     tasks = yaml.safe_load((Path(__file__).parents[2] / "roles/worker/tasks/main.yml").read_text())
-    [order] = [task["node_removed"] for block in tasks for task in block.get("block", ()) if "node_removed" in task]
+    name = "gpunodes.bootstrap.node_removed"
+    [order] = [task[name] for block in tasks for task in block.get("block", ()) if name in task]
     began = time.monotonic()
     _, notes = remove(node, order["timeout"], order.get("force", False), check=False)
     assert time.monotonic() - began < 15
@@ -114,5 +115,6 @@ def test_a_node_without_pods_is_removed_without_notes(server: ApiServer, node: s
     """A node without pods that is not ready needs no force."""
     server.call("DELETE", f"{PODS}/web", {"gracePeriodSeconds": 0})
     report(server, node, ready=False)
-    assert remove(node, 5, force=False, check=False) == (["drain n1", "delete node n1"], [])
+    removed, notes = remove(node, 5, force=False, check=False)
+    assert (removed.actions, notes) == (["drain n1", "delete node n1"], [])
     assert names(server, "/api/v1/nodes") == []

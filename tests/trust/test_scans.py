@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import history
 
 from tests import redfish, sshd

@@ -20,6 +20,7 @@ import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import gpu, maintenance
 from gpunodes.engine import runner
+from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
 
 from tests.hostile import ATTACKS, CANARY, PIN, Machines, cluster_report, hostile, machine_report, machines, unprintable
@@ -148,8 +149,8 @@ def test_no_stand_in_is_queried_without_the_callback_that_makes_text_printable(
     fleet: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ansible continues without a missing callback; gpunodes does not."""
-    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(fleet.folder))
-    assert "including its callback gpunodes_printable" in playbook(fleet, "facts.yml")
+    monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "none")
+    assert "including its callback gpunodes.bootstrap.printable" in playbook(fleet, "facts.yml")
     assert fleet.asked == []
 
 
@@ -344,7 +345,7 @@ def test_a_run_with_known_facts_of_its_stand_in_machines(fleet: Machines, tmp_pa
     facts = {machine: report(machine) for machine in NUMBERS}
     known = {} if name == "init_master.yml" else cluster()
     seen: list[Event] = []
-    play = runner.Play(name, fleet.inventory, list(NUMBERS), ["preflight"], facts=facts, cluster=known)
+    play = runner.Play(name, Inventory(fleet.inventory), list(NUMBERS), ["preflight"], facts=facts, cluster=known)
     (tmp_path / "run").mkdir()
     ended = runner.run(play, tmp_path / "run", seen.append)
     check(fleet, ended.log.read_text())
@@ -360,7 +361,7 @@ def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(fleet: Machines,
     fleet.answer("control-1", "cluster_info", {"cluster": made})
     seen: list[Event] = []
     (tmp_path / "run").mkdir()
-    runner.run(runner.Play("status.yml", fleet.inventory, ["control-1"]), tmp_path / "run", seen.append)
+    runner.run(runner.Play("status.yml", Inventory(fleet.inventory), ["control-1"]), tmp_path / "run", seen.append)
     (answer,) = [each.result["cluster"] for each in seen if isinstance(each, TaskEnded) and "cluster" in each.result]
     assert len(answer["nodes"]) == len(made["nodes"])
 
@@ -398,10 +399,12 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 ELSEWHERE = {
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
+    "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
     "init-control-plane": "it is init-master",
     "lab": "it creates its own machines",
+    "playbook": "the playbooks are walked above",
     "version": "it contacts no machine",
 }
 

@@ -34,8 +34,8 @@ LAYERS = {
     "planner": 2,
     "health": 2,
     "repair": 2,
-    "filter_plugins": 3,
-    "callback_plugins": 3,
+    "filter": 3,
+    "callback": 3,
     "engine": 3,
     "operations": 4,
     "views": 5,
@@ -51,8 +51,7 @@ LONG_FUNCTION = 50
 HASHED = {"lab/standin/packages.py"}
 """Part of the key of the lab's caches: a line of comment there would rebuild the stand-in packages."""
 SHARED = tuple(
-    f"gpunodes.ansible.module_utils.gpunodes.{name}"
-    for name in ("problem", "host.spec", "packages", "facts", "probe.known")
+    f"gpunodes.ansible.module_utils.{name}" for name in ("problem", "host.spec", "packages", "facts", "probe.known")
 )
 """The value of a problem, the types of a desired state, placeholders of package sources, and limits of the probe."""
 
@@ -105,7 +104,7 @@ def relative(path: Path) -> str:
 def part_of(path: Path) -> str:
     """The part that a file belongs to; plugins, unlike the rest of ansible/, run on the controller."""
     parts = path.relative_to(PACKAGE).parts
-    return parts[1] if parts[0] == "ansible" and parts[1].endswith("_plugins") else parts[0].removesuffix(".py")
+    return parts[1] if parts[0] == "ansible" and parts[1] in {"filter", "callback"} else parts[0].removesuffix(".py")
 
 
 def test_every_part_has_a_layer() -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATE: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))
 COMMANDS: dict[str, click.Command] = dict(GENERATE["commands"]())
-NAMES = COMMANDS | {other: COMMANDS[name] for name, other in cli.MODULES.items()}
+NAMES = COMMANDS | {other: COMMANDS[name] for other, name in cli.MODULES.items()}
 """With the other names of commands."""
 EXAMPLES = ROOT / "examples"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
@@ -240,6 +240,17 @@ def test_files_and_targets_of_a_page_exist(page: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_in_the_pages_for_developers_exist(page: str) -> None:
+    """A path may begin at the top, in the package, or in a folder of it that the page names."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = "\n".join(f"/{line}" for line in tracked.splitlines()) + "\n"
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]*)+|\w+\.(?:py|toml|yml|sh))`", (ROOT / page).read_text())
+    elsewhere = {"pkg/features/kube_features.go", "gpunodes/content/", ".venv/bin"}
+    missing = {path for path in named if not re.search(f"/{re.escape(path.rstrip('/'))}[/\n]", known)}
+    assert missing == elsewhere & set(named)
+
+
 def test_files_that_answer_a_question_exist() -> None:
     rows = re.findall(
         r"^\| [^|]+\? \| `([^`]+)`(?:, the function `(\w+)`)?", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
@@ -260,8 +271,12 @@ def test_commands_in_a_sentence_exist(page: Path) -> None:
         if words[0] not in NAMES or (words[0] in {"gpu", "lab"} and words[1:] and " ".join(words[:2]) not in NAMES):
             wrong.append(span)
             continue
+        if words[0] == "playbook":
+            continue  # what follows are options of ansible-playbook
         deepest = " ".join(words[:2]) if " ".join(words[:2]) in NAMES else words[0]
         known = {name for param in NAMES[deepest].params for name in (*param.opts, *param.secondary_opts)}
+        if words[0] == "playbook":
+            continue  # what follows are options of ansible-playbook
         wrong += [span for word in words if re.fullmatch(r"--[a-z-]+", word) and word not in {*known, "--help"}]
     assert not wrong
 
@@ -269,8 +284,8 @@ def test_commands_in_a_sentence_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_settings_of_a_page_exist(page: Path) -> None:
     named = set(re.findall(r"`(gpunodes_(?:[a-z]+_)*[a-z]+)(?:: [^`]*)?`", page.read_text()))
-    # Filters and callbacks of our Ansible content, and settings that the changelog names as they were.
-    others = {"gpunodes_data", "gpunodes_printable", "gpunodes_repair_sick_percent", "gpunodes_repair_look_pause"}
+    # Settings that the changelog names as they were.
+    others = {"gpunodes_repair_sick_percent", "gpunodes_repair_look_pause"}
     assert not named - set(settings.defaults()) - set(settings._options()) - others
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from gpunodes.ansible.filter_plugins import gpunodes_gpu as filters
+from gpunodes.ansible.filter import gpu as filters
 from gpunodes.model import GpuLevel, GpuVerification, Machine, Phase, Role, TaskStarted
 from gpunodes.operations import gpu_verify, phases
 from gpunodes.operations.tracker import Tracker

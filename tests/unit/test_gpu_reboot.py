@@ -74,7 +74,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[s
     for path in (ROOT / "roles/gpu_driver").rglob("*.yml"):
         copy = role / path.relative_to(ROOT / "roles/gpu_driver")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text().replace("ansible.builtin.reboot:", "pretended_reboot:"))
+        text = path.read_text().replace("ansible.builtin.reboot:", "pretended_reboot:")
+        copy.write_text(text.replace("gpunodes.bootstrap.host:", "host:"))
     assert "pretended_reboot:" in (role / "tasks/main.yml").read_text()
     hosts: dict[str, Any] = {}
     for name, case in CASES.items():
@@ -103,7 +104,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[s
         cwd=folder,
         env={
             **os.environ,
-            "ANSIBLE_FILTER_PLUGINS": str(ROOT / "bootstrap/gpunodes/ansible/filter_plugins"),
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "bootstrap"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.oneline",
             "ANSIBLE_FORKS": "1",
             "ANSIBLE_NOCOLOR": "1",

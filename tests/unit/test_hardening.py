@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from gpunodes.ansible.filter_plugins import gpunodes as filters
-from gpunodes.ansible.module_utils.gpunodes import gpu_verify
-from gpunodes.ansible.module_utils.gpunodes.kubeadm import init
+from gpunodes.ansible.filter import general as filters
+from gpunodes.ansible.module_utils import gpu_verify
+from gpunodes.ansible.module_utils.kubeadm import init
 
 ROLES = Path(__file__).parents[2] / "roles"
 

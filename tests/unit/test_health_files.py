@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,26 @@ def test_only_another_code_of_the_same_gpu_explains_xid_45(
     assert (verdict.state is State.HEALTHY) == (set(actions) == {"none"})
 
 
+class Pipe(io.BytesIO):
+    """A stream that zipfile cannot seek in, so that it writes the sizes of a member after it."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: object) -> int:
+        raise io.UnsupportedOperation
+
+    tell = seek
+
+
+def zipped(members: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED, *, pipe: bool = False) -> bytes:
+    stream = Pipe() if pipe else io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
 def packed(content: bytes) -> dict[str, bytes]:
     """The same content in every archive and compression format, and with other systems' line ends and encodings."""
     archive = io.BytesIO()
@@ -104,6 +126,12 @@ def packed(content: bytes) -> dict[str, bytes]:
         "two gzips": gzip.compress(content[:100]) + gzip.compress(content[100:]),
         "xz": lzma.compress(content),
         "zstd": zstd.compress(content),
+        "bzip2": bz2.compress(content),
+        "two bzip2s": bz2.compress(content[:100]) + bz2.compress(content[100:]),
+        "tar.bz2": bz2.compress(lzma.decompress(archive.getvalue())),
+        "zip": zipped({"sos/": b"", "sos/etc/hosts": b"127.0.0.1\n", "sos/kern.log": content}),
+        "zip, not compressed": zipped({"kern.log": content, "hosts": b"127.0.0.1\n"}, zipfile.ZIP_STORED),
+        "zip, written to a pipe": zipped({"hosts": b"127.0.0.1\n", "kern.log.bz2": bz2.compress(content)}, pipe=True),
         "tar.xz": archive.getvalue(),
         "crlf": content.replace(b"\n", b"\r\n"),
         "utf-16": content.decode("latin-1").encode("utf-16"),
@@ -179,14 +207,31 @@ def nested() -> bytes:
     [
         (tar_of("../../etc/cron.d/x"), "path is outside the archive"),
         (tar_of("/etc/cron.d/x"), "path is outside the archive"),
+        (zipped({"../../etc/cron.d/x": XID79}), "path is outside the archive"),
+        (zipped({"..\\..\\x": XID79}), "path is outside the archive"),
+        (zipped({"log": XID79}, zipfile.ZIP_LZMA), "not compressed with deflate"),
+        (zipped({"log": XID79}).replace(b"PK\x03\x04\x14\x00\x00", b"PK\x03\x04\x14\x00\x01"), "encrypted"),
         (nested(), "more than 4 nested archives"),
         (gzip.compress(XID79)[:-20] + b"\0" * 20, "cannot be unpacked"),
         (b"\xfd7zXZ\x00" + b"junk" * 100, "cannot be unpacked"),
+        (b"BZh91AY&SY" + b"junk" * 100, "cannot be unpacked"),
+        (zipped({"log": XID79 * 1000})[:60] + b"junk" * 100, "cannot be unpacked"),
         (b"\x28\xb5\x2f\xfd" + b"junk" * 100, "cannot be unpacked"),
         (b'<!DOCTYPE x [<!ENTITY a "b">]>\n<nvidia_smi_log>&a;</nvidia_smi_log>', "entities"),
         (b"<nvidia_smi_log>" + b"<a>" * 1000, "nested"),
     ],
-    ids=("parent folder", "absolute", "nested", "gzip", "xz", "zstd", "entities", "deep"),
+    ids=(
+        *(
+            "parent folder",
+            "absolute",
+            "zip's parent folder",
+            "backslashes",
+            "zip with lzma",
+            "encrypted zip",
+            "nested",
+        ),
+        *("gzip", "xz", "bzip2", "zip", "zstd", "entities", "deep"),
+    ),
 )
 def test_hostile_files_are_refused_with_a_message(content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(WrongInput, match=message):
@@ -194,7 +239,15 @@ def test_hostile_files_are_refused_with_a_message(content: bytes, message: str, 
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-@pytest.mark.parametrize("packer", [gzip.compress, lzma.compress, zstd.compress])
+def bomb_of_many(content: bytes) -> bytes:
+    """Each member unpacks to a size that is not checked, all together to one that is."""
+    return zipped({str(number): content[: 2 << 20] for number in range(len(content) >> 21)})
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [gzip.compress, lzma.compress, zstd.compress, bz2.compress, lambda content: zipped({"log": content}), bomb_of_many],
+)
 def test_a_bomb_is_refused(packer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunodes.health.sources.UNCHECKED_BYTES", 4 << 20)
     with pytest.raises(WrongInput, match="times its size"):
@@ -203,6 +256,17 @@ def test_a_bomb_is_refused(packer: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_truncated_archive_is_read_as_far_as_possible(tmp_path: Path) -> None:
     assert verdict_on(tmp_path, gzip.compress(XID79 * 1000, 0)[:-30_000]).xids == (79,)
+    assert verdict_on(tmp_path, zipped({"log": XID79 * 1000}, zipfile.ZIP_STORED)[:-30_000]).xids == (79,)
+
+
+def test_the_names_and_the_directory_of_a_zip_archive_do_not_count(tmp_path: Path) -> None:
+    """Nothing is written, and a directory that lists one member many times does not multiply it."""
+    content = zipped({"NVRM: Xid (PCI:0000:3b:00): 31, x": XID79})
+    begin, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
+    overlapping = content[:end] + content[begin:end] * 1000 + content[end:]
+    verdict = verdict_on(tmp_path, overlapping, "log.zip")
+    assert (verdict.xids, verdict.findings[0].count) == ((79,), 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.zip"]
 
 
 def test_unterminated_json_is_not_an_entry(tmp_path: Path) -> None:

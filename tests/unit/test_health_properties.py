@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from gpunodes.errors import WrongInput
-from gpunodes.health import judge, sources
+from gpunodes.health import judge, sources, unpack
 from gpunodes.health.model import SiteRules, Verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +48,13 @@ WRAPPINGS: tuple[Callable[[bytes], bytes], ...] = (
 PIECES = st.sampled_from(
     [part for message in MESSAGES for part in message.split(b" ")]
     + [b"\n", b"[1.0] ", b"<3>", b"(", b"0x", b'{"MESSAGE":"', b'"}', b"==NVSMI LOG==\n", b"<nvidia_smi_log>", b"<gpu>"]
+    + [b"refusing to freeze", b"likely owned by task nvidia-smi:7", b" [#1] ", b"Oops: 0002", b"[Unknown Error], "]
+    + [
+        b"detected NVSwitch fatal error 1 ",
+        b"| NVIDIA-SMI 1 |\n",
+        b"|  0  A40  On | 00000000:3B:00.0 Off | 0 |\n",
+        b"|ERR! ",
+    ]
     + [
         b"GPU 00000000:3B:00.0\n",
         b"    ECC Errors\n",
@@ -61,7 +68,7 @@ PIECES = st.sampled_from(
 
 def verdict_on(content: bytes) -> Verdict:
     def no_zstd(_: object) -> Iterator[bytes]:
-        raise sources.BrokenArchive("zstd is not available")
+        raise unpack.BrokenArchive("zstd is not available")
 
     return judge.judge_files("log", sources.texts(io.BytesIO(content), "log", no_zstd), SiteRules())
 
@@ -123,6 +130,15 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "boots": lambda n: b"Mar  1 05:00:00 n kernel: Linux version 6.12.0\nMar  1 05:00:01 n kernel: NVRM: x\n" * n,
     "journal": lambda n: b'{"_TRANSPORT":"kernel","MESSAGE":"NVRM: Xid (PCI:0000:3b:00): 31, x"}\n' * n,
     "journal's long lines": lambda n: (b'{"MESSAGE":"' + b"NVRM: " * 200 + b'"}\n') * n,
+    "owners": lambda n: b"[1.0] INFO: task a:1 is blocked on a mutex likely owned by task b:2.\n" * n,
+    "crashes": lambda n: b"[1.0] Oops: 0002 [#1] SMP\n[1.0]  nvidia_ioctl+0x1/0x2 [nfs]\n" * n,
+    "suspends": lambda n: b"[1.0] Freezing of tasks failed after 20 seconds (1 tasks refusing to freeze):\n" * n,
+    "quotations": lambda n: b'{"log":"kernel: [1.0] NVRM: Xid (PCI:0000:3b:00): 79, x"}\n' * n,
+    "nvidia-smi's tables": lambda n: (
+        b"| NVIDIA-SMI 610\n|   0  NVIDIA A40  On | 00000000:3B:00.0 Off | 0 |\n| 0%  ERR! P8 1W / 3W | 0MiB | 0% |\n"
+        * n
+    ),
+    "rows of queries": lambda n: b"index, name\n0, [Unknown Error]\n" * n,
     "nvidia-smi": lambda n: b"==NVSMI LOG==\nGPU 00000000:3B:00.0\n    ECC Errors\n        Volatile : 1\n" * n,
     "xml": lambda n: b"<nvidia_smi_log>\n<gpu id='00000000:3B:00.0'><a>1</a>\n</gpu></nvidia_smi_log>\n" * n,
 }

@@ -472,20 +472,22 @@ def test_nothing_is_forwarded(site: Site) -> None:
     for words in FORWARDING:
         for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
             assert forwards(resolved_by_ssh(shell.command("gpu-1", {name: words}))) == set(), (name, words)
-    ours = shlex.split(runner._environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
+    ours = shlex.split(runner.environment(Path("/x"))["ANSIBLE_SSH_ARGS"])
     assert forwards(resolved_by_ssh(["ssh", *ours, "-F", str(site.config), "gpu-1"])) == set()
 
 
 def resolved_by_ansible(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     """The options that ssh resolves when Ansible starts it for each machine of an inventory."""
-    sources = runner._inventories(runner.Play("x.yml", path, []), folder)
+    sources = runner._inventories(runner.Play("x.yml", Inventory(path), []), folder)
     assert sources[0] == str(path)
     program = str(Path(sys.executable).with_name("ansible-inventory"))
     words = [program, "--list", *(word for source in sources for word in ("-i", source))]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found = {}
-    for machine, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
-        message = [variables.get("ansible_ssh_args", runner._environment(folder)["ANSIBLE_SSH_ARGS"])]
+    # Values that are no templates are marked.
+    listed = json.loads(done.stdout, object_hook=lambda each: each.get("__ansible_unsafe", each))
+    for machine, variables in listed["_meta"]["hostvars"].items():
+        message = [variables.get("ansible_ssh_args", runner.environment(folder)["ANSIBLE_SSH_ARGS"])]
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
             message.append(variables.get(name, os.environ.get(name.upper(), "")))
         found[machine] = resolved_by_ssh(["ssh", *shlex.split(" ".join(message)), variables["ansible_host"]])
@@ -576,7 +578,7 @@ def test_jump_hosts_have_the_same_rules(site: Site, ports: dict[str, tuple[int, 
 def test_machines_without_rules_have_no_options_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
-    assert runner._inventories(runner.Play("x.yml", path, []), tmp_path) == [str(path)]
+    assert runner._inventories(runner.Play("x.yml", Inventory(path), []), tmp_path) == [str(path)]
 
 
 @pytest.mark.parametrize(

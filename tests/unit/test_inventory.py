@@ -20,6 +20,8 @@ from gpunodes.operations import checked
 from gpunodes.planner import versions
 from gpunodes.views import document
 
+from tests.bench import selection
+
 PLAIN = """\
 control_plane:
   hosts:
@@ -59,6 +61,12 @@ def path(tmp_path: Path) -> Path:
 )
 def test_patterns_select(path: Path, patterns: list[str], names: list[str]) -> None:
     assert [machine.name for machine in Inventory(path).select(patterns, Role.WORKER)] == names
+
+
+def test_selecting_each_machine_by_name_costs_little_more_than_one_pattern(tmp_path: Path) -> None:
+    """Each name had the cost of the whole inventory: all names of 1,000 took 500 times as long as one pattern."""
+    inventory = Inventory(selection.write(tmp_path, 500))
+    assert selection.ratio(inventory, 500) < 50
 
 
 def test_no_pattern_selects_all_of_the_role(path: Path) -> None:
@@ -207,6 +215,9 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_drain_timeout", "soon", "wanted: type int"),
         ("gpunodes_node_taints", [{"key": "a", "effect": "Never"}], "NoSchedule"),
         ("gpunodes_node_labels", {"rack": "r 7"}, "labels of a node"),
+        ("gpunodes_pools", ["h100"], "wanted: type dict"),
+        ("gpunodes_pools", {"h 100": {}}, "such as {h100: {}, v100: {}}"),
+        ("gpunodes_pools", {"h100": {"size": 3}}, "such as {h100: {}, v100: {}}"),
         ("gpunodes_feature_gates", {"Foo": "maybe"}, "true or false"),
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],
@@ -268,6 +279,25 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     assert not (tmp_path / "state" / "gpunodes" / "runs").exists()
 
 
+def test_pools_that_do_not_exist_or_overlap_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        "workers:\n  vars: {gpunodes_pools: {h100: {}, h10: {}, dc1: {}}}\n  children:\n"
+        "    dc1: {hosts: {a: {}, b: {}, c: {}}}\n    h100: {hosts: {a: {}, b: {gpunodes_pool: spare}}}\n"
+    )
+    with pytest.raises(WrongInput) as raised:
+        checked.inventory(path)
+    assert [str(problem.fact) for problem in raised.value.problems] == [
+        "gpunodes_pools of a, b, c names h10, which is no group; wanted: groups of the inventory; the nearest: h100",
+        (
+            "gpunodes_pools of a names dc1 and h100, and the machine is in all of these groups; "
+            "wanted: one of them, or the machine's pool in gpunodes_pool"
+        ),
+    ]
+    path.write_text(path.read_text().replace(", h10: {}, dc1: {}", ""))
+    assert len(checked.inventory(path).machines()) == 3
+
+
 def test_every_action_can_be_the_site_s_own() -> None:
     actions = {code: action.value for code, action in enumerate(Action)}
     assert list(settings.problems({"gpunodes_health_xids": actions, "gpunodes_health_sxids": actions})) == []
@@ -279,6 +309,7 @@ def test_valid_settings() -> None:
         "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
         "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
         "gpunodes_cuda_versions": ["12.4", "13.0"],
+        "gpunodes_pools": {"h100": {}, "v100": None},
         "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",
         "gpunodes_repair_max_unavailable": "10%",
         "gpunodes_drain_timeout": "900",
@@ -295,7 +326,7 @@ def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
     with edit.tentative(file, dry_run=True):
         edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
-        assert Inventory(file).knows("10.0.0.1")
+        assert Inventory(file).unknown(["10.0.0.1", "10.0.0.9"]) == ["10.0.0.9"]
     assert list(tmp_path.iterdir()) == []
     with edit.tentative(file, dry_run=False):
         edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})

@@ -147,8 +147,8 @@ def test_a_fault_at_boot_is_an_option_of_the_driver() -> None:
         script("lost", at_boot=True)
 
 
-def test_clear_and_mend_remove_a_fault_at_boot() -> None:
-    for name in ("clear", "mend"):
+def test_clear_and_clear_all_remove_a_fault_at_boot() -> None:
+    for name in ("clear", "clear-all"):
         assert "rm -f /etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
 
 

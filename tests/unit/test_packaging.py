@@ -40,7 +40,9 @@ def tracked(folder: str) -> list[Path]:
 
 @pytest.mark.parametrize("folder", ["playbooks", "roles"])
 def test_the_wheel_has_playbooks_and_roles(wheel: set[str], folder: str) -> None:
-    expected = {f"gpunodes/content/{path.relative_to(ROOT)}" for path in tracked(folder)}
+    expected = {
+        f"gpunodes/content/ansible_collections/gpunodes/bootstrap/{path.relative_to(ROOT)}" for path in tracked(folder)
+    }
     assert expected
     assert not expected - wheel
 

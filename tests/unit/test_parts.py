@@ -1,4 +1,4 @@
-"""The parts of the machine tests: every file is in one part, and consecutive landings run all parts."""
+"""The parts of the machine tests: every file and scenario is in one part, and consecutive landings run all parts."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def test_every_file_of_machine_tests_is_in_exactly_one_part() -> None:
     assert sorted(listed) == sorted(path.name for path in parts.HERE.glob("test_*.py"))
 
 
+def test_every_scenario_is_in_exactly_one_part_except_the_one_that_always_runs() -> None:
+    listed = [scenario for part in parts.PARTS.values() for scenario in part.scenarios]
+    found = {path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")}
+    assert sorted(listed) == sorted(found - {"default"})
+
+
+def test_a_part_has_either_files_or_scenarios() -> None:
+    """`make test-part` runs files with pytest and scenarios with Molecule."""
+    assert all(bool(part.files) != bool(part.scenarios) for part in parts.PARTS.values())
+
+
 def test_each_part_stays_below_50_minutes_with_the_quick_tests() -> None:
     assert [name for name, part in parts.PARTS.items() if part.minutes > 39] == []
 
@@ -77,6 +88,7 @@ def test_a_part_can_be_named() -> None:
     done = run("docker")
     assert done.stdout.split() == ["tests/machines/test_docker.py", "tests/machines/test_gpu_alone.py"]
     assert "part 'docker'" in done.stderr
+    assert run("roles").stdout.split() == ["molecule/docker", "molecule/cuda", "molecule/gpu_pods"]
     assert run("none").stdout == ""
     wrong = run("dokcer")
     assert wrong.returncode == 2

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import sent
-from gpunodes.ansible.module_utils.gpunodes.probe import document, threads
-from gpunodes.ansible.module_utils.gpunodes.probe import smi as smi_run
-from gpunodes.ansible.module_utils.gpunodes.probe.deduplicator import Deduplicator
-from gpunodes.ansible.module_utils.gpunodes.probe.options import TEXT_BYTES, ProbeOptions
+from gpunodes.ansible.module_utils import sent
+from gpunodes.ansible.module_utils.probe import document, threads
+from gpunodes.ansible.module_utils.probe import smi as smi_run
+from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
+from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
 from gpunodes.health import shape
 
@@ -286,6 +286,24 @@ def test_hung_task_reports_stay_complete() -> None:
     assert text.count("\n") == len(lines)
     block = text[text.index("INFO: task nvidia-smi:140") :]
     assert "[nvidia]" in block[: block.index("INFO: task", 5)]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "INFO: task cat:7 blocked in I/O wait for more than 122 seconds.",
+        "INFO: task cat:7 can't die for more than 143 seconds.",
+        "INFO: task cat:7 <writer> blocked on an rw-semaphore likely owned by task python3:8 <reader>",
+        "Freezing of tasks failed after 20.002 seconds (1 tasks refusing to freeze, wq_busy=0):",
+        "Oops: 0002 [#1] PREEMPT SMP NOPTI",
+    ],
+)
+def test_other_reports_of_stuck_tasks_stay_complete(first: str) -> None:
+    """Their stacks consist of lines that a log flood would leave out."""
+    hung = "INFO: task cat:7 blocked for more than 120 seconds."
+    report = [*([hung] if "owned" in first else []), first, "Call Trace:", " os_acquire_mutex+0x37/0x40 [nvidia]"]
+    text, _, cut = deduplicator([(float(n), line) for n in range(60) for line in report])
+    assert (cut, text.count("[nvidia]")) == (False, 60)
 
 
 def test_log_of_different_lines_is_bounded_and_keeps_driver_lines() -> None:

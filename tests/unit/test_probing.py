@@ -25,7 +25,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import scans
 from gpunodes.engine.remote import answers, probing, programs
 from gpunodes.engine.remote.commands import Become
@@ -632,7 +632,7 @@ def test_a_machine_with_fewer_gpus_than_its_settings_is_unhealthy(facts: dict[st
 
 
 def test_the_filter_returns_the_same_verdict(facts: dict[str, Any]) -> None:
-    from gpunodes.ansible.filter_plugins.gpunodes import health
+    from gpunodes.ansible.filter.general import health
 
     found = health(facts, "gpu-1")
     assert found["state"] == verdict(facts).state.value

@@ -15,6 +15,7 @@ from gpunodes.cli import health
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.remote import probing
 from gpunodes.engine.remote.reach import ProbeResult, Reach
+from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.repair.policy import Decision
@@ -114,6 +115,7 @@ def test_a_summary_shows_the_result_of_each_machine() -> None:
     assert lines[0] == "gpu-1: repaired by sysrq in 1 min 05 s: hung"
     assert lines[1].startswith("gpu-2: wait: ")
     assert lines[2] == "1 other machine: nothing to repair"
+    assert views.summary(RepairResult("health", RESULT.machines[2:])) == "1 machine: nothing to repair"
     assert RESULT.exit_code == 3
 
 
@@ -143,7 +145,9 @@ def test_the_document() -> None:
 def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None:
     """A machine's pool is the label that `join` gives its node: its group, gpunodes_pool, or a label setting."""
     (tmp_path / "hosts.yml").write_text(
+        "all: {vars: {gpunodes_pools: {h100: {}}}}\n"
         "control_plane: {hosts: {c1: {}}}\n"
+        "dc1: {children: {workers: {}}}\n"
         "h100: {hosts: {gpu-1: {}, gpu-2: {gpunodes_pool: spare}, gpu-3: {gpunodes_node_labels: {rack: r7}}}}\n"
         "workers: {children: {h100: {}}, hosts: {worker-1: {}}}\n"
     )
@@ -152,6 +156,15 @@ def test_without_a_cluster_the_inventory_names_the_pools(tmp_path: Path) -> None
     assert [fleet.pool_label(name) for name in names] == ["h100", "spare", "h100", ""]
     fleet.settings = lambda: {"gpunodes_repair_pool_label": "rack"}  # type: ignore[method-assign]  # another label
     assert [fleet.pool_label(name) for name in names] == ["", "", "r7", ""]
+
+
+def test_templates_of_pools_are_rendered(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {a: {kind: h100}, b: {kind: 'a b'}}, vars: {gpunodes_pool: '{{ kind }}'}}\n")
+    fleet = InventoryFleet(Inventory(path))
+    assert fleet.pool_label("a") == "h100"
+    with pytest.raises(WrongInput, match="gpunodes_pool of b is 'a b'; wanted: the value of a node label"):
+        fleet.pool_label("b")
 
 
 def test_deadline_and_parallel_apply_to_the_scans_of_a_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,8 @@ def test_a_machine_is_not_scanned_while_its_node_becomes_ready() -> None:
 
 def test_a_machine_whose_nvidia_smi_fails_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(5, ["w1"])
-    monkeypatch.setattr(repair_fleet, "SMI", {"smi": {"status": "failed", "message": "Unknown\nError"}})
+    failed = {"smi": {"status": "failed", "message": "Unknown\nError"}}
+    monkeypatch.setattr(repair_fleet, "FACTS", repair_fleet.FACTS | failed)
     assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
     assert "nvidia-smi fails: Unknown Error" in place.api.events[-1]["message"]
 

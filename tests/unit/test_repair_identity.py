@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.filter_plugins import gpunodes as filters
+from gpunodes.ansible.filter import general as filters
 from gpunodes.engine import history, identities, records, runner
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse

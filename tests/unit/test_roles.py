@@ -117,6 +117,15 @@ def test_playbooks_have_the_phases_of_their_operation_in_its_order(playbook: str
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_the_cluster_is_read_before_package_sources_are_checked(playbook: Path) -> None:
+    """An existing cluster determines the minor whose source is checked, whatever the settings say."""
+    for play in load(playbook):
+        roles = [entry["role"] for entry in roles_of(play)]
+        if "preflight" in roles:
+            assert roles.index("cluster") < roles.index("settings") < roles.index("preflight")
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
 def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
     """Else a role that does not run would stay pending."""
     everywhere = load(ROOT / "playbooks/group_vars/all.yml")
@@ -128,3 +137,13 @@ def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
         if "host_diff" in roles:
             compared = wired["host_diff_wanted"].replace("wiring_gpu_wanted", str(wired["wiring_gpu_wanted"]))
             assert {role for part in re.findall(r"desired_state[a-z._]*", compared) for role in parts[part]} <= roles
+
+
+def test_results_that_the_wiring_reads_are_registered() -> None:
+    """A change of any container runtime makes the node and its GPUs be verified again."""
+    wiring = (ROOT / "playbooks/group_vars/all.yml").read_text()
+    read = set(re.findall(r"\((\w+)_result \| default\(\{\}\)\)", wiring))
+    assert {"containerd", "docker", "cri_dockerd"} <= read
+    for role in read:
+        tasks = "".join(path.read_text() for path in (ROOT / "roles" / role / "tasks").iterdir())
+        assert f"register: {role}_result\n" in tasks, role

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import command_lock, sent
+from gpunodes.ansible.module_utils import command_lock, sent
 from gpunodes.engine import locks, machine_control
 from gpunodes.engine.cluster.session import Session, over_ssh
 from gpunodes.engine.remote import answers, commands, probing, programs

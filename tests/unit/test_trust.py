@@ -18,11 +18,12 @@ import yaml
 from ansible._internal._datatag._tags import TrustedAsTemplate
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.callback import CallbackBase
-from gpunodes.ansible.callback_plugins.gpunodes_printable import sanitize
-from gpunodes.ansible.filter_plugins.gpunodes import data
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.callback.printable import sanitize
+from gpunodes.ansible.filter.general import data
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
+from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
 from gpunodes.operations import phases
 from gpunodes.views import health_map, text
@@ -74,7 +75,9 @@ def templates(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("document", [hostile(["x"] * 9), *MARKERS], ids=lambda document: ascii(document)[:40])
 def test_no_document_from_outside_enters_a_play_as_a_template(tmp_path: Path, document: Any) -> None:
     """Whatever a machine or the cluster reports, Ansible finds no template in it, and a filter gives it back whole."""
-    play = runner.Play("x.yml", tmp_path, ["worker-1"], facts={"worker-1": [document]}, cluster={"nodes": document})
+    play = runner.Play(
+        "x.yml", Inventory(tmp_path), ["worker-1"], facts={"worker-1": [document]}, cluster={"nodes": document}
+    )
     variables = entered(tmp_path, play)
     assert list(templates(variables)) == []
     assert repr(data(variables["gpunodes_facts"]["worker-1"])) == repr([document])
@@ -84,13 +87,13 @@ def test_no_document_from_outside_enters_a_play_as_a_template(tmp_path: Path, do
 def test_settings_of_a_run_are_no_templates_either(tmp_path: Path) -> None:
     """A value given on the command line is that value, whatever it looks like; half a character changes nothing."""
     settings = {"gpunodes_cuda_versions": list(ATTACKS), "gpunodes_pool": {"a": ATTACKS[1]}, "x": 5, "y": "\udcff"}
-    variables = entered(tmp_path, runner.Play("x.yml", tmp_path, [], variables=settings))
+    variables = entered(tmp_path, runner.Play("x.yml", Inventory(tmp_path), [], variables=settings))
     assert list(templates(variables)) == []
     assert variables == {**settings, "y": "?"}
 
 
 def test_what_nobody_knows_stays_unset(tmp_path: Path) -> None:
-    assert entered(tmp_path, runner.Play("x.yml", tmp_path, [], variables={"x": None})) == {"x": None}
+    assert entered(tmp_path, runner.Play("x.yml", Inventory(tmp_path), [], variables={"x": None})) == {"x": None}
     assert data(None) is None
 
 
@@ -99,7 +102,11 @@ def test_a_desired_state_contains_no_template() -> None:
     tagged = TrustedAsTemplate().tag(ATTACKS[1])
     facts = machine_report("worker-1", 1, kernel=ATTACKS[0])
     node = {"version": f"v1.36.3{ATTACKS[1]}"}
-    settings = {"gpunodes_ready_image": tagged, "gpunodes_node_labels": {tagged: tagged}}
+    settings = {
+        "gpunodes_ready_image": tagged,
+        "gpunodes_pools": {tagged: {}},
+        "gpunodes_node_labels": {tagged: tagged},
+    }
     made = filtered(given(facts, groups=(tagged,), node=node, **settings))
     assert made["labels"]["gpunodes.dev/pool"] == made["images"][2] == ATTACKS[1]
     assert f"/lib/modules/{ATTACKS[0]}/updates" in made["gpu"]["wanted"]["gpu_driver"]["directories"]
@@ -111,7 +118,7 @@ def test_one_file_alone_hands_variables_to_ansible() -> None:
     ways = re.compile(r"extravars|extra_vars|--extra|['\"]-e['\"]")
     users = [path.name for path in (ROOT / "bootstrap/gpunodes").rglob("*.py") if ways.search(path.read_text())]
     assert users == ["runner.py"]
-    sealed = re.compile(r"\{\{[^}]*(?:gpunodes_facts\[\w+\]|gpunodes_cluster\b)(?! \| gpunodes_data)")
+    sealed = re.compile(r"\{\{[^}]*(?:gpunodes_facts\[\w+\]|gpunodes_cluster\b)(?! \| gpunodes.bootstrap.data)")
     assert [path for path in CONTENT if sealed.search(path.read_text())] == []
 
 
@@ -123,7 +130,7 @@ def tasks(listed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     """No task loops over, includes, runs or looks up what a machine reported."""
-    own = {path.stem for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
+    own = {f"gpunodes.bootstrap.{path.stem}" for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
     words = {"name", "when", "register", "vars", "block", "always", "run_once", "become", "throttle", "diff", "no_log"}
     words |= {"delegate_to", "changed_when", "failed_when", "ignore_unreachable", "check_mode"}
     used = {
@@ -188,9 +195,12 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
+    words |= {"gather_facts"}
     assert {word for play in plays for word in play} == words
     groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
+    # Facts that Ansible gathers are read by nothing; another controller's settings may ask for them.
+    assert all(play["gather_facts"] is False for play in plays if "hosts" in play)
     imported = {play[word] for play in plays for word in play if "import" in word}
     assert imported == {"controller.yml"}
     tasks = [task for play in plays for task in play.get("tasks", ())]
@@ -235,7 +245,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
     given = []
     for number, words in enumerate((None, {"c1": list(ATTACKS)})):
         (tmp_path / str(number)).mkdir()
-        play = runner.Play("x.yml", inventory, ["c1"], facts=words, cluster=words)
+        play = runner.Play("x.yml", Inventory(inventory), ["c1"], facts=words, cluster=words)
         found = [Path(path) for path in runner._inventories(play, tmp_path / str(number))]
         given.append([(path.name, path.read_text()) for path in found])
     assert given[0] == given[1]
@@ -243,7 +253,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
 
 def test_answers_of_modules_never_become_variables() -> None:
     """Any module's answer may hold "ansible_facts": with injection they would win over the inventory and the wiring."""
-    assert runner._environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
+    assert runner.environment(Path("/nowhere"))["ANSIBLE_INJECT_FACT_VARS"] == "False"
     assert "inject_facts_as_vars = False" in (ROOT / "ansible.cfg").read_text()
 
 
@@ -318,7 +328,7 @@ def test_a_machine_cannot_forge_events(tmp_path: Path, monkeypatch: pytest.Monke
         seen: list[Event] = []
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        ended = runner.run(runner.Play("status.yml", fleet.inventory, ["worker-1"]), folder, seen.append)
+        ended = runner.run(runner.Play("status.yml", Inventory(fleet.inventory), ["worker-1"]), folder, seen.append)
         assert {each.machine for each in seen} == {"worker-1"}
         assert "\x1b" not in ended.log.read_text()
         assert not ended.ok

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # these lines with the commands' own help.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Cluster": {
-        "init-control-plane": "Make a machine the control plane of a new cluster.",
-        "init-master": "Another name of init-control-plane.",
+        "init-master": "Make a machine the control plane of a new cluster.",
+        "init-control-plane": "Another name of init-master.",
         "preflight": "Check what would stop a join; nothing is changed.",
         "join": "Join machines to the cluster as workers.",
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
@@ -37,14 +37,16 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "gates": "List the kubelet's feature gates that matter for GPUs.",
     },
     "Health and repair": {
-        "health": "Check GPU machines: state, evidence and recommended action.",
+        "health": "Check GPU machines: state, action and evidence.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
-        "maintenance": "Keep repairs and new pods away from machines under maintenance.",
+        "maintenance": "Keep repairs and new pods away from machines that people work on.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
         "power": "Show a machine's power state, or switch it through its BMC.",
         "history": "Show the recorded verdicts and repairs of one machine, or of all.",
     },
     "Tools": {
+        "playbook": "Run a playbook of gpunodes with ansible-playbook.",
+        "content": "Print the folder of the Ansible collection that gpunodes runs.",
         "lab": "Virtual machines to try gpunodes on.",
         "help": "Show the help of a command.",
         "completion": "Print a script that completes commands, machines and files in a shell.",

@@ -54,7 +54,9 @@ def _names(path: Path) -> list[str]:
 
 
 def _of_yaml(groups: Any) -> Iterator[str]:
-    for group, body in groups.items() if isinstance(groups, dict) else ():
+    if not isinstance(groups, dict) or isinstance(groups.get("plugin"), str):
+        return
+    for group, body in groups.items():
         yield str(group)
         if isinstance(body, dict):
             hosts = body.get("hosts")

@@ -61,7 +61,7 @@ class _MachinesOrCommand(click.Group):
         argv = ctx.meta.get(self._ARGV)
         if argv is None:
             return click.Command.invoke(self, ctx)
-        # Not below this context: its path would have PATTERNS in it.
+        # Not below this context: its path would have MACHINES in it.
         path = f"{ctx.info_name} {argv[0]}"
         with self.commands[argv[0]].make_context(path, argv[1:], parent=ctx.parent) as context:
             return context.command.invoke(context)
@@ -77,7 +77,7 @@ class _MachinesOrCommand(click.Group):
     no_args_is_help=False,
     context_settings={"allow_interspersed_args": True},
 )
-@click.argument("patterns", nargs=-1, shell_complete=complete.machines_or_files)
+@click.argument("patterns", nargs=-1, metavar="[MACHINES]...", shell_complete=complete.machines_or_files)
 @click.option(
     "--from",
     "files",
@@ -100,20 +100,13 @@ class _MachinesOrCommand(click.Group):
     help="Time limit of the scan; by default 60, plus a quarter of a second for each machine. With --reboot-hung it "
     "limits each scan, not the repairs.",
 )
-@click.option(
-    "--parallel",
-    type=options.Whole(1, 1024),
-    default=64,
-    show_default=True,
-    metavar="NUMBER",
-    help="How many machines to probe at once.",
-)
-@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict recommends a reboot.")
+@options.number_option("--parallel", (1, 1024), 64, "How many machines to probe at once.")
+@click.option("--reboot-hung", is_flag=True, help="Repair the machines whose verdict has the action reboot.")
 @click.option(
     "--actions",
     metavar="ACTIONS",
     shell_complete=_actions,
-    help="With --reboot-hung: the recommended actions to act on, such as reset_gpu,reboot. By default reboot.",
+    help="With --reboot-hung: repair machines with one of these actions, such as reset_gpu,reboot; by default reboot.",
 )
 @repair_options.options
 @options.json_option
@@ -129,16 +122,16 @@ def command(
     repair_flags: repair_options.RepairOptions,
     as_json: bool,
 ) -> int:
-    """Check GPU machines: state, evidence and recommended action.
+    """Check GPU machines: state, action and evidence.
 
-    PATTERNS are names, addresses, groups or patterns of the inventory; by default all machines. With --from, saved
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --from, saved
     files of one machine are judged, and no machine is contacted: kernel logs, journals, nvidia-smi output, bug reports
-    or sosreports, compressed or not; - is standard input. Exit code 3 when a machine is not healthy or does not
+    or sosreports, compressed or not; `-` is standard input. Exit code 3 when a machine is not healthy or does not
     respond.
 
-    With --reboot-hung, hung machines are drained, rebooted, verified and uncordoned; if a reboot fails, the next
-    escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason. An interrupted
-    repair is resumed.
+    With --reboot-hung, machines whose action is reboot are drained, rebooted, verified and uncordoned; if a reboot
+    fails, the next escalation step follows. Machines that are not healthy afterwards stay cordoned, with the reason.
+    Interrupted repairs are resumed.
     """
     if reboot_hung:
         if files or watch:
@@ -172,7 +165,7 @@ def command(
 @click.argument("code", required=False, metavar="[CODE]")
 @options.json_option
 def explain(kind: str, code: str | None, as_json: bool) -> int:
-    """Show what an Xid or SXid code, or a rule of a verdict, means, what to do, and the source.
+    """Explain an Xid, an SXid or a rule.
 
     Exit code 2 for a code that NVIDIA's catalog does not have.
     """
@@ -215,15 +208,15 @@ def rules(as_json: bool) -> int:
     default="10min",
     show_default=True,
     metavar="TIME",
-    help="Time between two checks, as a systemd time span.",
+    help="Time between two runs, as a systemd time span.",
 )
 @options.inventory_path_option
 @options.json_option
 def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     """Print a systemd service and timer that repair hung machines.
 
-    The service runs `gpunodes health --reboot-hung` as the current user, in the current folder. The comment before each
-    unit is the path of its file.
+    The service runs `gpunodes health --reboot-hung` as the current user, in the current folder. Save each unit as the
+    file that the comment above it names.
     """
     import getpass
     import shutil

@@ -13,8 +13,8 @@ from gpunodes.cli import common, complete
 def command(machine: str, output: str) -> int:
     """Show the recorded verdicts and repairs of one machine, or of all.
 
-    MACHINE is a name of the inventory. It has only what this user did on this controller; the Events of a Node
-    (`kubectl describe node`) also have the repairs of others.
+    MACHINE is a name of the inventory. The history has what this user did on this controller; the Events in
+    `kubectl describe node` also show repairs of other users.
     """
     import dataclasses
 

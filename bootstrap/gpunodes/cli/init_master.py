@@ -1,4 +1,4 @@
-"""gpunodes init-control-plane, and its other name init-master"""
+"""gpunodes init-master, and its other name init-control-plane"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
     """Make a machine the control plane of a new cluster.
 
     MACHINE is a name or address of the inventory; by default its control plane. If there is no inventory yet, give
-    the machine's address: an inventory is created with it, and with --user, --key and --port.
+    the machine's address: the inventory is created, with this address, --user, --key and --port.
     """
     path = flags.inventory
     names = [machine] if machine else []

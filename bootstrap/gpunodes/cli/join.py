@@ -27,14 +27,15 @@ def command(
     """Join machines to the cluster as workers.
 
     MACHINES are names, addresses, groups or patterns of the inventory. On a machine that has joined already, only
-    what differs from the settings is changed. A new address is added to the inventory if `init-control-plane ADDRESS`
-    created it.
+    what differs from the settings is changed. If `init-master ADDRESS` created the inventory,
+    new addresses are added to it.
     """
     for pattern in machines:
         check_pattern(pattern)
     inventory = checked.inventory(flags.inventory)
-    new = [pattern for pattern in machines if is_address(pattern) and not inventory.knows(pattern)]
-    others = [pattern for pattern in machines if pattern not in new]
+    new = inventory.unknown(pattern for pattern in machines if is_address(pattern))
+    added_now = set(new)
+    others = [pattern for pattern in machines if pattern not in added_now]
     known = inventory.select(others, Role.WORKER) if others else []
     with edit.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         if new:
@@ -42,7 +43,8 @@ def command(
             edit.add(flags.inventory, Role.WORKER, new, connection.variables)
         elif connection.variables:
             edit.reconnect(flags.inventory, known, connection.variables)
-        inventory = checked.inventory(flags.inventory)
+        if new or connection.variables:
+            inventory = checked.inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
         added = common.Added(change, new)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

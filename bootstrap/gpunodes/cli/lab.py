@@ -44,30 +44,9 @@ def command(context: click.Context, name: str) -> None:
 
 
 @command.command()
-@click.option(
-    "--workers",
-    type=options.Whole(0, 9),
-    default=2,
-    show_default=True,
-    metavar="NUMBER",
-    help="Workers besides control-1.",
-)
-@click.option(
-    "--gpu-workers",
-    type=options.Whole(0, 9),
-    default=0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Workers with stand-in GPUs.",
-)
-@click.option(
-    "--gpus",
-    type=options.Whole(1, 16),
-    default=2,
-    show_default=True,
-    metavar="NUMBER",
-    help="Stand-in GPUs of each GPU worker.",
-)
+@options.number_option("--workers", (0, 9), 2, "Workers besides control-1.")
+@options.number_option("--gpu-workers", (0, 9), 0, "Workers with stand-in GPUs.")
+@options.number_option("--gpus", (1, 16), 2, "Stand-in GPUs of each GPU worker.")
 @click.option(
     "--gpu-device",
     "device",
@@ -76,18 +55,8 @@ def command(context: click.Context, name: str) -> None:
     metavar="ID[,ID...]",
     help="PCI device ids of these GPUs; 2330 is an H100.",
 )
-@click.option(
-    "--nvswitches",
-    type=options.Whole(0, 8),
-    default=0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Stand-in NVSwitches of each GPU worker.",
-)
-@click.option(
-    "--cpus", type=options.Whole(1, 64), default=1, show_default=True, metavar="NUMBER",
-    help="CPUs of each worker.",
-)  # fmt: skip
+@options.number_option("--nvswitches", (0, 8), 0, "Stand-in NVSwitches of each GPU worker.")
+@options.number_option("--cpus", (1, 64), 1, "CPUs of each worker.")
 @click.option(
     "--os", "system", type=click.Choice(["debian12", "debian13"]), default="debian13", show_default=True,
     help="Operating system of the machines.",
@@ -112,7 +81,10 @@ def up(
     no_mirror: bool,
     as_json: bool,
 ) -> None:
-    """Start the lab, or repair it, and write its inventory to ./inventory."""
+    """Start or repair the lab.
+
+    Its inventory is written to ./inventory.
+    """
     from gpunodes.lab import lab
     from gpunodes.lab.layout import Boards, System
     from gpunodes.lab.plan import LabRequest
@@ -152,7 +124,10 @@ def down(layout: Layout, as_json: bool) -> None:
 @options.json_option
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> int:
-    """Show the lab's machines, daemons and snapshots; exit code 1 when something needs repair."""
+    """Show machines, daemons and snapshots.
+
+    Exit code 1 when something needs repair.
+    """
     from gpunodes.lab import lab
 
     state = lab.status(layout)
@@ -191,7 +166,10 @@ def console(layout: Layout, machine: str) -> None:
 @options.json_option
 @click.pass_obj
 def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
-    """Switch MACHINE's power by its BMC (Redfish); off does not shut the system down first."""
+    """Switch MACHINE's power by its BMC (Redfish).
+
+    off and cycle do not shut the system down first.
+    """
     from gpunodes.lab import bmc, lab
 
     lab.power(layout, machine, bmc.LabPowerAction(action))
@@ -206,25 +184,9 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 @click.argument("machine")
 @click.argument("fault", metavar="FAULT")
 @click.argument("code", type=options.Whole(min=0), required=False)
-@click.option(
-    "--gpu", type=options.Whole(min=0), default=0, show_default=True, metavar="NUMBER", help="Which GPU, from 0."
-)
-@click.option(
-    "--times",
-    type=options.Whole(1, 1_000_000),
-    default=1,
-    show_default=True,
-    metavar="NUMBER",
-    help="Number of Xid lines.",
-)
-@click.option(
-    "--seconds",
-    type=options.Whole(1, 600),
-    default=60,
-    show_default=True,
-    metavar="NUMBER",
-    help="Duration of a lockup.",
-)
+@options.number_option("--gpu", (0, None), 0, "Which GPU, from 0.")
+@options.number_option("--times", (1, 1_000_000), 1, "Number of Xid lines.")
+@options.number_option("--seconds", (1, 600), 60, "Duration of a lockup.")
 @click.option("--at-boot", is_flag=True, help="Cause the fault at every start of the driver from now on, not now.")
 @options.json_option
 @click.pass_obj
@@ -239,10 +201,10 @@ def fault(
     at_boot: bool,
     as_json: bool,
 ) -> None:
-    """Cause a fault in the stand-in GPUs of MACHINE, or end it (clear, mend).
+    """Cause or end a fault of MACHINE's GPUs.
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup, clear, mend; see docs/lab.md.
+    other-hang, lockup; clear and clear-all end faults. docs/lab.md describes each.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults
@@ -276,7 +238,10 @@ def snapshot(layout: Layout, name: str, as_json: bool) -> None:
 @options.json_option
 @click.pass_obj
 def restore(layout: Layout, name: str, as_json: bool) -> None:
-    """Restore memory and disk of all machines from snapshot NAME, and set their clocks."""
+    """Restore all machines from snapshot NAME.
+
+    Their clocks are set.
+    """
     from gpunodes.lab import lab
 
     seconds = lab.restore(layout, _snapshot_name(name))
@@ -287,7 +252,7 @@ def restore(layout: Layout, name: str, as_json: bool) -> None:
 @command.command()
 @options.json_option
 def doctor(as_json: bool) -> int:
-    """Check what this machine lacks for a lab, and how to install it."""
+    """Check what this machine lacks for a lab."""
     from gpunodes.lab import doctor as doctors
 
     found = doctors.checks()

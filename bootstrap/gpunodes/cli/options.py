@@ -51,3 +51,12 @@ def inventory_option(command: _Command) -> _Command:
 def json_option(command: _Command) -> _Command:
     """--json, passed as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
+
+
+def number_option(
+    flag: str, limits: tuple[int, int | None], default: int, description: str
+) -> Callable[[_Command], _Command]:
+    """An option for a whole number between two limits; None: no upper one."""
+    return click.option(
+        flag, type=Whole(*limits), default=default, show_default=True, metavar="NUMBER", help=description
+    )

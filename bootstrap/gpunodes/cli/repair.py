@@ -17,7 +17,7 @@ from gpunodes.repair import escalation
     "--from",
     "first",
     type=click.Choice([step.name for step in escalation.steps()]),
-    help="The escalation step to start at; by default the one that the verdict recommends.",
+    help="The escalation step to start at; by default the mildest that the verdict allows.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="The reason, for the node's annotation and the history.")
 @click.option("--resume", is_flag=True, help="Resume all interrupted repairs; start no new one.")
@@ -36,8 +36,8 @@ def command(
     """Repair machines: drain, reset or reboot, verify, uncordon.
 
     MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
-    the budget and the loop guard: gpunodes_repair_guard_repairs in gpunodes_repair_guard_hours. An interrupted repair
-    is resumed. Exit code 3 when a machine is not healthy at the end.
+    the budget and the loop guard (settings gpunodes_repair_guard_repairs and gpunodes_repair_guard_hours). Interrupted
+    repairs are resumed. Exit code 3 when a machine is not healthy at the end.
     """
     if bool(machines) == resume:
         raise WrongInput(

@@ -58,12 +58,14 @@ def options(command: _Command) -> _Command:
     @click.option(
         "--force-drain",
         is_flag=True,
-        help="Delete pods that do not end, regardless of disruption budgets; only on nodes whose driver hangs.",
+        help="Delete pods that do not end, regardless of disruption budgets; only on nodes that hang or are not ready.",
     )
     @click.option(
         "--bug-report", is_flag=True, help="Also save the report of nvidia-bug-report.sh as evidence; it takes minutes."
     )
-    @click.option("--without-cluster", is_flag=True, help="Repair machines without their cluster: no lock, no drain.")
+    @click.option(
+        "--without-cluster", is_flag=True, help="Repair machines without their cluster: no cordon, no drain, no Lease."
+    )
     @functools.wraps(command)
     def wrapped(
         *args: Any,

@@ -94,6 +94,7 @@ class InventoryFleet:
         self._parallel = parallel
         self._targets: dict[str, ScanTarget] = {}
         self._settings: dict[str, Any] | None = None
+        self._labels: dict[str, Mapping[str, str]] = {}
 
     @property
     def cluster_name(self) -> str:
@@ -118,9 +119,27 @@ class InventoryFleet:
 
     def pool_label(self, name: str) -> str:
         """As ``Fleet`` has it."""
+        return self.labels(name).get(str(self.settings()["gpunodes_repair_pool_label"]), "")
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """The labels by its settings that a machine's node gets when it joins; raises WrongInput for wrong ones."""
+        if name not in self._labels:
+            # Called for each machine at each decision, and templates are slow.
+            self._labels[name] = self._read_labels(name)
+        return self._labels[name]
+
+    def _read_labels(self, name: str) -> dict[str, str]:
         variables = self.inventory.variables(name)
-        labels = desired.labels(settings.resolve(variables), variables.get("group_names") or ())
-        return str(labels.get(self.settings()["gpunodes_repair_pool_label"], ""))
+        given = settings.resolve(variables)
+        if "{{" in str([given[key] for key in desired.LABEL_SETTINGS]):
+            rendered = self.inventory.rendered(name, *desired.LABEL_SETTINGS)
+            settings.report_all(self.inventory.path, {name: list(settings.problems(rendered))})
+            given |= rendered
+        try:
+            return desired.labels(given, variables.get("group_names") or ())
+        except WrongInput as error:
+            wrong = error.problem
+            raise WrongInput(f"{name}: {wrong.found}", wrong.wanted, wrong.remedy) from error
 
     def session(self) -> Session:
         """As ``Fleet`` has it."""

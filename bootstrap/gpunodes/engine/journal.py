@@ -19,7 +19,7 @@ def open_run(command: str) -> Path:
     runs.mkdir(mode=0o700, exist_ok=True)
     _prune(runs)
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%f")
-    folder = runs / f"{stamp}-{command}-{os.getpid()}"
+    folder = runs / f"{stamp}-{command.replace(' ', '-')}-{os.getpid()}"
     folder.mkdir(mode=0o700)
     return folder
 

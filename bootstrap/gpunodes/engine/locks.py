@@ -1,6 +1,6 @@
 """A lock on the first control-plane machine, over SSH, for clusters whose API does not respond: no Leases there.
 
-A small program on that machine (``module_utils/gpunodes/command_lock.py``) holds the lock as long as the SSH connection
+A small program on that machine (``module_utils/command_lock.py``) holds the lock as long as the SSH connection
 is open and a heartbeat byte arrives every ten seconds. So the lock is released when the command ends, is killed, or its
 controller loses power; nothing must expire or be cleaned up. The program echoes each byte: without echoes another
 command may soon hold the lock.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunodes import shape
-from gpunodes.ansible.module_utils.gpunodes import command_lock
+from gpunodes.ansible.module_utils import command_lock
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, programs, shell
 from gpunodes.errors import GpunodesError, sentence
@@ -182,7 +182,7 @@ def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str])
     options = {"who": who, "patience_s": PATIENCE, "path": command_lock.PATH}
     command = programs.pack("command_lock", options).command(variables)
     process = subprocess.Popen(
-        [*shell.command(address, variables, "-o", "ConnectTimeout=30"), command.line],
+        [*shell.command(address, variables), command.line],
         env=shell.environment(variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

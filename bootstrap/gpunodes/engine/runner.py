@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, plugins
 from gpunodes.model import Event, Machine, printable_lines
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Play:
     """
 
     playbook: str
-    inventory: Path
+    inventory: Inventory
     machines: Sequence[str]
     skip_phases: Sequence[str] = ()
     variables: Mapping[str, Any] | None = None
@@ -107,7 +107,14 @@ def run(
             skip_tags=",".join(play.skip_phases) or None,
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
-            envvars=_environment(_wrapper_folder(private / "bin")) | {"ANSIBLE_CONFIG": str(private / "ansible.cfg")},
+            envvars={
+                **environment(play.inventory.path),
+                "PATH": os.pathsep.join([str(_wrapper_folder(private / "bin")), search_path()]),
+                "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
+                "ANSIBLE_NOCOLOR": "1",
+                # ansible-runner drops a result above this size in bytes: a node takes about 500.
+                "MAX_EVENT_RES": str(64 << 20),
+            },
             event_handler=handle,
             cancel_callback=stop.overdue,
             settings={"pexpect_timeout": 1},
@@ -123,8 +130,8 @@ def _extra_variables(play: Play) -> dict[str, Any]:
     """The extra variables of a play, encoded so that Ansible evaluates none of their strings as a template.
 
     By default ansible-core evaluates every string of an extra-vars file. A document from outside is passed as base64,
-    which no version of Ansible can evaluate as a template or as one of its JSON markers; the filter gpunodes_data
-    decodes it.
+    which no version of Ansible can evaluate as a template or as one of its JSON markers; the filter
+    gpunodes.bootstrap.data decodes it.
     """
     extra = {name: _marked_unsafe(value) for name, value in (play.variables or {}).items()}
     if play.facts is not None:
@@ -156,14 +163,22 @@ _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
 def _inventories(play: Play, private: Path) -> list[str]:
-    """The inventory, and a second one with the connection variables of machines that have their own SSH rules."""
-    paths = [str(play.inventory.absolute())]
-    if own := _own_rules(Inventory(play.inventory)):
+    """The inventory, and a second one: connection variables of machines with their own SSH rules, and addresses.
+
+    Ansible reads the inventory again. A plugin may then list another address for a name: that which was checked stays.
+    """
+    paths = [str(play.inventory.path.absolute())]
+    own = _own_rules(play.inventory)
+    if play.inventory.plugin:
+        for machine in play.inventory.machines():
+            if "{{" not in machine.address:
+                own.setdefault(machine.name, {})["ansible_host"] = machine.address
+    if own:
         folder = private / "ssh"
         # host_vars of the first inventory override the second inventory's variables, but not its host_vars.
         (folder / "host_vars").mkdir(parents=True)
         for name, variables in own.items():
-            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(variables), encoding="utf-8")
+            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(_marked_unsafe(variables)), encoding="utf-8")
         (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
         paths.append(str(folder / "hosts.json"))
     return paths
@@ -204,17 +219,20 @@ def _wrapper_folder(folder: Path) -> Path:
     return folder
 
 
-def _environment(programs: Path) -> dict[str, str]:
-    plugins = settings.plugins()
+def search_path() -> str:
+    """PATH with Ansible's programs first: under pipx or an unactivated environment they are not on the user's PATH."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def environment(inventory: Path) -> dict[str, str]:
+    """The environment variables that configure Ansible for the playbooks of gpunodes with this inventory."""
+    content = settings.content()
+    beside = plugins.search_path(inventory)
     return {
-        # Under pipx or an unactivated environment ansible-playbook is not on PATH.
-        "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "ANSIBLE_LIBRARY": str(plugins / "modules"),
-        "ANSIBLE_MODULE_UTILS": str(plugins / "module_utils"),
-        "ANSIBLE_FILTER_PLUGINS": str(plugins / "filter_plugins"),
-        "ANSIBLE_CALLBACK_PLUGINS": str(plugins / "callback_plugins"),
-        "ANSIBLE_CALLBACKS_ENABLED": "gpunodes_printable",
-        "ANSIBLE_ROLES_PATH": str(settings.content() / "roles"),
+        # The user's collections stay usable: an inventory may need a plugin of one.
+        "ANSIBLE_COLLECTIONS_PATH": os.pathsep.join([str(content.parents[2]), _user_collections()]),
+        "ANSIBLE_CALLBACKS_ENABLED": "gpunodes.bootstrap.printable",
+        "ANSIBLE_ROLES_PATH": str(content / "roles"),
         "ANSIBLE_GATHERING": "explicit",
         # A module's result may contain "ansible_facts": they must not override the inventory's variables.
         "ANSIBLE_INJECT_FACT_VARS": "False",
@@ -227,11 +245,14 @@ def _environment(programs: Path) -> dict[str, str]:
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
-        "ANSIBLE_NOCOLOR": "1",
-        # ansible-runner drops a result above this size in bytes: a node takes about 500.
-        "MAX_EVENT_RES": str(64 << 20),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
+        **({"ANSIBLE_INVENTORY_PLUGINS": beside} if beside else {}),
     }
+
+
+def _user_collections() -> str:
+    """The user's path of collections, by default Ansible's own default."""
+    return os.environ.get("ANSIBLE_COLLECTIONS_PATH") or "~/.ansible/collections:/usr/share/ansible/collections"
 
 
 class _Stop:

@@ -1,4 +1,7 @@
-"""Entries of ``journalctl -o json``: the kernel's messages, with a header in the format of dmesg."""
+"""A journal's entries: the kernel's messages, with a header in the format of dmesg.
+
+``journalctl -o json`` has an entry per line; `journal_formats` makes its other formats into that one.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import FLOOD_FIRST, FLOOD_LAST
+from gpunodes.ansible.module_utils.probe.known import FLOOD_FIRST, FLOOD_LAST
 from gpunodes.health import rules, scan
 from gpunodes.health.evidence import clean
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, SiteRules, State, Time, Verdict
@@ -34,13 +34,15 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         reader.feed(found.smi.xml.encode())
         gpus = reader.finish()
     data = RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
+    lines = found.log.count("\n") + sum(max(0, repeat.count - FLOOD_FIRST - FLOOD_LAST) for repeat in found.repeats)
     readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
         name,
         "live",
         data,
-        readable,
+        "" if readable else WANTED_LIVE,
+        kernel_lines=lines,
         boot_id=found.boot_id,
         expected=found.expected if found.expected is not None else present,
         seen_gpus=len(gpus) if gpus is not None else sum(each.is_gpu and each.responds for each in found.functions),
@@ -68,9 +70,32 @@ def judge_files(
     gpus = {gpu.address: gpu for log in logs for gpu in log.gpus or ()}
     has_smi_output = any(log.gpus is not None for log in logs)
     data = RuleInput(_of_last_boot(logs), tuple(gpus.values()), None, site)
-    readable = any(log.recognised for log in logs)
-    boot_id = next((log.boot_id for log in logs if log.boot_id), None)
-    return _verdict(name, "file", data, readable, boot_id=boot_id, seen_gpus=len(gpus) if has_smi_output else None)
+    return _verdict(
+        name,
+        "file",
+        data,
+        _wanted(logs),
+        kernel_lines=sum(log.kernel_lines for log in logs),
+        boot_id=next((log.boot_id for log in logs if log.boot_id), None),
+        seen_gpus=len(gpus) if has_smi_output else None,
+    )
+
+
+_LOGS = "the kernel log since the boot (journalctl -k -b), and the output of nvidia-smi -q"
+WANTED_LIVE = (
+    "neither the kernel log nor nvidia-smi nor the PCI bus could be read: give the probe root (ansible_become), "
+    f"or pass {_LOGS} to --from"
+)
+
+
+def _wanted(logs: Sequence[scan.Log]) -> str:
+    """What is missing in saved logs for a verdict; empty if they show that the machine has NVIDIA's driver."""
+    if any(log.has_driver for log in logs):
+        return ""
+    if not any(log.recognised for log in logs):
+        return f"no kernel log and no output of nvidia-smi was recognised: supply {_LOGS}"
+    lines = sum(log.kernel_lines for log in logs)
+    return f"none of the {lines:,} kernel lines comes from an NVIDIA driver: supply {_LOGS}"
 
 
 def unreachable(name: str, how: str, message: str) -> Verdict:
@@ -98,7 +123,7 @@ def _with_floods(records: Sequence[LogRecord], floods: Sequence[probe.Repeat], s
     """Records, with the lines of log floods added: the probe counts those and keeps only a few in its log."""
     missing: Counter[tuple[object, ...]] = Counter()
     for flood in floods:
-        for record in _scanned([f"[{flood.last or 0.0:.6f}] {flood.line}\n"], since).records:
+        for record in _scanned([f"[{flood.last:.6f}] {flood.line}\n"], since).records:
             missing[_identity(record)] += max(0, flood.count - FLOOD_FIRST - FLOOD_LAST)
     return tuple(dataclasses.replace(record, count=record.count + missing[_identity(record)]) for record in records)
 
@@ -122,15 +147,17 @@ def _verdict(
     name: str,
     source: str,
     data: RuleInput,
-    readable: bool,
+    wanted: str,
     *,
+    kernel_lines: int,
     boot_id: str | None = None,
     expected: int | None = None,
     seen_gpus: int | None = None,
 ) -> Verdict:
+    """``wanted`` is what is missing for the state healthy."""
     findings = sorted(rules.check(data), key=lambda each: (-each.state.rank, -each.action.rank))[:MANY_FINDINGS]
     worst = max((finding.state for finding in findings), key=lambda state: state.rank, default=State.HEALTHY)
-    if worst is State.HEALTHY and not readable:
+    if worst is State.HEALTHY and wanted:
         worst = State.UNKNOWN
     return Verdict(
         name,
@@ -138,10 +165,18 @@ def _verdict(
         worst,
         max((finding.action for finding in findings), key=lambda action: action.rank, default=Action.NONE),
         any(finding.hung for finding in findings),
-        tuple(sorted({record.code for record in data.of_kinds(LineKind.XID)})),
-        tuple(sorted({record.code for record in data.of_kinds(LineKind.SXID)})),
+        _codes(data, LineKind.XID),
+        _codes(data, LineKind.SXID),
         boot_id,
         expected,
         seen_gpus,
         tuple(findings),
+        kernel_lines=kernel_lines,
+        wanted=wanted if worst is State.UNKNOWN else "",
     )
+
+
+def _codes(data: RuleInput, kind: LineKind) -> tuple[int, ...]:
+    """The codes in lines of the kernel, quoted ones too."""
+    quoted = (record for record in data.of_kinds(LineKind.QUOTED) if record.detail == kind.value)
+    return tuple(sorted({record.code for record in (*data.of_kinds(kind), *quoted)}))

@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from gpunodes.health import catalog, patterns
-from gpunodes.health.evidence import EVIDENCE_CHARACTERS, clean
+from gpunodes.health.evidence import clean
+from gpunodes.health.line_match import Anchor, LineMatch, match_at, rest_of_line, text_before
 from gpunodes.health.model import LineKind
-
-AHEAD = 64 << 10
-"""Bytes after a line that are searched for its wrapped rest, or for the stack of a hung task."""
-_REPORT = 16 << 10
-"""Bytes of a hung-task report."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineMatch:
-    """One relevant line."""
-
-    kind: LineKind | None
-    """None: a kernel line that is not about an NVIDIA GPU."""
-    text: bytes
-    gpu: bytes = b""
-    code: int = 0
-    detail: str = ""
-    process: bytes = b""
-    header: bytes | None = None
-    """The part of the line before the match, if the match starts before the marker."""
-    from_program: bool = False
-    """A program's message, not a log line."""
-
-
-Read = Callable[[bytes, int, bool], Iterator[LineMatch]]
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A marker that lines of one kind contain, and the function that parses such a line."""
-
-    marker: bytes
-    read: Read
-
-
-def _rest_of_line(window: bytes, begin: int) -> bytes:
-    """The rest of a line, limited to the length of evidence."""
-    limit = begin + 4 * EVIDENCE_CHARACTERS
-    end = window.find(b"\n", begin, limit)
-    return window[begin : end if end >= 0 else limit]
-
-
-def _match_at(pattern: re.Pattern[bytes], window: bytes, position: int) -> re.Match[bytes] | None:
-    """The match of a pattern that covers a position."""
-    for found in pattern.finditer(window, max(0, position - 240), position + 240):
-        if found.end() > position:
-            return found if found.start() <= position else None
-    return None
-
-
-def _text_before(window: bytes, begin: int) -> bytes:
-    limit = max(0, begin - patterns.HEADER_BYTES)
-    return window[window.rfind(b"\n", limit, begin) + 1 or limit : begin]
+from gpunodes.health.stuck import STUCK_ANCHORS
 
 
 def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
@@ -72,7 +19,7 @@ def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         code = int(found[2])
         yield LineMatch(
             LineKind.XID,
-            _rest_of_line(window, position),
+            rest_of_line(window, position),
             found[1],
             code,
             _xid_detail(window, found, code),
@@ -84,11 +31,18 @@ def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
             detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
-            yield LineMatch(kind, _rest_of_line(window, position), gpu, detail=detail)
+            if kind is LineKind.INIT_FAILED and patterns.NO_INTERRUPT.search(found[0]):
+                detail = OVERCOME
+            yield LineMatch(kind, rest_of_line(window, position), gpu, detail=detail)
             return
+    found = patterns.NOT_PROBED.match(window, position)
+    if found:
+        none = patterns.NONE_PROBED.search(window, found.end(), found.end() + 2048)
+        yield LineMatch(LineKind.NOT_PROBED, rest_of_line(window, position), detail="all" if none else "some")
+        return
     found = patterns.OFF_BUS.match(window, position + len(b"NVRM: "))
     if found:
-        yield LineMatch(LineKind.OFF_BUS, _rest_of_line(window, position), found[1] or found[2])
+        yield LineMatch(LineKind.OFF_BUS, rest_of_line(window, position), found[1] or found[2])
 
 
 _NVRM_KINDS = (
@@ -117,71 +71,40 @@ def _mismatch_detail(found: re.Match[bytes]) -> str:
     return " ".join((part or b"-").decode("ascii", "replace").replace(" ", "_") for part in found.groups())
 
 
+OVERCOME = "the driver may continue without it"
+"""The detail of a start-up failure that some drivers overcome: they use other interrupts, or no firmware."""
+SMI_OUTPUT = "nvidia-smi output"
+DATA = "data"
+"""The detail of a line that continues the report of an SXid, and so has no severity."""
+
+
 def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _match_at(patterns.SXID, window, position)
-    if found and not found[5]:
+    found = match_at(patterns.SXID, window, position)
+    if found:
         severity = (found[3] or b"").decode().lower()
         if found[4]:
             # The driver's numbers: 0 non-fatal, 1 fatal.
             severity = "fatal" if found[4] == b"1" else "non-fatal"
+        elif found[5]:
+            severity = DATA
         begin = found.start()
         yield LineMatch(
             LineKind.SXID,
-            _rest_of_line(window, begin),
+            rest_of_line(window, begin),
             found[1],
             int(found[2]),
             severity,
-            header=_text_before(window, begin),
-        )
-
-
-def _report_range(
-    window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool
-) -> tuple[int, int]:
-    """Begin and end of the rest of a report: up to the next report, or before it if the newest line is first."""
-    if not newest_first:
-        following = ends.search(window, found.end(), found.end() + AHEAD)
-        return found.end(), following.start() if following else found.end() + AHEAD
-    begin = max(0, found.start() - _REPORT)
-    for marker in patterns.BEFORE_REPORT:
-        begin = max(begin, window.rfind(marker, begin, found.start()))
-    return begin, found.start()
-
-
-@dataclass(frozen=True, slots=True)
-class _StuckReport:
-    """A kind of report of a stuck task: its patterns, and its line kind inside and outside the driver."""
-
-    pattern: re.Pattern[bytes]
-    after: re.Pattern[bytes]
-    in_driver: LineKind
-    elsewhere: LineKind | None
-
-
-_HUNG = _StuckReport(patterns.HUNG_TASK, patterns.AFTER_HUNG_TASK, LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK)
-_LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
-
-
-def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
-    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver."""
-    found = _match_at(report.pattern, window, position)
-    if found:
-        begin, end = _report_range(window, found, report.after, newest_first=newest_first)
-        in_driver = patterns.NVIDIA_TASK.fullmatch(found[1]) or patterns.NVIDIA_FRAME.search(window, begin, end)
-        task = clean(found[1] + b":" + found[2]) if in_driver else ""
-        kind = report.in_driver if in_driver else report.elsewhere
-        yield LineMatch(
-            kind, _rest_of_line(window, found.start()), detail=task, header=_text_before(window, found.start())
+            header=text_before(window, begin),
         )
 
 
 def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _match_at(patterns.AER, window, position)
+    found = match_at(patterns.AER, window, position)
     if not found:
         return
     driver, device, severity, fatal = found.groups()
-    header = _text_before(window, found.start())
-    text = _rest_of_line(window, found.start())
+    header = text_before(window, found.start())
+    text = rest_of_line(window, found.start())
     detail = "corrected" if severity == b"Corrected" else "fatal" if fatal == b"Fatal" else "non-fatal"
     unhandled = patterns.AER_UNHANDLED.search(window, found.end(), found.end() + 4096) if detail == "fatal" else None
     if driver != b"nvidia" and unhandled:
@@ -189,49 +112,96 @@ def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     yield LineMatch(LineKind.AER if driver == b"nvidia" else None, text, device, detail=detail, header=header)
 
 
+def _contained(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    """A port that cut off the devices below it: a fatal error of a GPU if its driver could not recover."""
+    found = match_at(patterns.CONTAINED, window, position)
+    if found:
+        lost = patterns.AER_UNHANDLED.search(window, found.end(), found.end() + 4096)
+        header, text = text_before(window, found.start()), rest_of_line(window, found.start())
+        kind = LineKind.AER if lost else None
+        yield LineMatch(kind, text, lost[1] if lost else b"", detail="fatal", header=header)
+
+
+def _firmware(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    found = match_at(patterns.FIRMWARE, window, position)
+    if found:
+        header, text = text_before(window, found.start()), rest_of_line(window, found.start())
+        yield LineMatch(LineKind.INIT_CAUSE, text, found[1], detail=OVERCOME, header=header)
+
+
+def _nvswitch_error(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    """An SXid in the words of Fabric Manager."""
+    found = match_at(patterns.NVSWITCH_ERROR, window, position)
+    header = text_before(window, found.start()) if found else b""
+    if found and patterns.FABRIC_MANAGER_HEADER.fullmatch(header):
+        text = rest_of_line(window, found.start())
+        severity, code, gpu = found[1].decode(), int(found[2]), found[3] or b""
+        yield LineMatch(LineKind.SXID, text, gpu, code, severity, header=header, program="Fabric Manager log")
+
+
 def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _match_at(patterns.UVM_FATAL, window, position)
+    found = match_at(patterns.UVM_FATAL, window, position)
     if found:
         yield LineMatch(
-            LineKind.UVM_FATAL, _rest_of_line(window, found.start()), header=_text_before(window, found.start())
+            LineKind.UVM_FATAL, rest_of_line(window, found.start()), header=text_before(window, found.start())
         )
 
 
 def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _match_at(patterns.OFF_BUS, window, position)
-    if found and not _text_before(window, found.start()).rstrip().endswith(b"NVRM:"):
-        text = _rest_of_line(window, found.start())
-        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=_text_before(window, found.start()))
+    found = match_at(patterns.OFF_BUS, window, position)
+    if found and not text_before(window, found.start()).rstrip().endswith(b"NVRM:"):
+        text = rest_of_line(window, found.start())
+        yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=text_before(window, found.start()))
 
 
 def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
-    found = _match_at(patterns.SMI_MESSAGE, window, position)
-    if found and not _text_before(window, found.start()).strip():
+    found = match_at(patterns.SMI_MESSAGE, window, position)
+    if found and not text_before(window, found.start()).strip():
         # The beginning identifies the message; the text after the GPU comes from the driver.
         message = found["message"] or b"device handle: " + found["problem"]
         detail = clean(b" ".join(message.split()))
         yield LineMatch(
             LineKind.SMI_MESSAGE,
-            _rest_of_line(window, found.start()),
+            rest_of_line(window, found.start()),
             found["gpu"] or b"",
             detail=detail,
-            from_program=True,
+            program=SMI_OUTPUT,
         )
 
 
 def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = patterns.SMI_VALUE.match(window, position)
     if found:
-        line = _text_before(window, position) + _rest_of_line(window, position)
-        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), from_program=True)
+        line = text_before(window, position) + rest_of_line(window, position)
+        yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), program=SMI_OUTPUT)
+
+
+def _query_row(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    """A row of nvidia-smi's query with values that it could not read."""
+    before = text_before(window, position)
+    line = before + rest_of_line(window, position)
+    if b"," in line:
+        # Only few texts have such rows.
+        from gpunodes.health import smi_table
+
+        begin = position - len(before)
+        earlier = window[max(0, begin - 4096) : begin].decode("utf-8", "replace").splitlines()
+        unread = smi_table.unread_of_query(line.decode("utf-8", "replace"), earlier)
+        if unread:
+            detail = f"cannot read: {unread}"
+            yield LineMatch(LineKind.SMI_MESSAGE, line, detail=detail, header=b"", program=SMI_OUTPUT)
 
 
 ANCHORS = (
     Anchor(b"NVRM: ", nvrm),
     Anchor(b"SXid (", _sxid),
-    Anchor(b"blocked for more", functools.partial(_stuck, _HUNG)),
-    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP)),
+    Anchor(b"detected NVSwitch ", _nvswitch_error),
+    *STUCK_ANCHORS,
     Anchor(b"PCIe Bus Error:", _aer),
+    Anchor(b"DPC: containment event", _contained),
+    Anchor(b"EDR: EDR event received", _contained),
+    Anchor(b"firmware load for nvidia/", _firmware),
+    Anchor(b"failed to load nvidia/", _firmware),
     Anchor(b"global fatal error", _uvm),
 )
 # In a log, these would be a program's message about another time, or a quotation.
@@ -245,4 +215,5 @@ TEXT_ANCHORS = (
     Anchor(b"GPU is lost", _smi_value),
     Anchor(b"GPU requires reset", _smi_value),
     Anchor(b"ERR!", _smi_value),
+    Anchor(b"[Unknown Error]", _query_row),
 )

@@ -28,7 +28,7 @@ class State(StrEnum):
     DEGRADED = "degraded"
     """It works, but something must be restarted, reset or watched."""
     UNKNOWN = "unknown"
-    """No usable data could be read."""
+    """Too little could be read: the verdict says what to supply."""
     SICK = "sick"
     """A GPU cannot be used."""
     HUNG = "hung"
@@ -48,15 +48,19 @@ class LineKind(Enum):
     HUNG_TASK = "hung task"
     OTHER_HUNG_TASK = "hung task elsewhere"
     SOFT_LOCKUP = "soft lockup"
+    CRASH = "crash in the driver"
     OFF_BUS = "fallen off the bus"
     INIT_FAILED = "start-up failure"
     INIT_CAUSE = "cause of a start-up failure"
+    NOT_PROBED = "GPU of another driver"
     MISMATCH = "version mismatch"
     GSP_TIMEOUT = "GSP timeout"
     RESET_REQUIRED = "reset required"
     UVM_FATAL = "UVM fatal error"
     AER = "PCIe AER"
     SMI_MESSAGE = "nvidia-smi's message"
+    QUOTED = "a kernel line that a program quotes"
+    IMITATED = "a program's message in the kernel's words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,10 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     files: tuple[SavedFile, ...] = ()
     """The saved files, for the source ``file``."""
+    kernel_lines: int = 0
+    """The number of kernel lines that were read."""
+    wanted: str = ""
+    """For the state `UNKNOWN`: why, and what to supply."""
 
 
 @dataclass(frozen=True, slots=True)

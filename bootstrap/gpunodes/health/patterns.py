@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import DRIVER_THREAD
+from gpunodes.ansible.module_utils.probe.known import DRIVER_THREAD
 from gpunodes.health.model import Time
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ _HEADER = re.compile(
 # A tool's text before a quoted kernel line: the kernel's header must be directly before the message.
 _QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*)(?:\[\s*[TC]\d+\]\s*)?$")
 # A line that starts like a syslog line and names its writer.
-_WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?:\[\d+\])?:\s")
+_WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?P<pid>\[\d+\])?:\s")
 _PRIORITY = re.compile(rb"\s*\d+,|[^\n]*(?:<\d+>|repeated)")
 _NEXT_FACILITY = 8
 """Priorities from this one on belong to other facilities than the kernel's."""
@@ -55,34 +56,41 @@ HEADER_BYTES = 400
 """The most bytes before a message that are parsed as its header."""
 
 
+class Writer(Enum):
+    """Who can have written a line that contains a message of the kernel."""
+
+    KERNEL = "the kernel"
+    QUOTED = "a program that quotes a whole line of the kernel"
+    PROGRAM = "a program"
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The part of a line before the message."""
 
-    kernel: bool
-    """The kernel can have written the line."""
+    writer: Writer
     repeated: int = 1
     """N if syslog writes "message repeated N times"."""
 
 
-_shapes: dict[bytes, bool] = {}
-"""By a header's shape (digits masked): whether the kernel can be the writer; a log flood has one shape."""
+_shapes: dict[bytes, Writer] = {}
+"""The writer by a header's shape (digits masked); a log flood has one shape."""
 
 
-def from_kernel(header: bytes) -> bool:
-    """Whether the kernel can have written the line that starts with ``header``."""
+def writer_of(header: bytes) -> Writer:
+    """Who can have written the line that starts with ``header``."""
     shape = header.translate(DIGITS)
     known = _shapes.get(shape)
     if known is None:
-        known = parse(header).kernel
+        known = parse(header).writer
         # A priority decides by its value, which the shape does not contain.
         if len(_shapes) < _SHAPES and not _PRIORITY.match(header):
             _shapes[shape] = known
     return known
 
 
-known_kernel = _shapes.get
-"""The known result of `from_kernel` for a header with masked digits, None if there is none yet."""
+known_writer = _shapes.get
+"""The known result of `writer_of` for a header with masked digits, None if there is none yet."""
 
 
 def parse(header: bytes) -> Header:
@@ -93,7 +101,7 @@ def parse(header: bytes) -> Header:
     if found is None:
         writer = _WRITER.match(header)
         named = writer is not None and writer["ident"] != b"kernel"
-        return Header(kernel=not named and _QUOTED.search(header) is not None)
+        return Header(Writer.QUOTED if not named and _QUOTED.search(header) else Writer.PROGRAM)
     priorities = [int(found[name][:9]) for name in ("raw", "kmsg", "pri") if found[name]]
     kernel = (
         all(priority < _NEXT_FACILITY for priority in priorities)
@@ -101,7 +109,13 @@ def parse(header: bytes) -> Header:
         and all((found[name] or b"kernel") == b"kernel" for name in ("ident", "app"))
         and found["pid"] is None
     )
-    return Header(kernel, int(found["repeated"][:9]) if found["repeated"] else 1)
+    return Header(Writer.KERNEL if kernel else Writer.PROGRAM, int(found["repeated"][:9]) if found["repeated"] else 1)
+
+
+def names_writer(line: bytes) -> bool:
+    """Whether a line names the program that wrote it, or the kernel, as in a syslog."""
+    header = line[: HEADER_BYTES // 2]
+    return b" kernel: " in header or ((found := _WRITER.match(header)) is not None and found["pid"] is not None)
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
@@ -153,10 +167,12 @@ def _iso(text: str) -> float | None:
 ADDRESS = rb"[0-9a-fA-F]{1,8}(?::[0-9a-fA-F]{1,2}){1,2}(?:\.[0-7])?"
 
 XID = re.compile(
-    rb"NVRM:\s+Xid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")[^)\n]{0,40}\):\s+(\d{1,4})(?!\d)"
+    # A code directly before the mark of a pager is not whole.
+    rb"NVRM:\s+Xid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")[^)\n]{0,40}\):\s+(\d{1,4})(?![\d>]|\xe2\x80\xa6)"
     rb"(?:,\s+pid='?(\d+))?"
 )
-RECOVERY = re.compile(rb"[^\n]{0,200}?\s+(?:changed\s+from\s+0x\w+\s+\([^)]{0,60}\)\s+)?to\s+0x([0-9a-fA-F]{1,2})\b")
+# The line may be wrapped anywhere; the number of another line is not this one's.
+RECOVERY = re.compile(rb"(?:(?!NVRM:)[^\0]){0,240}?\s+to\s+0x([0-9a-fA-F]{1,2})\b")
 REGISTERS = re.compile(rb"[^(\n]{0,200}\((0x[0-9a-fA-F]{8})\s+(0x[0-9a-fA-F]{8})")
 FATAL = re.compile(rb",\s+\S+\s+(Fatal|Link Fatal)\b")
 
@@ -166,18 +182,47 @@ SXID = re.compile(
     re.IGNORECASE,
 )
 
+# The name may contain blanks and colons; the pid is after its last colon, and old kernels may omit it.
+_TASK = rb"task\s+(\S[^\n]{0,60}?)(?::(\d+))?"
 HUNG_TASK = re.compile(
-    rb"(?:INFO:\s+)?task\s+(\S[^\n]{0,60}?):(\d+)\s+(?:<\w+>\s+)?blocked\s+(?:in I/O wait\s+)?for\s+more\s"
+    rb"(?:INFO:\s+)?" + _TASK + rb"\s+(?:<\w+>\s+)?"
+    rb"(?:blocked\s+(?:in\s+I/O\s+wait\s+)?for\s+more\s|can't\s+die\s+for\s+more\s)"
+)  # fmt: skip
+LOCK_OWNER = re.compile(
+    rb"(?:INFO:\s+)?task\s+\S[^\n]{0,60}?\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s+on\s+an?\s+[\w-]+\s+likely\s+(?:owned|last\s+held)\s+by\s+"
+    + _TASK
+    + rb"(?=[.\s]|$)"
 )
+NOT_FROZEN = re.compile(
+    rb"Freezing\s+(?:of\s+)?(?:user\s+space\s+processes|(?:remaining\s+freezable\s+)?tasks)\s+failed"
+    rb"\s+after\s[^\n]{0,40}refusing\s+to\s+freeze"
+)
+# A task in uninterruptible sleep, as the kernel shows tasks: `task:NAME state:D stack:0 pid:77`.
+TASK_DUMP = re.compile(rb"task:(\S[^\n]{0,60}?)\s+state:D\b[^\n]{0,80}?\bpid:\s*(\d+)")
+AFTER_FREEZE = re.compile(rb"OOM killer enabled|Restarting (?:kernel threads|tasks)|PM: suspend exit")
 SOFT_LOCKUP = re.compile(
     rb"(?:watchdog:\s+)?BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[(\S[^\n]{0,60}?):(\d+)\]"
 )
 # The end of a report: the next report, or, after a hung task, a stack dump for another reason.
-_REPORT = rb"\btask \S[^\n]{0,60}?:\d+ (?:<\w+> )?(?:is )?blocked |BUG: |rcu: INFO: "
+_REPORT = rb"\btask \S[^\n]{0,60}?(?::\d+)? (?:<\w+> )?(?:is )?blocked |can't die for more |BUG: |rcu: INFO: "
 AFTER_LOCKUP = re.compile(_REPORT + rb"|WARNING: |Sending NMI")
 AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
-BEFORE_REPORT = (b" blocked for more ", b" Comm: ", b"BUG: soft lockup")
+BEFORE_REPORT = (
+    b" blocked for more ",
+    b" blocked in I/O wait ",
+    b" can't die for more ",
+    b" Comm: ",
+    b"BUG: soft lockup",
+)
 """Text that every earlier report contains, for a fast backward search in a reversed log."""
+# The line of die(): `Oops: 0002 [#1] SMP`, `general protection fault: 0000 [#1]`, `Internal error: Oops: 960000 [#1]`.
+OOPS = re.compile(
+    rb"(?:Oops|[Gg]eneral protection fault|invalid opcode|Internal error|divide error|stack segment)\b[^\n]{0,160}"
+    rb": [0-9a-f]{4,16} \[#\d+\]"
+)
+TASK_OF_OOPS = re.compile(rb"\bPID: (\d+) (?:UID: \d+ )?Comm: (\S[^\n]{0,30}?) (?:Tainted|Not tainted|Kdump)")
+AFTER_OOPS = re.compile(rb"---\[ end (?:trace|Kernel panic)|</IRQ>|\[#\d+\]")
+UNSURE_FRAME = re.compile(rb"\? [^\n]*")
 # A stack frame, or a kernel worker's work item, in one of NVIDIA's modules. Newer kernels add the build id.
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
@@ -192,8 +237,20 @@ OFF_BUS = re.compile(
 INIT_FAILED = re.compile(
     rb"NVRM:\s+(?:GPU\s+(?:at\s+)?(?:PCI:)?("
     + ADDRESS
-    + rb"):?\s+)?(?:RmInitAdapter\s+failed|rm_init_adapter(?:\(\d+\))?\s+failed)"
+    + rb"):?\s+)?(?:RmInitAdapter\s+failed|rm_init_adapter(?:\(\d+\))?\s+failed|request_irq\(\)\s+failed"
+    rb"|Failed\s+to\s+enable\s+MSI-X(?!\S*\s+falling\s+back)|No\s+interrupts\s+of\s+any\s+type\s+are\s+available)"
     rb"|NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+failed"
+)
+NO_INTERRUPT = re.compile(rb"irq|MSI-X|interrupts")
+# Another driver owns the GPUs; if it owns all of them, the module does not stay loaded.
+NOT_PROBED = re.compile(rb"NVRM:\s+The\s+NVIDIA\s+probe\s+routine\s+was\s+not\s+called\s+for\s+(\d{1,4})\s+device")
+NONE_PROBED = re.compile(rb"NVRM:\s+No\s+NVIDIA\s+(?:devices\s+probed|graphics\s+adapter|GPU)")
+# nouveau loads firmware from a folder of the same name; the driver works without its debug logs (gsp_log).
+FIRMWARE = re.compile(
+    rb"\bnvidia\s+("
+    + ADDRESS
+    + rb"):\s+(?:Direct\s+firmware\s+load\s+for\s+nvidia/(?!\S*gsp_log)\S+\s+failed\s+with\s+error"
+    rb"|firmware:\s+failed\s+to\s+load\s+nvidia/(?!\S*gsp_log)\S+)"
 )
 # An initialisation failure that recurs at every boot: firmware, module flavour or BIOS.
 INIT_CAUSE = re.compile(
@@ -221,6 +278,21 @@ AER = re.compile(
 AER_UNHANDLED = re.compile(
     rb"nvidia\s+(" + ADDRESS + rb"):\s+(?:AER:\s+)?(?:can't\s+recover|device\s+has\s+no\s+AER-aware)"
 )
+# Downstream port containment, by the kernel or by the firmware: the port cut off what is below it.
+CONTAINED = re.compile(
+    rb"([\w-]+)\s+(" + ADDRESS + rb"):\s+(?:DPC:\s+containment\s+event|EDR:\s+EDR\s+event\s+received)"
+)
+
+# Fabric Manager's own log, and its lines in a syslog.
+NVSWITCH_ERROR = re.compile(
+    rb"detected\s+NVSwitch\s+(fatal|non-fatal)\s+error\s+(\d{1,6})\b(?:[^\n]{0,120}?\bpci\s+bus\s+id\s+("
+    + ADDRESS
+    + rb"))?"
+)
+FABRIC_MANAGER_HEADER = re.compile(
+    rb"\s*(?:\[[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d\]\s+\[[A-Z]+\]\s+\[tid \d+\]\s*"
+    rb"|" + _DATE + rb"\s+\S+\s+nv(?:idia)?-fabricmanag\w*(?:\[\d+\])?:\s+(?:\[[^\]\n]{0,40}\]\s*)*)"
+)  # fmt: skip
 
 # nvidia-smi's own messages, at the start of a line.
 SMI_MESSAGE = re.compile(
@@ -242,6 +314,11 @@ KERNEL_LINE = re.compile(
     rb"|INFO: task |BUG: |Call [Tt]race:|Kernel panic - |CPU: \d+ PID: )",
     re.MULTILINE,
 )  # fmt: skip
+# What only a kernel with NVIDIA's driver writes: its messages, and its modules in a stack or in a list of modules.
+DRIVER_MESSAGE = re.compile(rb"NVRM: |nvidia(?:[-_][a-z]+\d*)?(?: [0-9a-fA-F]{4}:[0-9a-fA-F:.]+)?: ")
+DRIVER_MODULE = re.compile(
+    rb"/0x[0-9a-f]+\s+\[nvidia(?:_uvm|_modeset|_drm)?[\] ]|Modules linked in:[^\n]{0,4000}\bnvidia\b"
+)
 BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
 
 

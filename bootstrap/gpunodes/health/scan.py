@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from gpunodes.health import journal, patterns
 from gpunodes.health.evidence import EVIDENCE_LINES, address, clean
 from gpunodes.health.find import holds
-from gpunodes.health.lines import AHEAD, ANCHORS, TEXT_ANCHORS, LineMatch, Read, nvrm
+from gpunodes.health.line_count import LineCount
+from gpunodes.health.line_match import AHEAD, LineMatch, Read
+from gpunodes.health.lines import ANCHORS, SMI_OUTPUT, TEXT_ANCHORS, nvrm
 from gpunodes.health.model import MANY_PROCESSES, LineKind, LogRecord, Time
+from gpunodes.health.patterns import Writer, writer_of
 
 if TYPE_CHECKING:
     from gpunodes.health import smi
@@ -47,6 +50,9 @@ class Log:
     """nvidia-smi's values for each GPU; None if there was no output of nvidia-smi."""
     kinds: tuple[str, ...] = ()
     """What the stream was recognised as."""
+    kernel_lines: int = 0
+    has_driver: bool = False
+    """A line, or output of nvidia-smi, shows that the machine has NVIDIA's driver."""
 
 
 @dataclass(slots=True)
@@ -77,7 +83,10 @@ class Scanner:
         self._skip = False
         """The current lines belong to an older boot."""
         self._recognised = False
-        self._begun = False
+        """A line of the kernel was found."""
+        self._lines: LineCount | None = None
+        self._kinds: dict[str, None] = {}
+        """What was recognised apart from kernel lines, in order."""
         self._is_log = False
         self._smi: smi.Reader | None = None
         self._is_json = False
@@ -90,8 +99,8 @@ class Scanner:
         keep = max(0, self._next - BEHIND)
         self._window = self._window[keep:] + data
         self._next -= keep
-        if not self._begun and len(self._window) > AHEAD:
-            self._begin()
+        if self._lines is None and len(self._window) > AHEAD:
+            self._lines = self._begin()
         end = len(self._window) - AHEAD
         if end > self._next:
             self._scan(self._next, end)
@@ -99,21 +108,31 @@ class Scanner:
 
     def finish(self) -> Log:
         """End the stream and return the result."""
-        if not self._begun:
-            self._begin()
+        lines = self._lines = self._lines or self._begin()
         self._scan(self._next, len(self._window))
+        lines.finish(self._window)
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
-        recognised = self._recognised or bool(records) or gpus is not None
-        kernel = "journal (JSON)" if self._is_json else "kernel log"
-        kinds = ((kernel,) if self._recognised or records else ()) + (
-            ("nvidia-smi output",) if gpus is not None else ()
+        records += tuple(
+            LogRecord(LineKind.SMI_MESSAGE, detail=f"no row of GPU {number}")
+            for number in (self._smi.missing() if self._smi else ())
         )
-        return Log(records, self._booted, self._boot_id, recognised, gpus, kinds)
+        kinds = (("journal" if self._is_json else "kernel log",) if self._recognised else ()) + tuple(self._kinds)
+        if gpus is not None and SMI_OUTPUT not in kinds:
+            kinds += (SMI_OUTPUT,)
+        return Log(
+            records,
+            self._booted,
+            self._boot_id,
+            bool(kinds),
+            gpus,
+            kinds,
+            lines.kernel_lines if self._recognised else 0,
+            lines.has_driver or gpus is not None,
+        )
 
-    def _begin(self) -> None:
+    def _begin(self) -> LineCount:
         """Detect from the first lines the kind of text, and whether the newest line is first."""
-        self._begun = True
         lines = self._window[: 1 << 20].splitlines()[:300]
         nonempty = [line for line in lines if line.strip()]
         self._is_json = bool(nonempty) and nonempty[0].startswith(b'{"')
@@ -124,6 +143,7 @@ class Scanner:
         if self._is_log and not any(each.epoch for each in times):
             # journalctl's boot separators occur only in journals, which have dates.
             self._boot_markers = _BOOT_MARKERS[:1]
+        return LineCount(nonempty, is_json=self._is_json, is_log=self._is_log)
 
     def _scan(self, begin: int, end: int) -> None:
         window = self._window
@@ -137,6 +157,8 @@ class Scanner:
         # A marker that starts before the end may extend beyond it.
         block = window[begin : end + _LONGEST]
         found = {marker for marker in markers if holds(block, marker)}
+        if self._lines is not None:
+            self._lines.add(window, begin, end, has_nvrm=b"NVRM: " in found)
         if not found and not self._counters and not self._reversed:
             return
         positions = [
@@ -181,7 +203,7 @@ class Scanner:
         A log flood has hundreds of thousands of lines. For each, only this is checked: its header has the shape of a
         kernel line's header, and its code and GPU are known.
         """
-        find, counters, kernel, digits = window.find, self._floods, patterns.known_kernel, patterns.DIGITS
+        find, counters, writer, digits = window.find, self._floods, patterns.known_writer, patterns.DIGITS
         end += len(marker) - 1
         position = find(marker, begin, end)
         while position >= 0:
@@ -193,7 +215,7 @@ class Scanner:
             begin = position - patterns.HEADER_BYTES if position > patterns.HEADER_BYTES else 0
             begin = window.rfind(b"\n", begin, position) + 1 or begin
             header = window[begin:position]
-            if counter is None or not kernel(header.translate(digits)):
+            if counter is None or writer(header.translate(digits)) is not Writer.KERNEL:
                 yield position
                 position = find(marker, _next_position(window, position), end)
                 continue
@@ -222,7 +244,7 @@ class Scanner:
             return None
         when = patterns.time_of(header)
         # journalctl's separator has no header; the kernel's line has a time, else it is a copy of /proc/version.
-        is_boot = found[0].startswith(b"--") if not header else when.text != "" and patterns.from_kernel(header)
+        is_boot = found[0].startswith(b"--") if not header else when.text != "" and writer_of(header) is Writer.KERNEL
         return when if is_boot else None
 
     def _new_boot(self, when: Time) -> None:
@@ -255,9 +277,12 @@ class Scanner:
             begin = self._window.rfind(b"\n", lowest, position) + 1 or lowest
             end = self._window.find(b"\n", position, begin + journal.LINE_BYTES)
             end = end if end >= 0 else begin + journal.LINE_BYTES
-            entry = journal.entry_of(self._window[begin:end])
+            line = self._window[begin:end]
+            entry = journal.entry_of(line)
             if entry is not None:
                 self._visit_entry(entry, self._window[end : end + AHEAD])
+            elif not self._skip:
+                self._visit_message(line, b"", None)
 
     def _visit_entry(self, entry: Mapping[str, object], following: bytes) -> None:
         header, boot = journal.header_of(entry), entry.get("_BOOT_ID")
@@ -266,17 +291,27 @@ class Scanner:
                 self._new_boot(patterns.time_of(header))
             if not self._skip:
                 self._boot_id = boot
-        message = header + journal.message_of(entry)
+        if not self._skip:
+            self._visit_message(header + journal.message_of(entry), following, header)
+
+    def _visit_message(self, message: bytes, following: bytes, header: bytes | None) -> None:
+        """Parse a message with its header; without one, the text before the message is that of another program."""
         for anchor in ANCHORS:
             position = message.find(anchor.marker)
-            if position >= 0 and not self._skip:
+            if position >= 0:
+                before = message[max(0, position - patterns.HEADER_BYTES) : position] if header is None else header
                 for match in anchor.read(message + following, position, False):
-                    self._count(match, header)
+                    self._count(match, before)
 
     def _count(self, match: LineMatch, header: bytes) -> None:
-        if not match.from_program and not patterns.from_kernel(header):
-            return
-        self._recognised = True
+        writer = Writer.KERNEL if match.program else writer_of(header)
+        if match.program:
+            self._kinds[match.program] = None
+        elif writer is Writer.KERNEL:
+            self._recognised = True
+        elif match.kind is not None:
+            kind = LineKind.QUOTED if writer is Writer.QUOTED else LineKind.IMITATED
+            match = LineMatch(kind, match.text, match.gpu, match.code, match.kind.value)
         if match.kind is None or (self._since is not None and patterns.time_of(header).before(self._since)):
             return
         key = (match.kind, match.gpu, match.code, match.detail)
@@ -288,7 +323,7 @@ class Scanner:
         counter.count += patterns.parse(header).repeated if b"repeated" in header else 1
         counter.last = header
         if len(counter.evidence) < EVIDENCE_LINES:
-            counter.evidence.append(clean(header + match.text))
+            counter.evidence += [clean(line) for line in (header + match.text, match.proof) if line]
         if match.process and len(counter.processes) < MANY_PROCESSES:
             counter.processes.add(match.process)
         if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:

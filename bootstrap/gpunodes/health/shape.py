@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunodes.shape import Many, Maybe, Named, wrong
+from gpunodes.shape import Many, Maybe, Named, Optional, wrong
 
 SCHEMA = "gpunodes.probe/1"
-
 
 _ERROR = {"what": str, "error": str}
 _REPEAT = {"line": str, "count": int, "first": float, "last": float}
@@ -34,6 +33,7 @@ PROBE = {
     "schema": str,
     "time": float,
     "boot_id": Maybe(str),
+    "gpus_reset_s": Optional(float),
     "uptime_s": float,
     "took_s": float,
     "kernel": str,

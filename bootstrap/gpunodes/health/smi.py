@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from gpunodes.errors import WrongInput
+from gpunodes.health.smi_table import Table, group
 
 _FIELDS = (
     ("persistence", r"persistence_mode"),
@@ -34,6 +35,7 @@ _FIELDS = (
 _PATHS = re.compile("|".join(f"(?P<{name}>{path})" for name, path in _FIELDS))
 _COUNTED = {"ecc_volatile", "ecc_aggregate"}
 _LOST = ("GPU is lost", "GPU requires reset")
+_UNREAD = ("Unknown Error", "[Unknown Error]")
 MANY_GPUS = 256
 _DEPTH = 32
 _LINE = 4096
@@ -50,6 +52,11 @@ class SmiGpu:
         """Whether a field is set."""
         return self.values.get(name, "").lower() in {"yes", "active"}
 
+    @property
+    def unread(self) -> list[str]:
+        """The kinds of values that nvidia-smi could not read."""
+        return self.values.get("unread", "").split()
+
     def number(self, name: str) -> int:
         """A counter's value; 0 if it is not supported."""
         return int(self.values.get(name, "0"))
@@ -63,6 +70,7 @@ class Reader:
         self._rest = b""
         self._xml: _Xml | None = None
         self._text: _Text | None = None
+        self._table: Table | None = None
         self._found = False
         self._entities = False
 
@@ -79,6 +87,10 @@ class Reader:
         """All GPUs, each by its last occurrence; None if there was no such output."""
         self._take(self._rest + b"\n")
         return tuple(SmiGpu(address, values) for address, values in self._gpus.items()) if self._found else None
+
+    def missing(self) -> list[int]:
+        """The numbers of GPUs that have no row in a plain table, but others after them."""
+        return self._table.missing() if self._table else []
 
     def _take(self, data: bytes) -> None:
         while data:
@@ -104,14 +116,24 @@ class Reader:
             data = data[begin:]
 
     def _take_text(self, data: bytes) -> None:
-        if self._text is None and b"==NVSMI LOG==" not in data:
+        if self._table is None and b"| NVIDIA-SMI " in data:
+            self._table = Table()
+        if self._text is None and b"==NVSMI LOG==" not in data and self._table is None:
             return
         for line in data.splitlines():
+            if self._table and line.startswith(b"|"):
+                self._take_row(self._table, line[:_LINE].decode("ascii", "replace"))
             if b"==NVSMI LOG==" in line:
                 self._found = True
                 self._text = _Text(self._gpus)
             elif self._text and not self._text.take(line[:_LINE].decode("ascii", "replace")):
                 self._text = None
+
+    def _take_row(self, table: Table, line: str) -> None:
+        row = table.take(line)
+        if row is not None:
+            self._found = True
+            _new(self._gpus, row[0]).update(row[1])
 
 
 def _keep(gpu: dict[str, str], path: str, value: str) -> None:
@@ -119,6 +141,8 @@ def _keep(gpu: dict[str, str], path: str, value: str) -> None:
     value = value.strip()
     if value in _LOST:
         gpu["lost"] = value
+    if value in _UNREAD and (kind := group(path)) and kind not in gpu.get("unread", "").split():
+        gpu["unread"] = f"{gpu.get('unread', '')} {kind}".strip()
     found = _PATHS.fullmatch(path)
     name = found.lastgroup if found else None
     if name is None:
@@ -143,7 +167,8 @@ class _Text:
 
     _GPU = re.compile(r"GPU ([0-9A-Fa-f:.]+)\s*")
     _FIELD = re.compile(r"( *)([^:]{1,80}?)\s*(?::\s*(.*))?")
-    _HEAD = re.compile(r"(?:Timestamp|Driver Version|CUDA Version|Attached GPUs|HIC Info)\b.*|\s*")
+    _HEAD = re.compile(r"[A-Z][A-Za-z ]{1,30}?\s+:\s.*|HIC Info\b.*|\s*")
+    """Lines about the driver before the GPUs: their names change."""
 
     def __init__(self, gpus: dict[str, dict[str, str]]) -> None:
         self._gpus = gpus

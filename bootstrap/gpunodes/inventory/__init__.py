@@ -7,17 +7,20 @@ import difflib
 import fnmatch
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.inventory.loader import BECOME_FILE, load, sudo_password
-from gpunodes.inventory.names import NAME, check_pattern, is_address
+from gpunodes.inventory.names import check_destination, check_group, check_machine, check_pattern, is_address
+from gpunodes.inventory.plugins import template_from_outside
 from gpunodes.model import Machine, Role
 
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 """The variables for sudo's password that Ansible's become plugin supports."""
+
+_HOST_VARIABLES = ("ansible_host", "ansible_ssh_host")
 
 _SHOWN = 10
 """Machines that an error lists."""
@@ -31,41 +34,70 @@ class Inventory:
     def __init__(self, path: Path) -> None:
         """Read the inventory at ``path``; raises WrongInput for a missing or malformed one."""
         self.path = path
-        self._manager, self._variables = load(path)
+        loaded = load(path)
+        self.plugin = loaded.plugin
+        """The inventory plugin that lists machines, "" in a static inventory."""
+        self._manager, self._variables = loaded.manager, loaded.variables
         self._merged: dict[str, dict[str, Any]] = {}
-        for host in self._manager.hosts.values():
-            if not NAME.fullmatch(host.name):
+        self._of_role: dict[Role, Sequence[Machine]] = {}
+        self._check_names()
+
+    def _check_names(self) -> None:
+        for group in self._manager.groups.values():
+            check_group(self.path, group.name)
+        for name in self._manager.hosts:
+            check_machine(self.path, name)
+            # Ansible's --limit would select the group, too.
+            group = self._manager.groups.get(name)
+            if group and [host.name for host in group.get_hosts()] != [name]:
                 raise WrongInput(
-                    f"{path}: {host.name!r} is not a machine name",
-                    "letters, digits, dots, dashes and underscores",
-                    "rename it, and give the address in ansible_host",
+                    f"{self.path}: {name} is the name of a machine and of a group with other machines",
+                    "different names",
+                    "rename one of them",
                 )
+
+    @property
+    def groups(self) -> Collection[str]:
+        """The names of all groups."""
+        return list(self._manager.groups)
 
     def variables(self, name: str) -> dict[str, Any]:
         """All variables of a machine, merged as Ansible merges them; templates are not rendered."""
+        return dict(self._variables_of(name))
+
+    def _variables_of(self, name: str) -> Mapping[str, Any]:
         from ansible.errors import AnsibleError
 
         # Ansible needs a third of a millisecond for a machine.
         if name in self._merged:
-            return dict(self._merged[name])
+            return self._merged[name]
         host = self._manager.get_host(name)
         try:
-            self._merged[name] = self._variables.get_vars(host=host, include_hostvars=False)
+            found: dict[str, Any] = self._variables.get_vars(host=host, include_hostvars=False)
         except AnsibleError as error:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
                 "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
             ) from error
-        return dict(self._merged[name])
+        if self.plugin and (key := template_from_outside(found)):
+            raise WrongInput(
+                f"{key} of {name} contains a template that comes from outside, by the inventory plugin {self.plugin}",
+                "a plain value",
+                "correct it where the plugin reads it, or set the variable in group_vars",
+            )
+        self._merged[name] = found
+        return found
 
     def machines(self, *roles: Role) -> list[Machine]:
         """The machines of these roles, by default of all roles, in the inventory's order."""
         found: dict[str, Machine] = {}
         for role in roles or tuple(Role):
-            group = self._manager.groups.get(GROUPS[role])
-            for host in group.get_hosts() if group else ():
-                found.setdefault(host.name, self._machine(host.name, role))
+            if role not in self._of_role:
+                group = self._manager.groups.get(GROUPS[role])
+                self._of_role[role] = [self._machine(host.name, role) for host in (group.get_hosts() if group else ())]
+            for machine in self._of_role[role]:
+                found.setdefault(machine.name, machine)
         return list(found.values())
 
     @property
@@ -105,6 +137,7 @@ class Inventory:
                 raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add a machine")
             return candidates
         by_name = {machine.name: machine for machine in candidates}
+        known = self._known()
         chosen: dict[str, Machine] = {}
         for pattern in patterns:
             if pattern.startswith(("!", "&")):
@@ -113,7 +146,7 @@ class Inventory:
                     "one pattern, such as 'workers:!gpu-3'",
                     "join it to the other patterns with a colon",
                 )
-            for name in self._matches(pattern):
+            for name in self._matches(pattern, known):
                 if name not in by_name:
                     groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
                     raise WrongInput(
@@ -124,8 +157,8 @@ class Inventory:
                 chosen[name] = by_name[name]
         return list(chosen.values())
 
-    def rendered(self, name: str, prefix: str) -> dict[str, Any]:
-        """The variables of a machine whose names start with ``prefix``, with rendered templates.
+    def rendered(self, name: str, *prefixes: str) -> dict[str, Any]:
+        """The variables of a machine whose names start with one of ``prefixes``, with rendered templates.
 
         Raises WrongInput for a template that cannot be rendered, without its value, which may be a secret.
         """
@@ -135,7 +168,7 @@ class Inventory:
         variables = self.variables(name)
         templar = Templar(loader=self._manager._loader, variables=variables)
         found: dict[str, Any] = {}
-        for key in [key for key in variables if key.startswith(prefix)]:
+        for key in [key for key in variables if key.startswith(prefixes)]:
             try:
                 value = templar.template(variables[key])
                 found[key] = str(value) if isinstance(value, str) else value
@@ -158,34 +191,56 @@ class Inventory:
             found[SUDO_PASSWORDS[0]] = sudo_password(file)
         return found
 
-    def knows(self, address: str) -> bool:
-        """Whether a machine has this name or address."""
-        return any(address in {machine.name, machine.address} for machine in self.machines())
+    def unknown(self, addresses: Iterable[str]) -> list[str]:
+        """Those of ``addresses`` that are neither the name nor the address of a machine."""
+        known = self._known()
+        return [address for address in addresses if address not in known]
 
-    def _matches(self, pattern: str) -> list[str]:
+    def _known(self) -> Mapping[str, Sequence[str]]:
+        """The names of machines by name and by address: several machines may have one address."""
+        found: dict[str, dict[str, None]] = {}
+        for machine in self.machines():
+            for each in (machine.name, machine.address):
+                found.setdefault(each, {})[machine.name] = None
+        return {each: list(names) for each, names in found.items()}
+
+    def _matches(self, pattern: str, known: Mapping[str, Sequence[str]]) -> Sequence[str]:
         check_pattern(pattern)
-        machines = self.machines()
-        if exact := [machine.name for machine in machines if pattern in {machine.name, machine.address}]:
-            return exact
+        if pattern in known:
+            return known[pattern]
+        names = list(dict.fromkeys(name for each in known.values() for name in each))
         # A shell's [13] is a set of characters, Ansible's a subscript: a match as in a shell has priority.
-        if matching := fnmatch.filter([machine.name for machine in machines], pattern):
+        if matching := fnmatch.filter(names, pattern):
             return matching
         # Ansible prints a warning for a pattern without a match; the error below is better.
         with contextlib.redirect_stderr(io.StringIO()):
-            names = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
-        if names:
-            return names
-        known = {machine.address: machine.name for machine in machines}
-        known |= {name: name for name in known.values()}
-        near = {known[name] for name in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
-        names = sorted(near) or list(dict.fromkeys(known.values()))
+            selected = [host.name for host in self._manager.get_hosts(pattern)] if not is_address(pattern) else []
+        if selected:
+            return selected
+        raise self._no_match(pattern, known, names)
+
+    def _no_match(self, pattern: str, known: Mapping[str, Sequence[str]], names: Sequence[str]) -> WrongInput:
+        near = {known[each][0] for each in difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)}
+        names = sorted(near) or names
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{'the nearest' if near else 'it has'}: {', '.join(names[:_SHOWN])}{more}"
-        raise WrongInput(
+        return WrongInput(
             f"{pattern!r} matches no machine of {self.path}",
             f"a machine of this inventory; {listed}" if known else "an inventory with machines",
-            "correct the name, or add the machine to the inventory",
+            f"correct the name, or add the machine to {where_to_add(self.plugin)}",
         )
 
     def _machine(self, name: str, role: Role) -> Machine:
-        return Machine(name=name, address=str(self.variables(name).get("ansible_host", name)), role=role)
+        variables = self._variables_of(name)
+        for variable in _HOST_VARIABLES:
+            value = str(variables.get(variable) or name)
+            if "{{" not in value:
+                check_destination(name, variable, value)
+        return Machine(name=name, address=str(variables.get("ansible_host") or name), role=role)
+
+
+def where_to_add(plugin: str) -> str:
+    """Where a user adds a machine to an inventory."""
+    return (
+        f"what the inventory plugin {plugin} lists, or to a static file beside its file" if plugin else "the inventory"
+    )

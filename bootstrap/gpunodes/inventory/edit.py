@@ -11,29 +11,46 @@ from typing import Any
 import yaml
 
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import GROUPS
+from gpunodes.inventory import GROUPS, loader, plugins, where_to_add
 from gpunodes.model import Machine, Role
 
 # The first line of an inventory that `init-master ADDRESS` created: only such a file is extended by new addresses.
 OURS = "# Made by gpunodes; yours to edit. Machines joined by address are added here."
 
 
+def editable(path: Path) -> Path:
+    """The file of the inventory ``path`` that gpunodes edits: the file itself, or the one that it made in a folder.
+
+    A folder without such a file is returned itself. Raises WrongInput for a folder with several.
+    """
+    files = loader.files(path) if path.is_dir() else []
+    made = [file for file in files if _is_ours(file)]
+    if len(made) > 1:
+        raise WrongInput(
+            f"gpunodes created {' and '.join(map(str, made))}",
+            "one file of the folder to edit",
+            f"delete the first line of the others ({OURS!r})",
+        )
+    return made[0] if made else path
+
+
 def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[str, object]) -> None:
     """Add machines by their address to the inventory at ``path``; it is created if it does not exist.
 
     ``connection`` contains Ansible's connection variables for them; if it is empty, those of the control plane are
-    used. Raises WrongInput if gpunodes did not create the file.
+    used. Raises WrongInput if gpunodes did not create the file, or no file of the folder.
     """
+    file = editable(path)
     document: dict[str, Any] = {}
-    if path.exists():
-        text = path.read_text(encoding="utf-8")
-        if not text.startswith(OURS):
+    if file.exists():
+        if not _is_ours(file):
+            where = where_to_add(plugins.plugin_in(path))
             raise WrongInput(
                 f"{', '.join(addresses)} is not in {path}",
                 "a machine of the inventory",
-                f"add it to {path} and try again",
+                f"add it to {path if where == 'the inventory' else where} and try again",
             )
-        document = yaml.safe_load(text)
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not connection:
         known = document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {})
         first: dict[str, object] = next(iter(known.values()), {})
@@ -41,32 +58,44 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
     for address in addresses:
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
         group[address] = {"ansible_host": address, **connection}
-    _write(path, document)
+    _write(file, document)
 
 
 def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:
     """Change the connection variables of machines in the inventory at ``path``.
 
-    Raises WrongInput if gpunodes did not create the file.
+    Raises WrongInput for machines that are not in a file that gpunodes created.
     """
-    document = yaml.safe_load(text) if path.is_file() and (text := path.read_text("utf-8")).startswith(OURS) else {}
+    file = editable(path)
+    document = yaml.safe_load(file.read_text(encoding="utf-8")) if _is_ours(file) else {}
     groups = {machine.name: document.get(GROUPS[machine.role], {}).get("hosts", {}) for machine in machines}
-    if not all(name in hosts for name, hosts in groups.items()):
+    if foreign := [name for name, hosts in groups.items() if name not in hosts]:
+        plugin = plugins.plugin_in(path)
+        names = foreign[0] if len(foreign) == 1 else f"{foreign[0]} and {len(foreign) - 1} more"
+        made = f"the file that lists {names}" if path.is_dir() or plugin else str(path)
         raise WrongInput(
-            f"gpunodes did not create {path}, and does not change its connection variables",
+            f"gpunodes did not create {made}, and does not change its connection variables",
             "--user, --key and --port only for machines that are not in this inventory",
-            f"omit these options, or change {path}",
+            f"omit these options, or {'set ansible_user and the like in group_vars' if plugin else f'change {path}'}",
         )
     for name, hosts in groups.items():
         hosts[name] = {**(hosts[name] or {}), **connection}
-    _write(path, document)
+    _write(file, document)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether gpunodes created this file."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(OURS)) == OURS.encode()
 
 
 class Tentative:
     """What a command wrote into an inventory, and may undo in part or as a whole."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path = editable(path)
         self._folders = [folder for folder in path.absolute().parents if not folder.exists()]
         self._before = path.read_bytes() if path.is_file() else None
 

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,29 @@ import yaml
 
 from gpunodes import settings
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import plugins
 from gpunodes.inventory.names import NAME
 
 if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
+    from ansible.vars.manager import VariableManager
 
 BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
 _MOST_ENTRIES = 300
 """Files and folders of an inventory: Ansible reads each, and runs those that are executable."""
 
 
-def load(path: Path) -> tuple[InventoryManager, Any]:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An inventory as Ansible reads it."""
+
+    manager: InventoryManager
+    variables: VariableManager
+    plugin: str
+    """The inventory plugin that lists machines, "" in a static inventory; the first one of several."""
+
+
+def load(path: Path) -> Loaded:
     """Ansible's managers of the hosts and of their variables; raises WrongInput for a malformed inventory."""
     if not path.exists():
         raise WrongInput(
@@ -34,9 +47,14 @@ def load(path: Path) -> tuple[InventoryManager, Any]:
             "name it with -i",
         )
     settings.check_ansible_home()
-    for source in _files(path) if path.is_dir() else [path]:
+    dynamic: dict[Path, str] = {}
+    for source in files(path) if path.is_dir() else [path]:
         if source.suffix in {".yml", ".yaml"} and source.is_file():
-            _check_yaml(source)
+            document = _compose(source)
+            if name := plugins.plugin_of(document):
+                dynamic[source] = name
+            else:
+                _check_static(source, document)
     group_vars = path if path.is_dir() else path.parent
     for variables in sorted((*group_vars.glob("group_vars/**/*.yml"), *group_vars.glob("host_vars/**/*.yml"))):
         _check_mapping(variables)
@@ -52,11 +70,13 @@ def load(path: Path) -> tuple[InventoryManager, Any]:
     try:
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
             manager = InventoryManager(loader=loader, sources=[str(path)])
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
         raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+    plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings.getvalue())
     if path.is_file() and "Unable to parse" in warnings.getvalue():
         # The plugins are tried in turn, and the last one is that of the INI form.
         reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
@@ -65,7 +85,7 @@ def load(path: Path) -> tuple[InventoryManager, Any]:
             "an Ansible inventory, in YAML or INI",
             "correct the file",
         )
-    return manager, variables_of
+    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""))
 
 
 @functools.cache
@@ -138,7 +158,7 @@ def _check_mapping(path: Path) -> None:
         _mapping(path, _compose(path), "the file")
 
 
-def _files(folder: Path) -> list[Path]:
+def files(folder: Path) -> list[Path]:
     """The files of an inventory folder that Ansible does not ignore; raises WrongInput for too many."""
     from ansible.inventory.manager import IGNORED
 
@@ -157,9 +177,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _check_yaml(path: Path) -> None:
-    """Check the shape of a YAML inventory: groups, hosts, variables."""
-    for group, body in _mapping(path, _compose(path), "the inventory"):
+def _check_static(path: Path, document: yaml.Node | None) -> None:
+    """Check the shape of a static YAML inventory: groups, hosts, variables."""
+    for group, body in _mapping(path, document, "the inventory"):
         _check_group(path, str(group.value), body)
 
 

@@ -9,6 +9,12 @@ from gpunodes.errors import WrongInput
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """A name that is valid in a shell, in a path and (in lower case) as a Kubernetes node name; RFC 1123."""
+MOST = 200
+"""Characters of a name, which becomes that of a file."""
+_GROUP = re.compile(r"\w[\w .:@+-]*")
+"""A group's name; Ansible makes paths of it (``group_vars/NAME``). Ansible itself allows anything."""
+_HOST = re.compile(r"[\w\[:][\w.:%@\[\]-]*")
+"""What ssh may get as the destination: a name, an address, an alias of ssh_config; never an option."""
 _PATTERN = re.compile(r"~?[A-Za-z0-9_.:,*?!&\[\]-]+")
 """The characters of a pattern: names, shell globs, ranges and Ansible's operators."""
 
@@ -39,3 +45,35 @@ def check_address(text: str) -> None:
         return
     if re.fullmatch(r"[0-9.]+", text) or not NAME.fullmatch(text) or ".." in text:
         raise WrongInput(f"{text!r} is not an address", "an IP address such as 10.0.0.1, or a host name", "correct it")
+
+
+def check_machine(path: object, name: str) -> None:
+    """Raise WrongInput unless ``name`` of the inventory ``path`` can be the name of a machine."""
+    if len(name) > MOST or not NAME.fullmatch(name):
+        raise WrongInput(
+            f"{path}: {_shown(name)} is not a machine name",
+            f"letters, digits, dots, dashes and underscores, at most {MOST}",
+            "rename it, and give the address in ansible_host",
+        )
+
+
+def check_group(path: object, name: str) -> None:
+    """Raise WrongInput unless ``name`` of the inventory ``path`` can be the name of a group."""
+    if len(name) > MOST or not _GROUP.fullmatch(name):
+        raise WrongInput(
+            f"{path}: {_shown(name)} is not a group name",
+            f"letters, digits, spaces, dots, dashes and underscores, at most {MOST}",
+            "rename the group, or what its plugin makes it from",
+        )
+
+
+def check_destination(name: str, variable: str, value: str) -> None:
+    """Raise WrongInput unless ``value`` of a machine's variable can be what ssh connects to."""
+    if len(value) > MOST or not _HOST.fullmatch(value):
+        raise WrongInput(
+            f"{variable} of {name} is {_shown(value)}", "an IP address, or a host name", "correct it in the inventory"
+        )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= MOST else f"{text[:40]}...")

@@ -56,7 +56,7 @@ def _mark(lab: str) -> str:
 def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dict[str, str]:
     """The inventory's files, by path below its folder."""
     mark = f"{_mark(record.name)} `gpunodes lab down` removes it unless you change it.\n"
-    groups: dict[str, dict[str, dict[str, dict[str, str]]]] = {
+    groups: dict[str, dict[str, dict[str, Any]]] = {
         role.value: {
             "hosts": {
                 each.name: {"ansible_host": each.address, **_bmc(record, each)}
@@ -68,7 +68,7 @@ def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dic
     }
     gpu: dict[str, dict[str, str]] = {each.name: {} for each in record.machines if each.boards}
     if gpu:
-        groups["gpu"] = {"hosts": gpu}
+        groups["gpu"] = {"hosts": gpu, "vars": {"gpunodes_pool": "gpu"}}
     connection = {
         "ansible_user": USER,
         "ansible_ssh_private_key_file": str(layout.ssh_key),

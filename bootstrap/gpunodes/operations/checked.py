@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.planner import gpu, versions
+from gpunodes.planner import desired, gpu, versions
 
 
 class Needs(Enum):
@@ -42,10 +43,31 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
         )
     found = Inventory(path)
     variables = {machine.name: found.variables(machine.name) for machine in found.machines()}
-    problems = {name: list(settings.problems(own)) for name, own in variables.items()}
+    problems = {name: [*settings.problems(own), *_pool_problems(found, own)] for name, own in variables.items()}
     controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
     settings.report_all(path, problems, _unknown_versions(controls, variables, problems))
     return found
+
+
+def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
+    """Groups of ``gpunodes_pools`` that do not exist, and a machine in several of them."""
+    resolved = settings.resolve(variables)
+    pools = resolved["gpunodes_pools"]
+    if not isinstance(pools, Mapping):
+        return
+    # A dynamic inventory has only groups with machines.
+    unknown = [] if inventory.plugin else [str(name) for name in pools if name not in inventory.groups]
+    for name in unknown:
+        near = difflib.get_close_matches(name, inventory.groups, n=1)
+        nearest = f"; the nearest: {near[0]}" if near else ""
+        yield settings.SettingProblem(
+            "gpunodes_pools", f"names {name}, which is no group", f"groups of the inventory{nearest}"
+        )
+    try:
+        desired.pool(resolved, variables.get("group_names") or ())
+    except WrongInput as error:
+        names = error.problem.found.removeprefix("gpunodes_pools ")
+        yield settings.SettingProblem("gpunodes_pools", names, "one of them, or the machine's pool in gpunodes_pool")
 
 
 def _unknown_versions(

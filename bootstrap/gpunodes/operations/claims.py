@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import identities, locks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused

@@ -10,7 +10,7 @@ from gpunodes.operations.run import Operation
 _NODE_PHASES = (phases.POOL, phases.DEVICE_PLUGIN, phases.GPU_NODE)
 
 OPERATION = Operation(
-    name="gpu-install",
+    name="gpu install",
     playbook="gpu_install.yml",
     phases=(phases.PREFLIGHT, *phases.GPU, *(replace(each, only=(*each.only, Only.NODES)) for each in _NODE_PHASES)),
 )

@@ -33,7 +33,7 @@ def run(
     An existing cluster decides the Kubernetes version, as it does for a join.
     """
     version = preflight.requested_version(inventory, kubernetes)
-    folder = journal.open_run("gpu-plan")
+    folder = journal.open_run("gpu plan")
     view.begin("gpu plan", machines)
     seen = preflight.inspect(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
     version = requirements_of(seen.cluster, version).kubernetes

@@ -4,5 +4,5 @@ from gpunodes.operations import phases
 from gpunodes.operations.run import Operation
 
 OPERATION = Operation(
-    name="gpu-remove", playbook="gpu_remove.yml", phases=(phases.GPU_IDLE, phases.POOL, phases.GPU_REMOVE)
+    name="gpu remove", playbook="gpu_remove.yml", phases=(phases.GPU_IDLE, phases.POOL, phases.GPU_REMOVE)
 )

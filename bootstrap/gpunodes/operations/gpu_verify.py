@@ -23,11 +23,9 @@ def run(
     """Check the levels on all machines in parallel; nothing is changed."""
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
-    folder = journal.open_run("gpu-verify")
+    folder = journal.open_run("gpu verify")
     names = list(dict.fromkeys([*(machine.name for machine in machines), inventory.control_plane().name]))
-    ended = runner.run(
-        runner.Play("gpu_verify.yml", inventory.path, names, variables=variables), folder, tracker.on_event
-    )
+    ended = runner.run(runner.Play("gpu_verify.yml", inventory, names, variables=variables), folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)

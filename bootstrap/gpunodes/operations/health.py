@@ -14,6 +14,7 @@ from typing import BinaryIO
 from gpunodes.errors import WrongInput
 from gpunodes.health import catalog, judge, scan, sources
 from gpunodes.health.model import NOT_RECOGNISED, Meaning, RuleText, SavedFile, SiteRules, Verdict
+from gpunodes.health.unpack import PIECE, BrokenArchive
 
 STDIN = "-"
 STDIN_NAME = "standard input"
@@ -128,7 +129,7 @@ class _Files:
         """A text, whose later parts may be broken, too."""
         try:
             yield from text
-        except (sources.BrokenArchive, WrongInput, OSError) as error:
+        except (BrokenArchive, WrongInput, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             problem = WrongInput(f"{name} cannot be unpacked: {reason}", "a file as it was saved", "save it again")
             if isinstance(error, WrongInput):
@@ -173,7 +174,7 @@ def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
         from backports import zstd
     try:
         with zstd.ZstdFile(stream) as plain:
-            while piece := plain.read(sources.PIECE):
+            while piece := plain.read(PIECE):
                 yield piece
     except (zstd.ZstdError, EOFError) as error:
-        raise sources.BrokenArchive(str(error)) from error
+        raise BrokenArchive(str(error)) from error

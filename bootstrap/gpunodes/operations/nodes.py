@@ -62,12 +62,7 @@ def choose(
 
 def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, Match]:
     """The nodes of machines; raises GpunodesError for a contradiction."""
-    addresses = {machine.name: machine.address for machine in inventory.machines()}
-    known = identities.recall_all(inventory.cluster, addresses)
-    known |= {name: reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
-    nodes = [described(node) for node in (seen.cluster or {}).get("nodes", ())]
-    matcher = Matcher(nodes, known.values())
-    found = {machine.name: matcher.match(known[machine.name]) for machine in machines}
+    found = matches(inventory, machines, seen)
     for each in found.values():
         if each.contradiction:
             raise GpunodesError(
@@ -77,3 +72,13 @@ def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Ins
                 "machine is gone",
             )
     return found
+
+
+def matches(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, Match]:
+    """What the matcher finds for machines, by their reports of this run, else by their recorded identities."""
+    addresses = {machine.name: machine.address for machine in inventory.machines()}
+    known = identities.recall_all(inventory.cluster, addresses)
+    known |= {name: reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
+    nodes = [described(node) for node in (seen.cluster or {}).get("nodes", ())]
+    matcher = Matcher(nodes, known.values())
+    return {machine.name: matcher.match(known[machine.name]) for machine in machines}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
@@ -44,9 +44,9 @@ class Inspection:
 
     def no_cluster(self) -> PreflightFinding:
         """The finding that there is no cluster to join. A new one is suggested only to a machine that has none."""
-        if failure := self.control_failure:
-            found, wanted, remedy = events.cause(failure), "a control plane that responds", no_contact(failure)
-        elif self.unresponsive:
+        if self.control_failure:
+            return PreflightFinding(self.control, "cluster", not_read(self.control_failure))
+        if self.unresponsive:
             found, wanted = f"it has a cluster, but {self.unresponsive}", "an API that responds"
             remedy = "start it there; `journalctl -u kubelet` and `crictl ps -a` show why it does not run"
         else:
@@ -55,11 +55,14 @@ class Inspection:
         return PreflightFinding(self.control, "cluster", Problem(found, wanted, remedy))
 
 
-def no_contact(failure: TaskEnded) -> str:
-    """The remedy for a control plane that could not be queried."""
+def not_read(failure: TaskEnded) -> Problem:
+    """The problem of a control plane that could not be queried."""
+    remedy = "correct that, then run the same command again"
     if failure.outcome is Outcome.UNREACHABLE:
-        return "start the machine, or correct its address and SSH settings in the inventory"
-    return "correct that, then run the same command again"
+        remedy = "start the machine, or correct its address and SSH settings in the inventory"
+    # The message of a module that reports a problem says what it wanted (module_utils/entry.py).
+    wanted = "" if failure.result.get("wanted") else "a control plane that responds"
+    return Problem(events.cause(failure), wanted, remedy)
 
 
 def inspect(
@@ -87,14 +90,14 @@ def inspect(
     names = list(dict.fromkeys([*wanted, control.name]))
     play = runner.Play(
         "facts.yml",
-        inventory.path,
+        inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
         variables={**variables, "facts_wanted": wanted},
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, ended.error_text, requested[machine.name]) for machine in machines]
+    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -110,13 +113,11 @@ def inspect(
     return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
-def _candidate(
-    machine: Machine, tracker: Tracker, error_text: str, requested: RequestedSoftware
-) -> preflight.MachineFacts:
-    """What a machine reported, or why it did not; ``error_text`` is Ansible's own error."""
+def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware) -> preflight.MachineFacts:
+    """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
-    why = events.cause(failure) if failure else error_text
+    why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
     if facts is not None:
         why = reports.machine_problem(facts)
     return preflight.MachineFacts(
@@ -148,7 +149,7 @@ def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> 
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
-        # No error: `init-control-plane` and `up` start an API that has stopped, if they can.
+        # No error: `init-master` and `up` start an API that has stopped, if they can.
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
     return findings
 

@@ -15,7 +15,7 @@ from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
-from gpunodes.operations import claims, preflight
+from gpunodes.operations import claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu
@@ -26,6 +26,7 @@ class Operation:
     """A command that changes machines: its phases, in order, and the playbook that contains them."""
 
     name: str
+    """The command as it is typed."""
     playbook: str
     phases: Sequence[Phase]
     needs_cluster: bool = False
@@ -34,11 +35,6 @@ class Operation:
     """Whether it removes the cluster together with its control plane."""
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
-
-    @property
-    def typed(self) -> str:
-        """The command as it is typed."""
-        return self.name.replace("gpu-", "gpu ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +83,8 @@ def carry_out(
             seen = preflight.inspect(inventory, machines, folder, view, variables)
             findings = [] if seen.interrupted else preflight.judge(seen, version, needs_cluster=operation.needs_cluster)
             findings = [*(claim.findings if claim else ()), *findings]
+            if phase_list.POOL in phases and not seen.interrupted:
+                findings = [*findings, *pools.changes(inventory, machines, seen)]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 return replace(
@@ -117,7 +115,7 @@ def carry_out(
         tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, not_applicable)
         play = runner.Play(
             playbook=operation.playbook,
-            inventory=inventory.path,
+            inventory=inventory,
             machines=[machine.name for machine in machines],
             skip_phases=[*skip, *idle, phase_list.PREFLIGHT.name],
             variables={**variables, "worker_run": claim.holder if claim else ""},
@@ -146,7 +144,7 @@ def _claimed(
     """The locks of this run; none for a dry run, which changes nothing."""
     if options.dry_run:
         return contextlib.nullcontext()
-    return claims.claimed(inventory, machines, operation.typed, lambda finding: view.findings([finding]))
+    return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
 
 
 def _not_locked(error: GpunodesError) -> GpunodesError:
@@ -158,7 +156,7 @@ def _not_locked(error: GpunodesError) -> GpunodesError:
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
     if operation.after_interruption:
         control, variables = inventory.control_plane().name, {"revoke_run": claim.holder}
-        revoke = runner.Play(operation.after_interruption, inventory.path, [control], variables=variables)
+        revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables)
         runner.run(revoke, folder, lambda _: None)
 
 

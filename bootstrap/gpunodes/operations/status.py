@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes.engine import events, identities, journal, runner
+from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.engine import identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
 from gpunodes.operations import phases
-from gpunodes.operations.preflight import checked_cluster, no_contact
+from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.repair import maintenance
 
@@ -51,17 +52,17 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     tracker = Tracker([control], PHASES, view)
     view.begin("status", [control])
     folder = journal.open_run("status")
-    ended = runner.run(runner.Play("status.yml", inventory.path, [control.name]), folder, tracker.on_event)
+    ended = runner.run(runner.Play("status.yml", inventory, [control.name]), folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
     cluster = checked_cluster(tracker, control.name)
     if not ended.ok or not cluster:
         failure = tracker.failures.get(control.name)
-        fact = events.cause(failure) if failure else ended.error_text
-        remedy = no_contact(failure) if failure else "correct that, then run the same command again"
+        again = "correct that, then run the same command again"
+        problem = not_read(failure) if failure else Problem(ended.error_text, "", again)
         raise GpunodesError(
-            f"{control.name}: {fact}", "a control plane that responds", f"{remedy}; the log is {ended.log}"
+            f"{control.name}: {problem.found}", problem.wanted, f"{problem.remedy}; the log is {ended.log}"
         )
     machines = {machine.name: machine.address for machine in inventory.machines()}
     return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)

@@ -151,6 +151,10 @@ class Tracker:
                 outcome, phase, why = Outcome.FAILED, state.phase, "interrupted; run the command again to continue"
             elif not ok and not finished:
                 outcome, phase, why = Outcome.FAILED, state.phase, stopped
+            elif not state.last:
+                # The plugin of a dynamic inventory listed it before.
+                why = "Ansible did not find it in the inventory again; run the command again"
+                outcome, phase = Outcome.FAILED, ""
             else:
                 outcome, phase, why = (Outcome.CHANGED if state.changes else Outcome.UNCHANGED), "", ""
             seconds = (state.last or time.monotonic()) - state.started

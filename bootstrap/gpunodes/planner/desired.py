@@ -10,15 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Spec
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.errors import WrongInput
 from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
 """The group of the control-plane machines."""
-_NO_POOL = {"all", "ungrouped", "workers", CONTROL_PLANE}
-"""Groups of the inventory that make no pool."""
+POOL_LABEL = "gpunodes.dev/pool"
+LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
+"""The settings that ``labels`` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +125,27 @@ def kubernetes_version(given: Given) -> str:
 def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
     """The labels of a machine's node by its settings.
 
-    The pool is by default the machine's first group in alphabetical order, if it is in one besides its role's.
+    Raises WrongInput for a machine in several pools.
     """
-    pool = settings["gpunodes_pool"] or min(set(groups) - _NO_POOL, default="")
-    return {**({"gpunodes.dev/pool": pool} if pool else {}), **settings["gpunodes_node_labels"]}
+    name = pool(settings, groups)
+    return {**({POOL_LABEL: name} if name else {}), **settings["gpunodes_node_labels"]}
+
+
+def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
+    """The pool of a machine: ``gpunodes_pool``, else its group among the keys of ``gpunodes_pools``, "" for none.
+
+    Raises WrongInput for a machine in several of these groups.
+    """
+    if settings["gpunodes_pool"]:
+        return str(settings["gpunodes_pool"])
+    found = sorted(set(groups) & set(settings["gpunodes_pools"] or ()))
+    if len(found) > 1:
+        raise WrongInput(
+            f"gpunodes_pools names {' and '.join(found)}, and the machine is in all of these groups",
+            "one pool",
+            "set its gpunodes_pool",
+        )
+    return "".join(found)
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner import gpu_driver as drivers
@@ -214,6 +214,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     if offer is None or flavour is None:
         software.headers(case, signed=False)
         return Plan(case.machine)
+    _warn_of_unknown(case, branch, flavour)
     packages = [
         *software.headers(case, signed=offer["signed"]),
         *software.driver(case, offer, branch, flavour),
@@ -248,13 +249,6 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
 
 def _flavours(case: Case) -> list[Flavour]:
     """The kernel modules that support all GPUs, the preferred ones first."""
-    for row in case.generations:
-        if row["name"] == "newer":
-            ids = ", ".join(gpu.device for gpu in case.gpus if gpu.generation == "newer")
-            case.warnings.append(
-                f"PCI device {ids} is newer than gpunodes' table of GPUs: it gets the newest driver with open modules,"
-                " untested"
-            )
     common = [
         Flavour(name)
         for name in case.generations[-1]["modules"]
@@ -267,6 +261,16 @@ def _flavours(case: Case) -> list[Flavour]:
             "put them into different machines",
         )
     return common
+
+
+def _warn_of_unknown(case: Case, branch: str, flavour: Flavour) -> None:
+    """Warn of GPUs that are newer than the table, with the driver that was chosen for them."""
+    ids = ", ".join(gpu.device for gpu in case.gpus if gpu.generation == "newer")
+    if ids:
+        case.warnings.append(
+            f"PCI device {ids} is newer than gpunodes' table of GPUs: it gets driver {branch} with {flavour} modules,"
+            " untested" + ("" if branch == branches()[-1] else f"; the newest in the table is {branches()[-1]}")
+        )
 
 
 def _limits(case: Case) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 
@@ -148,6 +148,12 @@ def installed_driver(driver: Row) -> str:
 def version_of(text: str) -> tuple[int, ...]:
     """The numbers of a version, for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def exceeds(version: str, limit: str) -> bool:
+    """Whether a version, or a major version, is newer than a limit; a limit of a major version has all its minors."""
+    last = version_of(limit)
+    return version_of(version)[: len(last)] > last
 
 
 def cite(table: str, row: Row) -> str:

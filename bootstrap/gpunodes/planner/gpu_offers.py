@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_case import Case, Row, cite, number, version_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.planner import tables
-from gpunodes.planner.gpu_case import Case, Row, cite, fill, number, product, version_of
+from gpunodes.planner.gpu_case import Case, Row, cite, exceeds, fill, number, product, version_of
 from gpunodes.planner.gpu_model import Flavour, Group, Package, Source
 
 
@@ -73,11 +73,12 @@ def requested_cudas(case: Case) -> list[tuple[str, Row]]:
             continue  # reported as a conflict
         for generation in case.generations:
             last = generation["last_cuda"]
-            if last and number(row["major"]) > number(last):
+            if last and exceeds(version, last):
+                named = last if "." in last else f"{last}.x"
                 case.refuse(
                     f"CUDA {version} does not support {generation['title']} GPUs ({case.products(generation)})",
-                    f"CUDA {last}.x, the last version for these GPUs ({cite('drivers', generation)})",
-                    f"request CUDA {last}.x, or take those GPUs out",
+                    f"CUDA {named}, the last version for these GPUs ({cite('drivers', generation)})",
+                    f"request CUDA {named}, or take those GPUs out",
                 )
         found.append((version, row))
     return found
@@ -169,7 +170,7 @@ def cudnn_row(case: Case, offer: Row, branch: str) -> Row | None:
             row["major"] in by_cuda
             and number(branch) >= number(row["least_driver"])
             and all(
-                not generation["last_cuda"] or number(row["major"]) <= number(generation["last_cuda"])
+                not generation["last_cuda"] or not exceeds(row["major"], generation["last_cuda"])
                 for generation in case.generations
             )
         ):

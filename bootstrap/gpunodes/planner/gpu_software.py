@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Driver, File, Generated, OutputCheck, Service, Spec
-from gpunodes.ansible.module_utils.gpunodes.packages import RequestedPackage
+from gpunodes.ansible.module_utils.host.spec import Driver, File, Generated, OutputCheck, Service, Spec
+from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput
 from gpunodes.planner import package_sources
 from gpunodes.planner.gpu_model import Facts, Group, Package, Plan, Source

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Repository, Service, Spec
-from gpunodes.ansible.module_utils.gpunodes.packages import RequestedPackage
+from gpunodes.ansible.module_utils.host.spec import File, Repository, Service, Spec
+from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.planner import versions
 from gpunodes.planner.gpu_case import version_of
 from gpunodes.planner.package_sources import major_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.facts import placeholders
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Repository
+from gpunodes.ansible.module_utils.facts import placeholders
+from gpunodes.ansible.module_utils.host.spec import Repository
 from gpunodes.errors import WrongInput
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_model import Facts, Package, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gpunodes.health.facts import read
+from gpunodes.health.facts import functions
 from gpunodes.health.model import Action, State, Verdict
 
 
@@ -25,9 +25,9 @@ def resets(verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, ...]
     without NVSwitches, whose GPUs are reset together (NVIDIA Fabric Manager user guide; nvidia-smi(1), --gpu-reset).
     """
     wrong = [finding for finding in verdict.findings if finding.state is not State.HEALTHY]
-    functions = read(facts or {}).functions
-    gpus = {function.address for function in functions if function.is_gpu}
-    if any(function.is_switch for function in functions) or not all(
+    present = functions(facts["pci"]) if facts else ()
+    gpus = {function.address for function in present if function.is_gpu}
+    if any(function.is_switch for function in present) or not all(
         finding.action is Action.RESET_GPU and finding.gpu in gpus for finding in wrong
     ):
         return ()
@@ -43,7 +43,7 @@ def first_lines(verdict: Verdict, most: int = 3) -> tuple[str, ...]:
 def faults(verdict: Verdict, facts: Mapping[str, Any] | None) -> Collection[str]:
     """Known faults of a machine that its findings do not name, for the choice of the first step."""
     rules = {finding.rule for finding in verdict.findings}
-    expected = (facts or {}).get("expected") or {}
+    expected = facts["expected"] if facts else {}
     at_boot = expected.get("gpus") if expected.get("from") == "boot log" else None
     if "gpus-missing" in rules and isinstance(at_boot, int) and at_boot < (verdict.gpus_expected or 0):
         return {"missing-since-boot"}

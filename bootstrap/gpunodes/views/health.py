@@ -29,6 +29,8 @@ def _machine(verdict: Verdict) -> Mapping[str, Any]:
         "sxids": list(verdict.sxids),
         "boot_id": verdict.boot_id,
         "gpus": {"expected": verdict.gpus_expected, "seen": verdict.gpus_seen},
+        "kernel_lines": verdict.kernel_lines,
+        "wanted": verdict.wanted or None,
         "findings": [_finding(finding) for finding in verdict.findings],
         **({"files": files} if files else {}),
     }
@@ -103,8 +105,8 @@ def listing(verdicts: Sequence[Verdict]) -> str:
     for verdict in sorted(verdicts, key=lambda one: (-one.state.rank, -one.action.rank, one.name)):
         if verdict.state is State.HEALTHY and len(verdicts) > 1:
             continue
-        action = f", {verdict.action.value.replace('_', ' ')}" if verdict.action is not Action.NONE else ""
-        lines.append(f"{verdict.name}: {verdict.state.value}{action}")
+        action = f", {verdict.action.value}" if verdict.action is not Action.NONE else ""
+        lines.append(f"{verdict.name}: {verdict.state.value}{action}{_basis(verdict)}")
         for finding in verdict.findings:
             times = (
                 f" ({finding.count} times, {finding.first or '?'} to {finding.last or '?'})"
@@ -113,7 +115,23 @@ def listing(verdicts: Sequence[Verdict]) -> str:
             )
             gpu = f"{finding.gpu}: " if finding.gpu else ""
             lines.append(f"  {finding.rule}: {gpu}{finding.message}{times}")
-            lines += [f"    | {line}" for line in finding.evidence[:1]]
+            # Of a hang, the second line is the frame that proves it.
+            lines += [f"    | {line}" for line in finding.evidence[: 2 if finding.hung else 1]]
     healthy = sum(verdict.state is State.HEALTHY for verdict in verdicts)
     lines.append(f"{healthy} of {len(verdicts)} healthy.")
     return "\n".join(printable(line) for line in lines)
+
+
+def _basis(verdict: Verdict) -> str:
+    """What the state healthy is based on, or what the state unknown lacks; empty for other states."""
+    if verdict.state is State.UNKNOWN and verdict.wanted:
+        return f": {verdict.wanted}"
+    if verdict.state is not State.HEALTHY:
+        return ""
+    lines = verdict.kernel_lines
+    parts = [f"{lines:,} kernel line{'s' * (lines > 1)}"] if lines else []
+    if verdict.gpus_seen:
+        parts.append(f"{verdict.gpus_seen} GPU{'s respond' if verdict.gpus_seen > 1 else ' responds'}")
+    elif verdict.source == "live" and not verdict.gpus_expected:
+        parts.append("no NVIDIA GPU")
+    return f": {', '.join(parts)}" if parts else ""

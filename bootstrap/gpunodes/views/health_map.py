@@ -150,7 +150,7 @@ def _label(row: Sequence[str], width: int) -> str:
 
 
 def _described(verdict: Verdict) -> str:
-    action = "" if verdict.action is Action.NONE else f", {verdict.action.value.replace('_', ' ')}"
+    action = "" if verdict.action is Action.NONE else f", {verdict.action.value}"
     why = verdict.findings[0] if verdict.findings else None
     message = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.message or why.rule}"
     return f"{verdict.state.value}{action}{message}"

@@ -44,7 +44,8 @@ def summary(result: RepairResult) -> str:
         if result.dry_run:
             lines += [f"    {printable(line)}" for line in _plan(each)]
     if unaffected:
-        lines.append(f"{len(unaffected)} other machine{'s' if len(unaffected) > 1 else ''}: nothing to repair")
+        kind = ("other " if acted else "") + ("machines" if len(unaffected) > 1 else "machine")
+        lines.append(f"{len(unaffected)} {kind}: nothing to repair")
     if not result.machines:
         lines.append("nothing to repair")
     return "\n".join(lines)

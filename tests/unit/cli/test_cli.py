@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml
 from gpunodes import cli
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import State
@@ -64,7 +64,7 @@ def test_what_nobody_foresaw_is_a_sentence_and_its_traceback_a_file(
     assert "in fail" in path.read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in {"lab", "init-master"}])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in {"lab", "init-control-plane"}])
 def test_each_command_has_the_help_that_the_list_shows(name: str) -> None:
     command = cli.root.get_command(click.Context(cli.root), name)
     assert command is not None
@@ -72,10 +72,10 @@ def test_each_command_has_the_help_that_the_list_shows(name: str) -> None:
     assert all(isinstance(option, click.Argument) or getattr(option, "help", None) for option in command.params)
 
 
-def test_both_names_of_init_control_plane_are_one_command() -> None:
+def test_both_names_of_init_master_are_one_command() -> None:
     context = click.Context(cli.root)
     assert cli.root.get_command(context, "init-control-plane") is cli.root.get_command(context, "init-master")
-    assert "init-control-plane" in cli.COMMANDS["init-master"]
+    assert "init-master" in cli.COMMANDS["init-control-plane"]
 
 
 def test_the_commands_are_listed_by_section(tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_verbose_shows_ansible_s_own_output(tmp_path: Path) -> None:
         argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", "status", "-i", "hosts.yml", *flags]
         done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert ("TASK [status : Read the cluster]" in done.stderr) == shown
+        assert ("TASK [gpunodes.bootstrap.status : Read the cluster]" in done.stderr) == shown
 
 
 def test_a_document_as_yaml_is_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.filter_plugins.gpunodes import preflight
+from gpunodes.ansible.filter.general import preflight
 from gpunodes.settings import defaults
 
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2", "class": "030200"}

@@ -10,8 +10,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.probe import document
-from gpunodes.ansible.module_utils.gpunodes.probe.options import ProbeOptions
+from gpunodes.ansible.module_utils.probe import document
+from gpunodes.ansible.module_utils.probe.options import ProbeOptions
 from gpunodes.engine import identities, machine_control
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.power import PowerProblem, Trouble

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import kube_api
-from gpunodes.ansible.module_utils.gpunodes.cluster import nodes, readiness, removal, tokens
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import kube_api
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, tokens
+from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import reports
 
 NODE: dict[str, Any] = {
@@ -47,6 +47,9 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         def find(self, path: str) -> Any:
             return node
 
+        def get(self, *_: str, **__: str) -> Any:
+            return {"items": []}
+
         def call(self, *words: Any) -> None:
             calls.append(words)
 
@@ -54,7 +57,7 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         calls.append(("drain",))
         return True
 
-    monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.kube_api.admin", Client)
+    monkeypatch.setattr("gpunodes.ansible.module_utils.kube_api.admin", Client)
     monkeypatch.setattr(removal, "_drain", drained)
     described = nodes.describe(node, [])
     expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}

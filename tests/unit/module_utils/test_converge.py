@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import escalate, ledger, lock, packages, undo
-from gpunodes.ansible.module_utils.gpunodes.host import files, images, installation, sources, users
-from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
-from gpunodes.ansible.module_utils.gpunodes.host.converge import converge, diff
-from gpunodes.ansible.module_utils.gpunodes.host.spec import File, Generated, Repository, Spec
-from gpunodes.ansible.module_utils.gpunodes.probe import smi
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
+from gpunodes.ansible.module_utils import escalate, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils.host import files, images, installation, sources, users
+from gpunodes.ansible.module_utils.host.changes import Changes
+from gpunodes.ansible.module_utils.host.converge import converge, diff
+from gpunodes.ansible.module_utils.host.spec import File, Generated, Repository, Spec
+from gpunodes.ansible.module_utils.probe import smi
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 
 class Packages:
@@ -98,7 +98,7 @@ def test_converge_again_and_undo(machine: Packages, tmp_path: Path) -> None:
         "install containerd 1.7.24-1",
         "hold containerd",
     ]
-    assert [diff["before"] for diff in first.diffs] == ["", "theirs"]
+    assert [each.before for each in first.differences[:2]] == [None, "theirs"]
     assert converge(spec(root)).actions == []
 
     (root / "state").mkdir()

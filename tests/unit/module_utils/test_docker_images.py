@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import docker_images, process
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import docker_images, process
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +38,16 @@ def test_only_what_is_mirrored_and_missing_is_loaded() -> None:
     mirrored = ["registry.k8s.io", "ghcr.io"]
     ours = ["ghcr.io/flannel-io/flannel:v0.26.7", "registry.k8s.io/kube-proxy:v1.36.3"]
     ours.append("registry.k8s.io/coredns/coredns:v1.14.2")
-    assert docker_images.load_missing(wanted, mirrored, False, True) == [f"load {name}" for name in ours]
-    assert len(docker_images.load_missing(wanted, mirrored, True, True)) == 4
-    assert docker_images.load_missing(wanted, [], False, True) == []
+    assert docker_images.load_missing(wanted, mirrored, False, True).actions == [f"load {name}" for name in ours]
+    assert len(docker_images.load_missing(wanted, mirrored, True, True).actions) == 4
+    assert docker_images.load_missing(wanted, [], False, True).actions == []
 
 
 @pytest.mark.parametrize("name", ["nvcr.io/plugin:v0.19.0", f"nvcr.io/plugin:v0.19.0@sha256:{'a' * 64}"])
 def test_an_image_is_loaded_once(name: str) -> None:
     """A list of Docker's images has no digests: by it, one that is pinned was never there."""
-    assert docker_images.load_missing([name], ["nvcr.io"], False, False) == [f"load {name}"]
-    assert docker_images.load_missing([name], ["nvcr.io"], False, False) == []
+    assert docker_images.load_missing([name], ["nvcr.io"], False, False).actions == [f"load {name}"]
+    assert docker_images.load_missing([name], ["nvcr.io"], False, False).actions == []
 
 
 def test_an_image_that_docker_does_not_keep_by_its_digest_is_said(programs: Path) -> None:

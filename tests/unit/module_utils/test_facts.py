@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import facts, ledger
+from gpunodes.ansible.module_utils import facts, ledger
 
 
 def test_os_release() -> None:

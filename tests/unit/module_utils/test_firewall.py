@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunodes.ansible.module_utils.gpunodes import firewall
+from gpunodes.ansible.module_utils import firewall
 
 RULES = (
     "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:MINE - [0:0]\n"

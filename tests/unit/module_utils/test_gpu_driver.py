@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import ledger
-from gpunodes.ansible.module_utils.gpunodes.host import gpu_driver
-from gpunodes.ansible.module_utils.gpunodes.host.changes import Changes
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Driver, Spec
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
+from gpunodes.ansible.module_utils import ledger
+from gpunodes.ansible.module_utils.host import gpu_driver
+from gpunodes.ansible.module_utils.host.changes import Changes
+from gpunodes.ansible.module_utils.host.spec import Driver, Spec
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 DRIVER = Driver(("nvidia", "nvidia-uvm"), "nouveau")
 GCC = """\
@@ -222,7 +222,7 @@ def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
 
 def test_debian_calls_its_module_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/lib/modules/6.12/updates/dkms/nvidia-current.ko.xz"
-    monkeypatch.setattr("gpunodes.ansible.module_utils.gpunodes.gpu_facts.module_file", lambda _: path)
+    monkeypatch.setattr("gpunodes.ansible.module_utils.gpu_facts.module_file", lambda _: path)
     monkeypatch.setattr(
         gpu_driver, "run", lambda argv, *_: CommandResult(argv, 0, "550.163.01\n" if argv[-1] == path else "", "")
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import gpu_facts
+from gpunodes.ansible.module_utils import gpu_facts
 
 KERNEL = "6.12.48+deb13-amd64"
 DEP = f"/lib/modules/{KERNEL}/modules.dep"

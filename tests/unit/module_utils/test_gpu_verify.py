@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import gpu_cluster, gpu_verify, kube_api, pools
-from gpunodes.ansible.module_utils.gpunodes.cluster.nodes import GPU_BOOT, describe
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils.cluster.nodes import GPU_BOOT, describe
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 SMI = """<?xml version="1.0" ?>
 <nvidia_smi_log>

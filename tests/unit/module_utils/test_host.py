@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.host import files, services, sources, spec, swap
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils.host import files, services, sources, spec, swap
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 
 def test_swap_lines_go_and_come_back() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import facts, kube_api, kubeconfig, ledger
-from gpunodes.ansible.module_utils.gpunodes.host import services
-from gpunodes.ansible.module_utils.gpunodes.kubeadm import command, errors, init, join, reset
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import CommandResult
+from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger
+from gpunodes.ansible.module_utils.host import services
+from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 
 def test_failed_checks_come_first() -> None:
@@ -115,7 +115,7 @@ def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
     monkeypatch.setattr(ledger.Ledger, "save", lambda *_: None)
     files = {str(path): {"secret": init.RANDOM_KEY}}
-    assert init.init([], {}, files, 60, check=True) == ["kubeadm init"]
+    assert init.init([], {}, files, 60, check=True).actions == ["kubeadm init"]
     assert not path.exists()
     for _ in range(2):
         init.init([], {}, files, 60, check=False)
@@ -172,20 +172,20 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     tokens = {"bootstrap-token-a": "kubeadm init", "bootstrap-token-b": "gpunodes join", "bootstrap-token-c": ""}
     monkeypatch.setattr(kube_api, "admin", lambda **_: Api(tokens))
     done = ["finish an interrupted kubeadm init"]
-    assert init.init([], {}, {}, 60, check=True) == done
+    assert init.init([], {}, {}, 60, check=True).actions == done
     assert (mode(killed), len(tokens), ledger.load().kubeadm) == (0o644, 3, "init started")
-    assert init.init([], {}, {}, 60, check=False) == done
+    assert init.init([], {}, {}, 60, check=False).actions == done
     assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
     assert ledger.load().kubeadm == "init done"
-    assert init.init([], {}, {}, 60, check=False) == []
+    assert init.init([], {}, {}, 60, check=False).actions == []
 
 
 def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
     monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
     ledger.Ledger(kubeadm="join started").save()
     done = ["finish an interrupted kubeadm join"]
-    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True) == done
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
-    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == done
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
-    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False) == []
+    assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == []

@@ -6,8 +6,8 @@ import base64
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import kubeconfig
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import kubeconfig
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 # A CA as kubeadm makes it (openssl req -x509 -newkey ec, CN=kubernetes); its hash by openssl as kubernetes.io shows.
 CA = """-----BEGIN CERTIFICATE-----

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import ledger
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import ledger
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 
 def test_round_trip(tmp_path: Path) -> None:

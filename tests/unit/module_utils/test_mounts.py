@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import disk, tree
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import disk, tree
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 NAMESPACE = ["unshare", "--mount", "--net", "--propagation=private", *(["--map-root-user"] if os.geteuid() else [])]
 
 SETUP = """
 import json, os, pathlib, subprocess, sys
-from gpunodes.ansible.module_utils.gpunodes import firewall, ledger, packages, undo
-from gpunodes.ansible.module_utils.gpunodes.host import services
-from gpunodes.ansible.module_utils.gpunodes.kubeadm import reset
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
-from gpunodes.ansible.module_utils.gpunodes.process import CommandResult, run
+from gpunodes.ansible.module_utils import firewall, ledger, packages, undo
+from gpunodes.ansible.module_utils.host import services
+from gpunodes.ansible.module_utils.kubeadm import reset
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult, run
 
 for folder in ("/etc", "/run", "/var/lib"):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
@@ -197,7 +197,7 @@ report(refused=error(undo.Undoer().run), paths=["{folder}/data"])
 def test_disk_that_is_mounted_during_a_reset_survives() -> None:
     """The same for the folders of kubeadm, between the check and the removal."""
     found = in_namespace("""
-from gpunodes.ansible.module_utils.gpunodes import tree
+from gpunodes.ansible.module_utils import tree
 make("/etc/kubernetes/kubelet.conf")
 save_ledger("/var/lib/etcd")
 remove = tree.remove
@@ -231,7 +231,7 @@ report(refused=error(undo.Undoer().run), paths=["/var/lib/usr/updates/data"])
 def test_mount_may_have_any_name(character: str) -> None:
     """Users who start pods choose names in mountinfo; the kernel escapes only line feeds there."""
     found = in_namespace(f"""
-from gpunodes.ansible.module_utils.gpunodes import tree
+from gpunodes.ansible.module_utils import tree
 point = "/var/lib/ours/a{character}b"
 mount("-t", "tmpfs", "x", point)
 make("/var/lib/others/file")
@@ -329,7 +329,7 @@ report(refused=error(undo.Undoer().run), paths=["/var/lib/ours", "/var/lib/elsew
 def test_mount_after_the_check_survives(kind: tuple[str, ...]) -> None:
     """The removal checks every folder again and does not enter a mount that is newer than the first check."""
     found = in_namespace(f"""
-from gpunodes.ansible.module_utils.gpunodes import tree
+from gpunodes.ansible.module_utils import tree
 os.makedirs("/var/lib/elsewhere")
 mount(*{kind!r}, "/var/lib/ours/a/b")
 make("/var/lib/ours/a/b/data")
@@ -360,7 +360,7 @@ report(refused=refused, survived=survived, again=error(reset.reset), left=os.lis
 
 def test_only_one_module_removes_folders() -> None:
     """Code that runs on machines removes folders only with ``tree.remove``."""
-    ansible = Path(tree.__file__).parents[2]
+    ansible = Path(tree.__file__).parents[1]
     found = [
         path.name
         for path in ansible.rglob("*.py")

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import ledger, openpgp, packages
-from gpunodes.ansible.module_utils.gpunodes.host import keys, sources
-from gpunodes.ansible.module_utils.gpunodes.host.converge import converge
-from gpunodes.ansible.module_utils.gpunodes.host.spec import Repository, Spec
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import ledger, openpgp, packages
+from gpunodes.ansible.module_utils.host import keys, sources
+from gpunodes.ansible.module_utils.host.converge import converge
+from gpunodes.ansible.module_utils.host.spec import Repository, Spec
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "openpgp"
 """Made with gpg: a key with a signing subkey, another key, and a signature of ``Release\\n`` by each of the three."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import packages
-from gpunodes.ansible.module_utils.gpunodes.problem import MachineProblem
+from gpunodes.ansible.module_utils import packages
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 
 def test_only_whole_packages_count() -> None:

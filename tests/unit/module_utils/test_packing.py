@@ -8,29 +8,56 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpunodes.ansible.module_utils.gpunodes import process
+from gpunodes.ansible.module_utils import process
 
-ANSIBLE = Path(process.__file__).parents[2]
+ANSIBLE = Path(process.__file__).parents[1]
 
 
-def test_a_module_runs_on_a_machine_that_has_nothing_of_gpunodes(tmp_path: Path) -> None:
-    wanted = {"wanted": {"one": {"files": [{"path": str(tmp_path / "file"), "content": "x"}]}, "two": {}}}
-    program = str(Path(sys.executable).with_name("ansible"))
+def run(tmp_path: Path, *arguments: str, **environment: str) -> str:
+    """The output of ``ansible`` on this machine, with nothing of the user's environment."""
     done = subprocess.run(
-        [program, "localhost", "--connection=local", "--module-name=host_diff", f"--args={json.dumps(wanted)}"],
+        [str(Path(sys.executable).with_name("ansible")), "localhost", "--connection=local", *arguments],
         cwd=tmp_path,
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
-            "ANSIBLE_LIBRARY": str(ANSIBLE / "modules"),
-            "ANSIBLE_MODULE_UTILS": str(ANSIBLE / "module_utils"),
             "ANSIBLE_LOCALHOST_WARNING": "false",
             "ANSIBLE_INVENTORY_UNPARSED_WARNING": "false",
+            **environment,
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.partition("=>")[2])
+    return done.stdout
+
+
+def test_a_module_runs_on_a_machine_that_has_nothing_of_gpunodes(tmp_path: Path) -> None:
+    wanted = {"wanted": {"one": {"files": [{"path": str(tmp_path / "file"), "content": "x"}]}, "two": {}}}
+    output = run(
+        tmp_path,
+        "--module-name=host_diff",
+        f"--args={json.dumps(wanted)}",
+        ANSIBLE_LIBRARY=str(ANSIBLE / "modules"),
+        ANSIBLE_MODULE_UTILS=str(ANSIBLE / "module_utils"),
+    )
+    result = json.loads(output.partition("=>")[2])
     assert (result["pending"], result["versions"]) == (["one"], {})
+
+
+def test_ansible_prints_the_differences_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("level = 1\npassword = hunter2\n\x1b[2J\n")
+    wanted = {"wanted": {"files": [{"path": str(tmp_path / "config"), "content": "level = 2\n"}]}}
+    output = run(
+        tmp_path,
+        *("--check", "--diff", "--module-name=gpunodes.bootstrap.host", f"--args={json.dumps(wanted)}"),
+        ANSIBLE_COLLECTIONS_PATH=str(ANSIBLE.parents[1]),
+        ANSIBLE_CALLBACKS_ENABLED="gpunodes.bootstrap.printable",
+        ANSIBLE_LOAD_CALLBACK_PLUGINS="true",
+    )
+    lines = [line.strip() for line in output.splitlines()]
+    assert {"-level = 1", "-password = (secret 1)", "+level = 2"} <= set(lines)
+    assert f"--- before: {tmp_path}/config" in lines
+    assert "hunter2" not in output
+    assert "\x1b" not in output

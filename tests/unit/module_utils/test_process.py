@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import process
+from gpunodes.ansible.module_utils import process
 
 _WAITING_MODULE = """
 import sys, time
-from gpunodes.ansible.module_utils.gpunodes import process
+from gpunodes.ansible.module_utils import process
 print("started", flush=True)
 started = time.monotonic()
 done = process.run_while_connected(["sleep", "60"], 60)

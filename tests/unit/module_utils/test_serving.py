@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import serving
+from gpunodes.ansible.module_utils import serving
 
 USER = "system:node:worker-1"
 OWN = "DNS:worker-1,IP:10.0.0.11"

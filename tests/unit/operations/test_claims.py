@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes import command_lock
-from gpunodes.ansible.module_utils.gpunodes.cluster import tokens as bootstrap_tokens
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils import command_lock
+from gpunodes.ansible.module_utils.cluster import tokens as bootstrap_tokens
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import identities, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.session import Response

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import ExitCode, WrongInput, exit_code_for
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import (
@@ -85,6 +85,15 @@ def test_the_first_cause_is_kept() -> None:
     a, b = tracker.results(ok=False)
     assert (a.cause, a.phase) == ("first", "node")
     assert b.outcome is Outcome.UNCHANGED
+
+
+def test_a_machine_that_a_plugin_no_longer_lists_has_failed() -> None:
+    """Ansible skips it with a warning: it was unchanged."""
+    tracker = Tracker(TWO, WORK, Silent())
+    tracker.on_event(ended("a", "node"))
+    a, b = tracker.results(ok=True)
+    assert (a.outcome, b.outcome) == (Outcome.UNCHANGED, Outcome.FAILED)
+    assert b.cause == "Ansible did not find it in the inventory again; run the command again"
 
 
 def test_a_failure_elsewhere_that_ends_the_run_is_named() -> None:

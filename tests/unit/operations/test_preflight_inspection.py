@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from gpunodes import cli
-from gpunodes.ansible.module_utils.gpunodes import kube_api
-from gpunodes.ansible.module_utils.gpunodes.cluster import nodes
+from gpunodes.ansible.module_utils import kube_api
+from gpunodes.ansible.module_utils.cluster import nodes
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
@@ -175,3 +176,10 @@ def test_a_failure_of_the_controller_is_no_machine_s(
     )
     assert "correct that on the controller" in raised.value.problem.remedy
     assert "init-master" not in str(raised.value)
+
+
+@pytest.mark.parametrize("problem", [Problem("admin.conf does not exist", "a control plane"), Problem("no answer")])
+def test_a_control_plane_that_could_not_be_read_is_wanted_once(problem: Problem) -> None:
+    result = {"msg": str(problem), **dataclasses.asdict(problem)}
+    failure = TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, result)
+    assert str(preflight.not_read(failure)).count("wanted: ") == 1

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from gpunodes.ansible.module_utils.gpunodes import facts, packages
-from gpunodes.ansible.module_utils.gpunodes.host import spec
+from gpunodes.ansible.module_utils import facts, packages
+from gpunodes.ansible.module_utils.host import spec
 from gpunodes.errors import WrongInput
 from gpunodes.planner import node_software, package_sources, versions
 from gpunodes.planner.desired import Desired, desired
@@ -226,19 +226,31 @@ def test_a_mirror_and_the_distribution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "pool", "expected"),
+    ("groups", "given", "expected"),
     [
-        (("all", "workers"), "", {}),
-        (("all", "workers", "b", "a"), "", {"gpunodes.dev/pool": "a"}),
-        (("workers", "a"), "mine", {"gpunodes.dev/pool": "mine"}),
+        (("workers", "dc1", "h100"), {}, {}),
+        (("workers", "dc1", "h100"), {"gpunodes_pools": {"h100": {}, "v100": {}}}, {"gpunodes.dev/pool": "h100"}),
+        (("workers", "dc1"), {"gpunodes_pools": {"h100": {}}}, {}),
+        (("workers", "h100"), {"gpunodes_pools": None}, {}),
+        (("workers", "a"), {"gpunodes_pool": "mine"}, {"gpunodes.dev/pool": "mine"}),
+        (
+            ("workers", "a", "b"),
+            {"gpunodes_pool": "mine", "gpunodes_pools": {"a": {}, "b": {}}},
+            {"gpunodes.dev/pool": "mine"},
+        ),
     ],
 )
-def test_a_pool_is_the_first_group_unless_it_is_set(
-    groups: tuple[str, ...], pool: str, expected: dict[str, str]
+def test_a_pool_is_a_group_that_was_meant_as_one(
+    groups: tuple[str, ...], given: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    assert state(groups=groups, gpunodes_pool=pool).labels == expected
-    own = state(groups=groups, gpunodes_pool=pool, gpunodes_node_labels={"gpunodes.dev/pool": "own", "team": "x"})
+    assert state(groups=groups, **given).labels == expected
+    own = state(groups=groups, **given, gpunodes_node_labels={"gpunodes.dev/pool": "own", "team": "x"})
     assert own.labels == {"gpunodes.dev/pool": "own", "team": "x"}
+
+
+def test_a_machine_in_two_pools_is_refused() -> None:
+    with pytest.raises(WrongInput, match=r"names dc1 and h100.*one pool; set its gpunodes_pool"):
+        state(groups=("workers", "h100", "dc1"), gpunodes_pools={"h100": {}, "dc1": {}})
 
 
 def test_nodes_with_gpus_get_the_taint_if_it_is_set() -> None:

@@ -1,25 +1,30 @@
 """All combinations of cards, systems and requests: no plan breaks a row of the tables, no request is ignored.
 
+Cards, systems, sources, branches, CUDA and cuDNN versions limit each other: every combination of them is planned. Boot
+settings, kernels, NVSwitches, runtimes, feature gates and Kubernetes versions come by pairs: every value of each of
+them meets every value of each other dimension, which the test checks.
+
 An oracle, independent of the planner, determines from the tables alone whether a plan is possible: the planner must
 return a plan in exactly these cases, and each plan is checked against every row again.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner import tables
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, plan
 
 # One card of each generation, and the exceptional ones.
 CARDS = {
     "C2075": "1096",
+    "K10": "118f",
     "K80": "102d",
     "M60": "13f2",
     "P100": "15f8",
@@ -31,15 +36,17 @@ CARDS = {
     "GH200": "2342",
     "B200": "2901",
     "RTX PRO 6000": "2bb5",
+    "B300": "3182",
+    "GB300": "31c2",
     "newer": "3500",
 }
+ARM = {"GH200", "GB300"}
 SYSTEMS = [f"{row['id']} {row['version']}" for row in tables.read("systems")["system"]]
 LIKE_RHEL = {"rocky 9", "almalinux 9", "centos 9"}
 BRANCHES = ["", "535", "570", "580", "595", "999"]
 SOURCES = ["", "nvidia", "distribution"]
-CUDAS: list[tuple[str, ...]] = [(), ("11.8",), ("12.4",), ("13.0",), ("12.8", "13.0"), ("14.9",)]
-CUDNNS = ["", "9", "9.12"]
-CUDNNS_IN_TURN = ["9.12", "9.10", "9.0", "8"]
+CUDAS: list[tuple[str, ...]] = [(), ("11.8",), ("12.4",), ("13.4",), ("12.8", "13.0"), ("14.9",)]
+CUDNNS = ["", "9", "9.12", "9.10", "9.0", "8"]
 BOOTS: list[dict[str, Any]] = [
     {"secure_boot": False},
     {"secure_boot": True},
@@ -53,6 +60,8 @@ KERNELS = {
     "debian 13": ["6.12.48+deb13-amd64", "6.12.107+deb13-amd64", "7.3.4+deb13-amd64"],
 }
 GATES: list[dict[str, bool]] = [{}, {"ResourceHealthStatus": False}, {"Accelerators": True}]
+KUBERNETES = [row["version"] for row in tables.read("kubernetes")["minor"]]
+SWITCHES = [0, 6]
 
 Row = Mapping[str, Any]
 
@@ -150,7 +159,7 @@ def serves(offer: Row, branch: str, version: str, system: str, gens: list[Row]) 
         row is not None
         and int(branch) >= int(row["least_driver"])
         and has_cuda(offer["source_of"], system, version)
-        and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
+        and all(not gen["last_cuda"] or number(version) <= number(f"{gen['last_cuda']}.99") for gen in gens)
     )
 
 
@@ -173,7 +182,7 @@ def cudnn_fits(source: str, system: str, branch: str, requested: RequestedSoftwa
         return max((version.split(".")[0] for version in requested.cuda), key=int) in majors
     return any(
         int(branch) >= int(row["least_driver"])
-        and all(not gen["last_cuda"] or int(row["major"]) <= int(gen["last_cuda"]) for gen in gens)
+        and all(not gen["last_cuda"] or int(row["major"]) <= number(gen["last_cuda"])[0] for gen in gens)
         for row in tables.read("cuda")["cuda"]
         if row["major"] in majors
     )
@@ -234,21 +243,42 @@ def hold_against_the_rows(made: Plan, system: str, facts: Row, requested: Reques
     assert all(reason.why for reason in made.reasons)
 
 
+@functools.cache
+def by_pairs(*sizes: int) -> list[tuple[int, ...]]:
+    """Rows of positions in dimensions of these sizes: few, but with every pair of positions in every two dimensions."""
+
+    def pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+        return set(itertools.combinations(enumerate(row), 2))
+
+    every = list(itertools.product(*map(range, sizes)))
+    missing = set().union(*map(pairs, every))
+    rows = []
+    while missing:
+        rows.append(max(every, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(rows[-1])
+    return rows
+
+
 def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
     """Try every request for these cards on this system; return the number of plans and of refusals."""
     made = refused = 0
     gens = rows_of(cards)
-    arch = "aarch64" if "GH200" in cards else "x86_64"
-    axes = itertools.product(SOURCES, BRANCHES, CUDAS, CUDNNS)
-    dice = random.Random(f"{cards} {system}")  # noqa: S311 - not a secret
-    for source, branch, cuda, cudnn_axis in axes:
-        # Settings that are mostly independent are drawn at random, with a fixed seed, to keep the grid small.
-        runtime, gates, switches = dice.choice(RUNTIMES), dice.choice(GATES), dice.choice((0, 6))
-        boot = dice.choice(BOOTS)
-        cudnn = dice.choice(CUDNNS_IN_TURN) if cudnn_axis == "9.12" else cudnn_axis
-        kernel = dice.choice(KERNELS.get(system, ["6.8.0-45-generic"]))
+    arch = "aarch64" if ARM & set(cards) else "x86_64"
+    whole: tuple[Sequence[Any], ...] = (SOURCES, BRANCHES, CUDAS, CUDNNS)
+    kernels = KERNELS.get(system, ["6.8.0-45-generic"])
+    paired: tuple[Sequence[Any], ...] = (RUNTIMES, GATES, SWITCHES, BOOTS, kernels, KUBERNETES)
+    rows = by_pairs(*map(len, paired))
+    met = set()
+    for number_, request in enumerate(itertools.product(*(range(len(values)) for values in whole))):
+        # The rows shift by one with every value before cuDNN's, so that each value meets each row: checked below.
+        row = rows[(number_ + number_ // len(CUDNNS)) % len(rows)]
+        met |= {(dimension, value, row) for dimension, value in enumerate(request)}
+        source, branch, cuda, cudnn = (values[at] for values, at in zip(whole, request, strict=True))
+        runtime, gates, switches, boot, kernel, kubernetes = (
+            values[at] for values, at in zip(paired, row, strict=True)
+        )
         facts = machine(cards, system, arch, switches, boot, kernel)
-        requested = RequestedSoftware("1.36", branch, cuda, cudnn, runtime, source, gates)
+        requested = RequestedSoftware(kubernetes, branch, cuda, cudnn, runtime, source, gates)
         result = plan("gpu-1", facts, requested)
         possible_choices = [
             choice
@@ -265,6 +295,7 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
             assert not possible_choices or "Accelerators" in gates, (result, requested)
             assert all(isinstance(each, Problem) and each.found and each.wanted and each.remedy for each in result)
             assert len(set(result)) == len(result)
+    assert len(met) == len(rows) * sum(map(len, whole)), "a value of the request did not meet a row of the pairs"
     return made, refused
 
 

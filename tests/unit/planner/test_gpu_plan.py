@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.gpunodes.problem import Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.planner.gpu import Flavour, Group, Plan, RequestedSoftware, Source, gpus_of, plan
 
 NOVEMBER_2026 = 1_795_000_000.0
@@ -15,6 +15,8 @@ KERNELS = {
     "rhel": "5.14.0-503.11.1.el9_5.x86_64",
 }
 CARDS = {
+    "K10": "118f",
+    "GTX 650": "0fc6",
     "K80": "102d",
     "M60": "13f2",
     "P100": "15f8",
@@ -27,6 +29,8 @@ CARDS = {
     "GH200": "2342",
     "B200": "2901",
     "RTX PRO 6000": "2bb5",
+    "B300": "3182",
+    "GB300": "31c2",
     "unknown": "3500",
 }
 DRIVER: dict[str, Any] = {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None}
@@ -95,6 +99,9 @@ def names(made: Plan, group: Group) -> list[str]:
     [
         ("K80", "debian 12", "kepler", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
         ("K80", "ubuntu 24.04", "kepler", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
+        ("K10", "debian 12", "kepler-sm30", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
+        ("GTX 650", "debian 12", "kepler-sm30", Flavour.PROPRIETARY, "470", Source.DISTRIBUTION),
+        ("B300", "ubuntu 24.04", "blackwell-ultra", Flavour.OPEN, "580", Source.NVIDIA),
         ("M60", "debian 13", "maxwell", Flavour.PROPRIETARY, "580", Source.NVIDIA),
         ("P100", "debian 13", "pascal", Flavour.PROPRIETARY, "580", Source.NVIDIA),
         ("V100", "rhel 9", "volta", Flavour.PROPRIETARY, "580", Source.NVIDIA),
@@ -124,8 +131,33 @@ def test_a_k80_has_no_driver_on_debian_13() -> None:
     assert "Debian 12" in found[0].remedy
 
 
+@pytest.mark.parametrize("card", ["K10", "GTX 650"])
+def test_kepler_of_sm_30_ends_at_cuda_10_2(card: str) -> None:
+    (conflict, *_) = refused(machine(card, system="debian 12"), cuda=("11.8",))
+    assert "CUDA 11.8 does not support Kepler sm_30 GPUs" in conflict.found
+    assert "CUDA 10.2, the last version" in conflict.wanted
+    assert not any("CUDA 11.8 does not" in each.found for each in refused(machine("K80"), cuda=("11.8",)))
+
+
+@pytest.mark.parametrize("card", ["B300", "GB300"])
+def test_a_b300_needs_a_branch_of_cuda_12_9(card: str) -> None:
+    arch = "aarch64" if card == "GB300" else "x86_64"
+    (conflict, *_) = refused(machine(card, system="ubuntu 24.04", arch=arch), driver="570")
+    assert ("Blackwell Ultra" in conflict.found, "575, the first branch" in conflict.wanted) == (True, True)
+    assert planned(machine("B200", system="ubuntu 24.04"), driver="570").branch == "570"
+
+
+def test_a_cuda_newer_than_13_2() -> None:
+    made = planned(machine("H100", system="ubuntu 24.04"), cuda=("13.4",))
+    assert (made.branch, names(made, Group.CUDA)) == ("580", ["cuda-toolkit-13-4"])
+
+
 def test_an_unknown_newer_gpu_is_a_warning_and_not_refused() -> None:
-    assert "newer than gpunodes' table" in planned(machine("unknown")).warnings[0]
+    """It says which driver the GPU gets, also when that is not the newest one."""
+    for requested, branch in ({}, "595"), ({"driver": "580"}, "580"), ({"driver": "610"}, "610"):
+        (warning,) = [text for text in planned(machine("unknown"), **requested).warnings if "PCI device" in text]
+        assert f"newer than gpunodes' table of GPUs: it gets driver {branch} with open modules, untested" in warning
+        assert ("the newest in the table is 610" in warning) == (branch != "610")
 
 
 def test_a_machine_without_gpu_is_a_cpu_node() -> None:

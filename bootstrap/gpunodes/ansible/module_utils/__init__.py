@@ -1,1 +1,1 @@
-"""Code that modules share; Ansible finds the package ``gpunodes`` in it."""
+"""Standard library only, Python 3.9 or newer: it runs on the machines."""

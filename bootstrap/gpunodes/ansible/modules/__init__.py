@@ -1,1 +1,0 @@
-"""Ansible modules. Each gathers its parameters, calls one function of module_utils/gpunodes and exits."""

@@ -23,14 +23,18 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Read the cluster
-  cluster_info:
+  gpunodes.bootstrap.cluster_info:
   register: result
 """
 
@@ -48,8 +52,9 @@ unresponsive:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import nodes
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils.cluster import nodes
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

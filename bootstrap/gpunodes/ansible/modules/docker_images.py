@@ -32,15 +32,19 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: full
+    description: Lists the images that it loads.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Load images into Docker
-  docker_images:
+  gpunodes.bootstrap.docker_images:
     images: [ghcr.io/flannel-io/flannel:v0.26.7]
     mirrored: [ghcr.io, registry.k8s.io]
 """
@@ -51,11 +55,24 @@ actions:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: images in Docker
+      after_header: images in Docker
+      before: {}
+      after: {"ghcr.io/flannel-io/flannel:v0.26.7": present}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import docker_images
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import docker_images
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:
@@ -70,10 +87,9 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = docker_images.load_missing(
+        return docker_images.load_missing(
             parameters["images"], parameters["mirrored"], parameters["control_plane"], module.check_mode
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

@@ -24,28 +24,33 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Check that no pod uses the GPUs
-  gpu_idle:
+  gpunodes.bootstrap.gpu_idle:
     node: gpu-1
 """
 
 RETURN = r"""
 changed:
-  description: Always false. If a pod uses a GPU, the task fails.
+  description: Always false. The task fails if a pod uses a GPU.
   returned: always
   type: bool
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_cluster
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.problem import MachineProblem
+
+from ..module_utils import gpu_cluster
+from ..module_utils.entry import carry_out
+from ..module_utils.problem import MachineProblem
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ version_added: "0.1.0"
 description:
   - Reads the kernel log of this boot, threads in uninterruptible sleep, nvidia-smi, PCI state and driver in one run.
   - Ends within its deadline even if the driver hangs. Never starts nvidia-smi while another one is stuck.
-  - Never changes anything, and does not load kernel modules. The filter C(gpunodes_health) evaluates the result.
+  - Never changes anything, and does not load kernel modules. The filter C(gpunodes.bootstrap.health) evaluates
+    the result.
 options:
   deadline:
     description: Seconds after which the probe ends.
@@ -28,20 +29,24 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Probe the machine
-  gpu_probe:
+  gpunodes.bootstrap.gpu_probe:
     deadline: 20
   register: probe
 
 - name: Report the machine's health
   ansible.builtin.debug:
-    msg: "{{ (probe.gpu_probe | gpunodes_health(inventory_hostname)).text }}"
+    msg: "{{ (probe.gpu_probe | gpunodes.bootstrap.health(inventory_hostname)).text }}"
 """
 
 RETURN = r"""
@@ -53,9 +58,10 @@ gpu_probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.probe import document
-from ansible.module_utils.gpunodes.probe.options import ProbeOptions
+
+from ..module_utils.entry import carry_out
+from ..module_utils.probe import document
+from ..module_utils.probe.options import ProbeOptions
 
 
 def main() -> None:

@@ -31,16 +31,21 @@ attributes:
   check_mode:
     support: partial
     description: Does nothing and returns an empty result.
+    details: It verifies nothing in check mode, because that needs pods or an image.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Deletes everything that it creates.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Verify that pods get the GPUs
-  gpu_served:
+  gpunodes.bootstrap.gpu_served:
     nodes: {gpu-1: 8}
     image: nvcr.io/nvidia/k8s-device-plugin:v0.19.0
 """
@@ -54,8 +59,9 @@ gpu_nodes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_cluster
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import gpu_cluster
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -34,16 +34,21 @@ attributes:
   check_mode:
     support: partial
     description: Does nothing and returns an empty result.
+    details: It verifies nothing in check mode, because that needs pods or an image.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing but the image that it may pull.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Verify the GPUs on the machine
-  gpu_verify:
+  gpunodes.bootstrap.gpu_verify:
     image: nvcr.io/nvidia/k8s-device-plugin:v0.19.0
 """
 
@@ -61,8 +66,9 @@ labels:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import gpu_verify
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import gpu_verify
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

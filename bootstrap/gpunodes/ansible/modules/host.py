@@ -11,28 +11,116 @@ short_description: Bring a machine into its desired state
 version_added: "0.1.0"
 description:
   - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap and services.
-  - Records each change and the previous state in a ledger on the machine. M(host_undo) undoes the changes.
+  - Records each change and the previous state in a ledger on the machine. M(gpunodes.bootstrap.host_undo) undoes the
+    changes.
   - The next run completes an interrupted one.
 options:
   wanted:
-    description:
-      - The desired state, with the fields of C(Spec) in C(module_utils/gpunodes/host.py). They are described there.
+    description: The desired state. What a field leaves out is not managed.
     type: dict
     required: true
+    suboptions:
+      repositories:
+        description: >-
+          Package sources, each with C(name), C(url), C(key) (an armoured key, its URL, or the path of a keyring on the
+          machine), C(fingerprint), C(suite) and C(components).
+        type: list
+        elements: dict
+      packages:
+        description: >-
+          Packages, each with C(name), C(version) (a pattern), C(hold) (whether to prevent upgrades), C(same_as) (a
+          package with the same upstream version) and C(first) (whether to install it before versions of the others are
+          chosen). Packages are never upgraded or downgraded.
+        type: list
+        elements: dict
+      files:
+        description: >-
+          Whole files, each with C(path), C(content), C(mode), C(owner) and C(validate) (a command that must accept the
+          file; C(%s) is its path). Instead of C(content), C(contents) selects it by the version of C(package).
+        type: list
+        elements: dict
+      directories:
+        description: Folders that contain only data of the installed software. Those that are new are removed with it.
+        type: list
+        elements: str
+      modules:
+        description: Kernel modules to load now and at every boot.
+        type: list
+        elements: str
+      sysctls:
+        description: Kernel settings, now and at every boot.
+        type: dict
+      swap_off:
+        description: Whether to turn off swap and comment it out in C(/etc/fstab).
+        type: bool
+      services:
+        description: >-
+          Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
+          it) and C(when_exists) (a file without which it is not started).
+        type: list
+        elements: dict
+      groups:
+        description: Groups that the packages create and do not delete.
+        type: list
+        elements: str
+      users:
+        description: System users, each with its own group, that the packages create and do not delete.
+        type: list
+        elements: str
+      holds:
+        description: Shell patterns of installed packages to hold.
+        type: list
+        elements: str
+      generated:
+        description: >-
+          Files that a program on the machine generates, each with C(path), C(command) (it writes to C(%o); C(%i) is a
+          copy of C(input)), C(input), C(when_exists) and C(mode).
+        type: list
+        elements: dict
+      checks:
+        description: Commands that must succeed after packages were installed, each with C(command) and C(output).
+        type: list
+        elements: dict
+      absent:
+        description: Files to remove if an earlier run of this module created them.
+        type: list
+        elements: str
+      module_stream:
+        description: Module stream of dnf that contains the packages.
+        type: str
+      driver:
+        description: A GPU driver, with C(modules) and C(conflicting_module).
+        type: dict
+      devices:
+        description: Whether to keep a CDI specification of the GPUs for containers.
+        type: bool
+      images:
+        description: Images that containerd pulls in the background. C({NAME}) is the version of the package NAME.
+        type: list
+        elements: str
+      section:
+        description: The section of the ledger that records the changes; empty for the ledger itself.
+        type: str
+        choices: ["", gpu]
 attributes:
   check_mode:
     support: full
     description: Reports the changes that it would make, and makes none.
+    details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows the changes.
+    description: Shows files, packages, the kernel's modules and settings, swap and services.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Install containerd
-  host:
+  gpunodes.bootstrap.host:
     wanted:
       packages:
         - name: containerd
@@ -62,12 +150,29 @@ reboot:
   description: Why the machine must be rebooted to complete the changes; empty if no reboot is required.
   returned: always
   type: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: packages
+      after_header: packages
+      before: {}
+      after: {containerd: "1.7.24~ds1-6"}
+    - before_header: /etc/sysctl.d/99-gpunodes.conf
+      after_header: /etc/sysctl.d/99-gpunodes.conf
+      before: ""
+      after: "net.ipv4.ip_forward = 1"
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.host.converge import converge
-from ansible.module_utils.gpunodes.host.spec import spec_from
+
+from ..module_utils.entry import carry_out
+from ..module_utils.host.converge import converge
+from ..module_utils.host.spec import spec_from
 
 
 def main() -> None:
@@ -78,7 +183,7 @@ def main() -> None:
         return {
             "changed": bool(changes.actions),
             "actions": changes.actions,
-            "diff": changes.diffs,
+            "diff": changes.differences,
             "versions": changes.versions,
             "reboot": changes.reboot,
         }

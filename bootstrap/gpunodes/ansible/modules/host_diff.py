@@ -10,11 +10,11 @@ module: host_diff
 short_description: Find out which roles have something to do on a machine
 version_added: "0.1.0"
 description:
-  - Compares the machine with the desired state that each role passes to M(host).
+  - Compares the machine with the desired state that each role passes to M(gpunodes.bootstrap.host).
   - Never changes anything.
 options:
   wanted:
-    description: The desired state for M(host), by role.
+    description: The desired state by role, each like the option O(gpunodes.bootstrap.host#module:wanted).
     type: dict
     required: true
 attributes:
@@ -23,14 +23,18 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Compare the machine with its desired state
-  host_diff:
+  gpunodes.bootstrap.host_diff:
     wanted:
       node:
         modules: [overlay]
@@ -51,8 +55,9 @@ versions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.host.converge import diff
+
+from ..module_utils.entry import carry_out
+from ..module_utils.host.converge import diff
 
 
 def main() -> None:

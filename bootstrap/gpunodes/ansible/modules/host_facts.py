@@ -60,14 +60,18 @@ attributes:
     description: It only reads.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Read the machine
-  host_facts:
+  gpunodes.bootstrap.host_facts:
     sources:
       - name: kubernetes
         url: https://pkgs.k8s.io/core:/stable:/v1.36/{format}/
@@ -84,8 +88,9 @@ host_facts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import facts
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import facts
+from ..module_utils.entry import carry_out
 
 SOURCE = {
     "name": {"type": "str", "required": True},

@@ -10,7 +10,8 @@ module: host_undo
 short_description: Undo everything that gpunodes changed on a machine
 version_added: "0.1.0"
 description:
-  - Purges the packages that M(host) installed and restores the files, kernel settings, services and swap.
+  - Purges the packages that M(gpunodes.bootstrap.host) installed and restores the files, kernel settings, services and
+    swap.
   - Packages and files that existed before stay. A machine without a ledger is not changed.
 options:
   section:
@@ -21,20 +22,25 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Reports what would be done, and changes nothing.
+    description: Reports what it would undo, and changes nothing.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: partial
+    description: Shows files, packages, folders, users, the kernel's modules and settings, swap and services.
+    details: Firewall rules and mounts that a stopped container runtime leaves are not listed.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Undo everything that gpunodes changed
-  host_undo:
+  gpunodes.bootstrap.host_undo:
 
 - name: Undo only the changes of the GPU driver and its software
-  host_undo:
+  gpunodes.bootstrap.host_undo:
     section: gpu
 """
 
@@ -44,11 +50,24 @@ actions:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: packages
+      after_header: packages
+      before: {containerd: "1.7.24~ds1-6"}
+      after: {}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import ledger, undo
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import ledger, undo
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:
@@ -58,8 +77,9 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        actions = undo.Undoer(module.check_mode, module.params["section"]).run()
-        return {"changed": bool(actions), "actions": actions}
+        undoer = undo.Undoer(module.check_mode, module.params["section"])
+        actions = undoer.run()
+        return {"changed": bool(actions), "actions": actions, "diff": undoer.differences}
 
     carry_out(module, work)
 

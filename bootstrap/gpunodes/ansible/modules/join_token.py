@@ -36,38 +36,57 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: full
+    description: Shows the lifetime of a new token, and the Secrets of deleted ones. A token itself is never shown.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Create a token
-  join_token:
+  gpunodes.bootstrap.join_token:
     ttl: 900
   register: created
   no_log: true
 
 - name: Delete the token
-  join_token:
+  gpunodes.bootstrap.join_token:
     state: absent
 """
 
 RETURN = r"""
 token:
-  description: The token.
-  returned: O(state=present), not in check mode
+  description: The token; empty in check mode.
+  returned: O(state=present)
   type: str
 deleted:
-  description: Number of deleted tokens.
+  description: Number of deleted tokens, or in check mode of those that it would delete.
   returned: O(state=absent)
   type: int
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: join token
+      after_header: join token
+      before: ""
+      after: {token: "(secret 1)", lifetime: 900 s}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import tokens
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils.cluster import tokens
+from ..module_utils.entry import carry_out
+from ..module_utils.masking import Secret
+from ..module_utils.report import Difference
 
 
 def main() -> None:
@@ -82,13 +101,14 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        if module.check_mode:
-            return {"changed": True, "token": "", "deleted": 0}
+        ttl_s, run = module.params["ttl"], module.params["run"]
         if module.params["state"] == "present":
-            token = tokens.create(module.params["ttl"], module.params["timeout"], module.params["run"])
-            return {"changed": True, "token": token}
-        deleted = tokens.delete(module.params["run"])
-        return {"changed": bool(deleted), "deleted": len(deleted)}
+            token = "" if module.check_mode else tokens.create(ttl_s, module.params["timeout"], run)
+            difference = Difference("join token", None, {"token": Secret(token), "lifetime": f"{ttl_s} s"})
+            return {"changed": True, "token": token, "diff": [difference]}
+        deleted = tokens.delete(run, module.check_mode)
+        difference = Difference("join tokens", dict.fromkeys(deleted, "present"), {})
+        return {"changed": bool(deleted), "deleted": len(deleted), "diff": [difference]}
 
     # Several controllers may join machines at the same time: creating a token needs no lock.
     carry_out(module, work, changes=False)

@@ -24,14 +24,18 @@ attributes:
     description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Shows the changes.
+    description: Shows each object before and after, without the data of Secrets.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Apply the network add-on
-  kube_objects:
+  gpunodes.bootstrap.kube_objects:
     objects: "{{ lookup('ansible.builtin.template', 'flannel.yml.j2') | from_yaml_all }}"
 """
 
@@ -42,11 +46,24 @@ objects:
   type: list
   elements: str
   sample: ["DaemonSet kube-flannel-ds"]
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: Secret example
+      after_header: Secret example
+      before: {apiVersion: v1, kind: Secret, metadata: {name: example}, data: {password: "(secret 1)"}}
+      after: {apiVersion: v1, kind: Secret, metadata: {name: example}, data: {password: "(secret 2)"}}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import objects
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils.cluster import objects
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:
@@ -56,8 +73,8 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        changed, diffs = objects.apply(module.params["objects"], module.check_mode)
-        return {"changed": bool(changed), "objects": changed, "diff": diffs}
+        changed, differences = objects.apply(module.params["objects"], module.check_mode)
+        return {"changed": bool(changed), "objects": changed, "diff": differences}
 
     carry_out(module, work, changes=False)
 

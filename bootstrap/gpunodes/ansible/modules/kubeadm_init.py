@@ -38,15 +38,19 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: full
+    description: Shows kubeadm's configuration, without secrets.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Start the control plane
-  kubeadm_init:
+  gpunodes.bootstrap.kubeadm_init:
     documents:
       - apiVersion: kubeadm.k8s.io/v1beta4
         kind: InitConfiguration
@@ -61,11 +65,24 @@ actions:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: kubeadm
+      after_header: kubeadm
+      before: {control plane: none}
+      after: {control plane: complete}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm.init import init
+
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm.init import init
 
 
 def main() -> None:
@@ -81,14 +98,13 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = init(
+        return init(
             parameters["documents"],
             parameters["patches"],
             parameters["files"],
             parameters["timeout"],
             module.check_mode,
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

@@ -42,15 +42,19 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: full
+    description: Shows kubeadm's configuration, without the token.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Join the cluster
-  kubeadm_join:
+  gpunodes.bootstrap.kubeadm_join:
     endpoint: 10.0.0.1:6443
     token: "{{ token }}"
     ca_hash: "{{ cluster.ca_hash }}"
@@ -64,11 +68,24 @@ actions:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: kubeadm
+      after_header: kubeadm
+      before: {worker: none}
+      after: {worker: complete}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm.join import join
+
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm.join import join
 
 
 def main() -> None:
@@ -86,7 +103,7 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions = join(
+        return join(
             parameters["endpoint"],
             parameters["token"],
             parameters["ca_hash"],
@@ -94,8 +111,7 @@ def main() -> None:
             parameters["settings"],
             parameters["timeout"],
             module.check_mode,
-        )
-        return {"changed": bool(actions), "actions": actions}
+        ).result()
 
     carry_out(module, work)
 

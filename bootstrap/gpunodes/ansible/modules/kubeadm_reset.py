@@ -20,15 +20,20 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: partial
+    description: Lists the folders, files, network links and mounts that it removes.
+    details: Pods, containers and firewall rules are not listed.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Undo kubeadm's changes
-  kubeadm_reset:
+  gpunodes.bootstrap.kubeadm_reset:
 """
 
 RETURN = r"""
@@ -37,12 +42,25 @@ actions:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: changes of kubeadm
+      after_header: changes of kubeadm
+      before: {/etc/kubernetes: present, link cni0: present}
+      after: {}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import undo
-from ansible.module_utils.gpunodes.entry import carry_out
-from ansible.module_utils.gpunodes.kubeadm import reset
+
+from ..module_utils import undo
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm import reset
 
 
 def main() -> None:
@@ -54,7 +72,7 @@ def main() -> None:
         undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:
             reset.reset()
-        return {"changed": bool(remains), "actions": [f"remove {name}" for name in remains]}
+        return reset.report(remains).result()
 
     carry_out(module, work)
 

@@ -12,7 +12,7 @@ version_added: "0.1.0"
 description:
   - Sets labels and taints of nodes, and removes those that it set earlier and that are no longer requested.
   - An annotation of the node lists the managed labels and taints. Others are never touched.
-  - Runs on the control-plane machine. Skips nodes that do not exist.
+  - Runs on the control-plane machine. Waits until a node that has just joined is registered.
 options:
   nodes:
     description: C(labels) (a mapping) and C(taints) (key, value, effect) by node.
@@ -24,14 +24,18 @@ attributes:
     description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Shows the changes.
+    description: Shows each node's labels, taints and annotation before and after.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Set labels and taints of nodes
-  node_pools:
+  gpunodes.bootstrap.node_pools:
     nodes:
       gpu-1:
         labels: {gpunodes.dev/pool: a100}
@@ -44,11 +48,25 @@ nodes:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: Node gpu-1
+      after_header: Node gpu-1
+      before: {labels: {}}
+      after: {labels: {gpunodes.dev/pool: a100}}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes import pools
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils import pools
+from ..module_utils.entry import carry_out
+from ..module_utils.report import Difference
 
 
 def main() -> None:
@@ -56,13 +74,13 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         changed: list[str] = []
-        diffs: list[dict[str, str]] = []
+        differences: list[Difference] = []
         for name, wanted in module.params["nodes"].items():
             labels = {key: str(value) for key, value in wanted["labels"].items()}
             names, found = pools.apply(name, labels, wanted["taints"], module.check_mode)
             changed += names
-            diffs += found
-        return {"changed": bool(changed), "nodes": changed, "diff": diffs}
+            differences += found
+        return {"changed": bool(changed), "nodes": changed, "diff": differences}
 
     carry_out(module, work, changes=False)
 

@@ -31,16 +31,21 @@ attributes:
   check_mode:
     support: partial
     description: Does nothing and returns an empty result.
+    details: It verifies nothing in check mode, because that needs pods or an image.
   diff_mode:
     support: none
-    description: Does not show changes.
+    description: Deletes the pods that it creates; its annotation of the node is no requested change.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Verify that nodes are ready
-  node_ready:
+  gpunodes.bootstrap.node_ready:
     nodes: [worker-1]
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-1
 """
@@ -54,8 +59,9 @@ not_ready:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import readiness
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils.cluster import readiness
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ options:
     required: true
   expected:
     description: >-
-      Values that the node must still have, as in M(cluster_info): C(uid), C(boot_id), C(machine_id), C(product_uuid).
+      Values that the node must still have, as in M(gpunodes.bootstrap.cluster_info): C(uid), C(boot_id), C(machine_id),
+      C(product_uuid).
       A node with other values belongs to another machine and is not removed.
     type: dict
     default: {}
@@ -37,15 +38,19 @@ attributes:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
-    support: none
-    description: Does not show changes.
+    support: full
+    description: Lists the pods that leave the node, and the node.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
 author:
-  - The gpunodes authors
+  - The gpunodes authors (@gpunodes)
 """
 
 EXAMPLES = r"""
 - name: Remove the node from the cluster
-  node_removed:
+  gpunodes.bootstrap.node_removed:
     name: worker-3
     timeout: 120
 """
@@ -61,11 +66,24 @@ notes:
   returned: always
   type: list
   elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: nodes
+      after_header: nodes
+      before: {worker-3: present}
+      after: {}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpunodes.cluster import removal
-from ansible.module_utils.gpunodes.entry import carry_out
+
+from ..module_utils.cluster import removal
+from ..module_utils.entry import carry_out
 
 
 def main() -> None:
@@ -81,10 +99,10 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         parameters = module.params
-        actions, notes = removal.remove(
+        report, notes = removal.remove(
             parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
         )
-        return {"changed": bool(actions), "actions": actions, "notes": notes}
+        return {**report.result(), "notes": notes}
 
     carry_out(module, work, changes=False)
 

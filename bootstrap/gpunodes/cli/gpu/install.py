@@ -21,7 +21,7 @@ def command(machines: tuple[str, ...], flags: common.CommonOptions, requested: M
     """Install the GPU software of machines, with or without a cluster.
 
     MACHINES are names, addresses, groups or patterns of the inventory. An installed driver that meets the request is
-    kept; a loaded driver is never replaced.
+    kept; a driver in use is never replaced: drain the node first.
     """
     inventory = checked.inventory(flags.inventory)
     return common.execute(OPERATION, inventory, inventory.select(machines), common.requesting(flags, requested))

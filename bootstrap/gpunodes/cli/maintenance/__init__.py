@@ -8,12 +8,12 @@ from gpunodes.cli import LazyGroup
 
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {
-    "on": "Keep repairs and new pods away from machines under maintenance.",
+    "on": "Begin maintenance: no repairs, and the node is cordoned.",
     "off": "End maintenance: repairs are allowed again, and the cordon of `maintenance on` is removed.",
-    "list": "Show the nodes under maintenance: reason, user and end.",
+    "list": "Show the nodes in maintenance: reason, user and end.",
 }
 
 
 @click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.maintenance")
 def command() -> None:
-    """Keep repairs and new pods away from machines under maintenance."""
+    """Keep repairs and new pods away from machines that people work on."""

@@ -14,7 +14,7 @@ from gpunodes.errors import ExitCode
 @options.inventory_option
 @options.json_option
 def command(inventory_path: Path, as_json: bool) -> int:
-    """Show the nodes under maintenance: reason, user and end.
+    """Show the nodes in maintenance: reason, user and end.
 
     Nodes whose maintenance has expired are shown until `maintenance off`.
     """

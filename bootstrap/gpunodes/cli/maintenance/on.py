@@ -14,11 +14,11 @@ from gpunodes.repair import maintenance as times
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
-@click.option("--reason", required=True, metavar="TEXT", help="The reason; it is shown where the machine is skipped.")
+@click.option("--reason", required=True, metavar="TEXT", help="The reason; shown wherever the machine is skipped.")
 @click.option(
     "--until",
     metavar="TIME",
-    help="When it ends by itself: 4h, 1d12h, or 2030-01-31T18:00 (local time, or with a zone); by default never.",
+    help="When repairs are allowed again: 4h, 1d12h, or 2030-01-31T18:00 (local, or with a zone); by default never.",
 )
 @click.option("--no-cordon", is_flag=True, help="Do not cordon the nodes; only prevent repairs.")
 @options.inventory_option
@@ -26,10 +26,10 @@ from gpunodes.repair import maintenance as times
 def command(
     machines: tuple[str, ...], reason: str, until: str | None, no_cordon: bool, inventory_path: Path, as_json: bool
 ) -> int:
-    """Keep repairs and new pods away from machines under maintenance.
+    """Begin maintenance: no repairs, and the node is cordoned.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. Their nodes are annotated and cordoned; running
-    pods stay. After TIME repairs are allowed again; the cordon stays until `maintenance off`.
+    MACHINES are names, addresses, groups or patterns of the inventory. Running pods stay. After TIME repairs are
+    allowed again; the cordon stays until `maintenance off`.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, maintenance

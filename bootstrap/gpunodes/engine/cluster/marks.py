@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.cluster.nodes import MAINTENANCE
+from gpunodes.ansible.module_utils.cluster.nodes import MAINTENANCE
 from gpunodes.model import printable
 from gpunodes.repair import maintenance
 from gpunodes.repair.maintenance import Maintenance

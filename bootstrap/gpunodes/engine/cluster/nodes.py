@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.ansible.module_utils.gpunodes import devices
+from gpunodes.ansible.module_utils import devices
 from gpunodes.engine.cluster import marks
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node, pool_of

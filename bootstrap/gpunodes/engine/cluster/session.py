@@ -1,6 +1,6 @@
 """A persistent session with the Kubernetes API, through a small program on the control-plane machine.
 
-The program (``module_utils/gpunodes/session.py``) is sent over the SSH connection. It forwards requests to the API and
+The program (``module_utils/session.py``) is sent over the SSH connection. It forwards requests to the API and
 returns the responses; no credentials leave the control-plane machine.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.engine.events import ssh_reason
-from gpunodes.engine.remote import answers, programs, shell
+from gpunodes.engine.remote import answers, openssh, programs, shell
 
 ADMIN = "/etc/kubernetes/admin.conf"
 NO_CLUSTER = -1
@@ -32,7 +32,7 @@ _CALL_S = 45.0
 _REASON_S = 5.0
 """Seconds in which a broken session must report why it ended."""
 
-# The fields of a line of the session (module_utils/gpunodes/session.py).
+# The fields of a line of the session (module_utils/session.py).
 _FRAME = {"id": int, "status": int, "body": object, "error": str, "time": float}
 
 
@@ -41,7 +41,6 @@ class Transport:
     """How the session's program is started: its argv, and the start of its standard input."""
 
     argv: Sequence[str]
-    name: str = "the control plane"
     start: bytes = field(default=b"", repr=False)
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """None: inherit the environment of this process."""
@@ -50,10 +49,8 @@ class Transport:
 def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN) -> Transport:
     """A session on a control-plane machine, with a kubeconfig file there."""
     command = programs.pack("session", {"kubeconfig": kubeconfig}).command(variables)
-    timeouts = ("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
     return Transport(
-        [*shell.command(address, variables, *timeouts), command.line],
-        name=address,
+        [*shell.command(address, variables, *openssh.SESSION_TIMEOUTS), command.line],
         start=command.stdin,
         environment=shell.environment(variables),
     )
@@ -62,7 +59,7 @@ def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN
 def here(python: str, kubeconfig: Path) -> Transport:
     """A session on the controller, with a kubeconfig file."""
     program = programs.pack("session", {"kubeconfig": str(kubeconfig)})
-    return Transport(program.argv({"ansible_python_interpreter": python}), "the controller", program.packed)
+    return Transport(program.argv({"ansible_python_interpreter": python}), program.packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.remote.reach import LostError, Reach
 
 if TYPE_CHECKING:

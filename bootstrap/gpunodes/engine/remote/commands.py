@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes.sent import MARK
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.remote.targets import first
 from gpunodes.inventory import SUDO_PASSWORDS
 

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import subprocess
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,6 @@ class PendingConnection:
         """Start to connect to the first of ``addresses``, or start the ProxyCommand; raises LostError."""
         self.target = target
         self.deadline = deadline
-        self._started = time.monotonic()
         self.connected = False
         self._error = LostError(Reach.NO_ROUTE, f"no address for {target.address}")
         if target.proxy_command:
@@ -52,10 +50,6 @@ class PendingConnection:
         if self.connected:
             return Reach.SHELL_HANGS, "connected, but sshd sends no SSH banner"
         return Reach.NO_ROUTE, f"no response from {self.target.address} port {self.target.port}"
-
-    @property
-    def took_s(self) -> float:
-        return time.monotonic() - self._started
 
     def _connect(self) -> None:
         while self._addresses:

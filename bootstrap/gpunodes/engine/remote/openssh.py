@@ -23,7 +23,18 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.engine.remote.hostkeys import HostKeys, end_last_line
 
-CONNECT_S = 30
+
+def _timeouts(connect_s: int, interval_s: int, missed: int) -> tuple[str, ...]:
+    """ssh's options: the seconds for a connection, and how often it queries a machine until it ends the connection."""
+    values = {"ConnectTimeout": connect_s, "ServerAliveInterval": interval_s, "ServerAliveCountMax": missed}
+    return tuple(word for name, value in values.items() for word in ("-o", f"{name}={value}"))
+
+
+_TIMEOUTS = _timeouts(30, 15, 4)
+SESSION_TIMEOUTS = _timeouts(20, 10, 3)
+"""For the session with the API: a repair waits for it."""
+COMMAND_TIMEOUTS = _timeouts(10, 5, 3)
+"""For single commands on machines that may hang or shut down."""
 _RESOLVE_S = 20
 """Time limit in seconds for ``ssh -G``; a Match in ssh_config may run a command."""
 _MAX_INCLUDE_DEPTH = 16
@@ -85,9 +96,7 @@ def options(address: str = "", arguments: Sequence[str] = (), own: Sequence[str]
         *own,
         "-o", "ControlMaster=auto",
         "-o", "ControlPersist=120s",
-        "-o", "ServerAliveInterval=15",
-        "-o", "ServerAliveCountMax=4",
-        "-o", f"ConnectTimeout={CONNECT_S}",
+        *_TIMEOUTS,
         "-o", "PreferredAuthentications=publickey,password",
     ]  # fmt: skip
 

@@ -165,7 +165,7 @@ class _Scan:
             try:
                 pending.advance(time.monotonic() + self._options.connect_s)
             except LostError as lost:
-                self._record(ProbeResult(pending.target.name, lost.reach, lost.message, took_s=pending.took_s))
+                self._record(ProbeResult(pending.target.name, lost.reach, lost.message))
                 continue
             self._add_pending(pending)
         with contextlib.suppress(queue.Empty):
@@ -195,7 +195,7 @@ class _Scan:
                 del self._pending[descriptor]
                 self._selector.unregister(pending.socket)
                 pending.socket.close()
-                self._record(ProbeResult(pending.target.name, *pending.timeout_reason(), took_s=pending.took_s))
+                self._record(ProbeResult(pending.target.name, *pending.timeout_reason()))
         for session in self._sessions.values():
             if session.began is not None and session.began + self._options.machine_s <= now:
                 session.abort(*session.timeout_reason())
@@ -204,11 +204,11 @@ class _Scan:
         """The result of a machine that was not finished at the deadline of the scan."""
         for pending in self._pending.values():
             if pending.target is target:
-                return ProbeResult(target.name, *pending.timeout_reason(), took_s=pending.took_s)
+                return ProbeResult(target.name, *pending.timeout_reason())
         session = self._sessions.get(target.name)
         if session is None or session.began is None:
             return ProbeResult(target.name, Reach.TIMEOUT, "the scan timed out before this machine was probed")
-        return ProbeResult(target.name, *session.timeout_reason(), took_s=time.monotonic() - session.began)
+        return ProbeResult(target.name, *session.timeout_reason())
 
     def _record(self, result: ProbeResult) -> None:
         self._results[result.name] = result

@@ -1,4 +1,4 @@
-"""The Python programs that gpunodes sends to machines: modules of ansible/module_utils/gpunodes.
+"""The Python programs that gpunodes sends to machines: modules of ansible/module_utils.
 
 A program is sent on standard input, compressed, with all modules that it imports. ``python3 -c`` only reads it, exactly
 to its end, because the program may read more input. So the command line is short, and machines that log command lines
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpunodes.ansible.module_utils.gpunodes import sent
+from gpunodes.ansible.module_utils import sent
 from gpunodes.engine.remote import commands
 from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.engine.remote.targets import PYTHON
@@ -50,7 +50,7 @@ class Program:
 
 
 def pack(name: str, options: Mapping[str, Any]) -> Program:
-    """The program ``main(options)`` of a module of module_utils/gpunodes; ``options`` hold JSON's types only."""
+    """The program ``main(options)`` of a module of module_utils; ``options`` hold JSON's types only."""
     runner = Path(sent.__file__).read_text(encoding="utf-8")
     text = f"{runner}\nrun({sources(name)!a}, {name!r}, {dict(options)!a})\n"
     return Program(name, zlib.compress(text.encode(), 9))
@@ -58,7 +58,7 @@ def pack(name: str, options: Mapping[str, Any]) -> Program:
 
 @functools.cache
 def sources(name: str) -> dict[str, str]:
-    """The text of a module, and of all modules of module_utils/gpunodes that it imports, by full name."""
+    """The text of a module, and of all modules of module_utils that it imports, by full name."""
     found: dict[str, str] = {}
     missing = [f"{sent.PACKAGE}.{name}"]
     while missing:

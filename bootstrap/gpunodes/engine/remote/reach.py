@@ -36,7 +36,6 @@ class ProbeResult:
     reach: Reach
     message: str = ""
     facts: Mapping[str, Any] | None = None
-    took_s: float = 0.0
 
 
 class LostError(Exception):

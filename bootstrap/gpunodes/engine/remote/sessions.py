@@ -89,7 +89,7 @@ class Session:
                 self._stream.close()
         if facts is None and self._aborted is not None:
             reach, message = self._aborted
-        return ProbeResult(self.target.name, reach, _line(message), facts, time.monotonic() - self.began)
+        return ProbeResult(self.target.name, reach, _line(message), facts)
 
     def _run(self) -> Mapping[str, Any]:
         connection: Any = self._connection

@@ -23,8 +23,6 @@ from gpunodes.engine.remote import openssh
 from gpunodes.engine.remote.commands import RemoteCommand
 from gpunodes.engine.remote.targets import PASSWORDS, first, ssh_argv
 
-_CONNECT_S = 10
-
 
 class Reached(StrEnum):
     """How far the command came."""
@@ -47,8 +45,6 @@ class RemoteResult:
     code: int = 255
     out: bytes = b""
     err: str = ""
-    cut: bool = False
-    """The output exceeded the limit and is truncated."""
 
     @property
     def ok(self) -> bool:
@@ -58,7 +54,8 @@ class RemoteResult:
 def command(address: str, variables: Mapping[str, Any], *more: str) -> list[str]:
     """The ssh command for a machine with these inventory variables, without the remote command, which goes at its end.
 
-    ``more`` are further options. It must be started with the ``environment`` for the same variables.
+    ``more`` are further options, which override those for every connection: ssh uses the first value. It must be
+    started with the ``environment`` for the same variables.
     """
     arguments = ssh_argv(variables)
     own = [*more, *openssh.options(address, arguments), "-o", "ControlMaster=no", "-o", "ControlPath=none"]
@@ -119,10 +116,8 @@ def run(
     The connection is closed when standard output exceeds ``max_bytes``, or when ``is_complete`` returns True for the
     output so far: a machine that shuts down may leave a connection open.
     """
-    # ssh uses the first value of an option: these come before the options for every connection.
-    timeouts = ("-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
     return local(
-        [*command(address, variables, *timeouts), remote.line],
+        [*command(address, variables, *openssh.COMMAND_TIMEOUTS), remote.line],
         deadline_s=deadline_s,
         max_bytes=max_bytes,
         stdin=remote.stdin,
@@ -162,10 +157,9 @@ def local(
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     text = err.decode("utf-8", "replace").strip()
-    cut = len(out) >= max_bytes
-    if timed_out and not cut:
+    if timed_out and len(out) < max_bytes:
         return RemoteResult(Reached.TIMEOUT, out=out, err=text)
-    return RemoteResult(_reached(code, text), code, out, text, cut)
+    return RemoteResult(_reached(code, text), code, out, text)
 
 
 def _reached(code: int, text: str) -> Reached:

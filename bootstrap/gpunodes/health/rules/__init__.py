@@ -6,9 +6,9 @@ Xid is a row of tables/xid.tsv. ``gpunodes health rules`` and the table in docs/
 
 from __future__ import annotations
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import STUCK_S
 from gpunodes.health.model import Finding
-from gpunodes.health.rules import clocks, driver, fabric, hung, memory, nvidia_smi, pcie, xid
+from gpunodes.health.rules import clocks, driver, fabric, hung, memory, nvidia_smi, pcie, quotation, xid
 from gpunodes.health.rules.rule import Rule, RuleInput
 
 CATALOG = "NVIDIA Xid catalog, docs.nvidia.com/deploy/xid-errors"
@@ -24,7 +24,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "hung-in-driver",
         "A task hangs in the NVIDIA driver",
-        "the kernel's hung-task report: an nvidia module's frame in its stack, or a thread of the driver",
+        "the kernel's report of a hung task, of the owner of what it waits for, or of a task that does not freeze:"
+        " an nvidia module's frame in its stack, or a thread of the driver",
         "reboot",
         HUNG_TASK,
         hung.hung_in_driver,
@@ -60,6 +61,14 @@ RULES: tuple[Rule, ...] = (
         "reboot",
         "Linux kernel/watchdog.c",
         hung.soft_lockup_in_driver,
+    ),
+    Rule(
+        "driver-crashed",
+        "The kernel ended a task inside the NVIDIA driver",
+        "an oops: an nvidia module's frame in its stack, or a thread of the driver",
+        "reboot",
+        "Linux Documentation/admin-guide/bug-hunting.rst; a task that is ended does not release its locks",
+        hung.driver_crashed,
     ),
     Rule(
         "fallen-off-bus",
@@ -120,7 +129,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sxid",
         "An NVSwitch reports an error (SXid)",
-        "lines `SXid`: their severity; NVIDIA's table for lines without one and for errors that stop the whole fabric",
+        "lines `SXid`, or Fabric Manager's `detected NVSwitch ... error`: their severity;"
+        " NVIDIA's table for lines without one and for errors that stop the whole fabric",
         "none, reset_gpu or reboot; the site can set its own",
         FABRIC_GUIDE,
         fabric.sxid,
@@ -128,7 +138,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "start-up-failed",
         "The driver cannot initialise a GPU",
-        "`RmInitAdapter failed`, `rm_init_adapter failed`, `probe routine failed`",
+        "`RmInitAdapter failed`, `rm_init_adapter failed`, `probe routine failed`, `request_irq() failed`, no MSI-X",
         "reboot",
         NVRM,
         driver.start_up_failed,
@@ -140,6 +150,14 @@ RULES: tuple[Rule, ...] = (
         "repair",
         NVRM,
         driver.start_up_impossible,
+    ),
+    Rule(
+        "not-probed",
+        "Another driver owns GPUs",
+        "`The NVIDIA probe routine was not called`, and whether the driver found any GPU",
+        "repair if another driver owns all GPUs; else none, watch",
+        NVRM,
+        driver.not_probed,
     ),
     Rule(
         "version-mismatch",
@@ -198,6 +216,15 @@ RULES: tuple[Rule, ...] = (
         nvidia_smi.smi_message,
     ),
     Rule(
+        "unreadable",
+        "nvidia-smi cannot read values of a GPU",
+        "`ERR!` in its table, `Unknown Error` in its other output",
+        "reboot if it reads neither name nor performance state, or three kinds of values; else reset_gpu;"
+        " watch if only the fan",
+        SMI,
+        nvidia_smi.unreadable,
+    ),
+    Rule(
         "fabric-manager",
         "Fabric manager does not run on a machine with NVSwitches",
         "PCI functions of NVSwitches, and the state of the service",
@@ -208,7 +235,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "pcie-error",
         "PCIe errors of a GPU",
-        "AER lines of an nvidia function, or of the port above one that could not recover; AER counters in sysfs",
+        "AER lines of an nvidia function; AER, DPC or EDR lines of the port above one that could not recover;"
+        " AER counters in sysfs",
         f"reboot if fatal, else none; watch non-fatal errors, and corrected ones from {pcie.CORRECTED_MANY} on",
         AER,
         pcie.pcie_error,
@@ -236,6 +264,14 @@ RULES: tuple[Rule, ...] = (
         "none; watch",
         SMI,
         clocks.slowed,
+    ),
+    Rule(
+        "quotation",
+        "Kernel lines that another program quotes",
+        "lines of the kernel inside JSON, a ticket or a program's message",
+        "none",
+        "Linux Documentation/ABI/testing/dev-kmsg",
+        quotation.quotation,
     ),
     Rule("persistence-off", "Persistence mode is off", "nvidia-smi", "none", SMI, nvidia_smi.persistence_off),
 )

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpunodes.health import patterns
-from gpunodes.health.model import Action, Finding, LineKind
+from gpunodes.health.evidence import address
+from gpunodes.health.lines import OVERCOME
+from gpunodes.health.model import Action, Finding, LineKind, LogRecord
 from gpunodes.health.rules.rule import Rule, RuleInput, by_gpu
 
 
 def start_up_failed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if not data.of_kinds(LineKind.INIT_CAUSE):
-        for gpu, records in by_gpu(data.of_kinds(LineKind.INIT_FAILED)).items():
+        for gpu, records in by_gpu(_not_overcome(data.of_kinds(LineKind.INIT_FAILED), data)).items():
             message = (
                 "The driver could not initialise the GPU. If a warm reboot does not help, power the machine off and on."
             )
             yield rule.finding(Action.REBOOT, message, *records, gpu=gpu)
 
 
+def _not_overcome(records: Sequence[LogRecord], data: RuleInput) -> list[LogRecord]:
+    """Records without those that the driver can overcome, of GPUs that nvidia-smi shows."""
+    working = {
+        address(shown.address.encode()) for shown in data.gpus if not shown.unread and "lost" not in shown.values
+    }
+    return [record for record in records if record.detail != OVERCOME or record.gpu not in working]
+
+
 def start_up_impossible(rule: Rule, data: RuleInput) -> Iterator[Finding]:
-    records = data.of_kinds(LineKind.INIT_CAUSE)
+    records = _not_overcome(data.of_kinds(LineKind.INIT_CAUSE), data)
     if records:
         message = (
             "The driver cannot initialise the GPU, and a reboot does not help:"
             " check the firmware, the module flavour and the BIOS."
         )
         yield rule.finding(Action.REPAIR, message, *records, *data.of_kinds(LineKind.INIT_FAILED))
+
+
+def not_probed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    for record in data.of_kinds(LineKind.NOT_PROBED):
+        if record.detail == "all":
+            message = "Another driver owns all GPUs: unload it and blacklist it (nouveau), then load NVIDIA's."
+            yield rule.finding(Action.REPAIR, message, record)
+        else:
+            message = "Another driver owns some GPUs: vfio-pci, for virtual machines, or nouveau, which must not load."
+            yield rule.finding(Action.NONE, message, record, watch=True)
 
 
 def version_mismatch(rule: Rule, data: RuleInput) -> Iterator[Finding]:
@@ -54,7 +74,7 @@ def versions_differ(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def driver_not_loaded(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts is None or facts.driver_loaded is not False:
+    if facts is None or facts.driver_loaded:
         return
     gpus = [function for function in facts.functions if function.is_gpu and function.driver in {"", "nouveau"}]
     if gpus:
@@ -80,7 +100,7 @@ def uvm_fatal(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def gpus_unused(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts is None or not facts.driver_loaded or facts.driver_gpus is None:
+    if facts is None or not facts.driver_loaded:
         return
     bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
     shown = len(data.gpus) if facts.smi.status == "ok" else facts.driver_gpus

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunodes.health import catalog
+from gpunodes.health.lines import DATA
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
 
@@ -13,7 +14,8 @@ def sxid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     groups: dict[tuple[str, int], list[LogRecord]] = {}
     for record in data.of_kinds(LineKind.SXID):
         groups.setdefault((record.gpu, record.code), []).append(record)
-    for (gpu, code), records in groups.items():
+    for (gpu, code), lines in groups.items():
+        records = [record for record in lines if record.detail != DATA] or lines
         advice = catalog.sxid(code)
         severities = {record.detail for record in records}
         action = advice.action if advice else Action.NONE
@@ -32,7 +34,7 @@ def sxid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def fabric_manager(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
     if facts and any(function.is_switch for function in facts.functions):
-        state = (facts.services or {}).get("nvidia-fabricmanager", "")
+        state = facts.services.get("nvidia-fabricmanager", "")
         if state in {"failed", "inactive", "absent"}:
             message = f"The machine has NVSwitches, but its fabric manager is {state}: CUDA cannot start."
             yield rule.finding(Action.RESTART_APP, message, state=State.SICK)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 
-from gpunodes.ansible.module_utils.gpunodes.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import STUCK_S
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
-from gpunodes.health.model import Action, Finding, LineKind, State
+from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
 
 
@@ -16,26 +17,36 @@ def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if records:
         tasks = ", ".join(record.detail for record in records[:5])
         message = f"Stuck in the NVIDIA driver: {tasks}."
-        yield rule.finding(Action.REBOOT, message, *records, state=State.HUNG, hung=True)
+        yield rule.finding(Action.REBOOT, message, *_proven_first(records), state=State.HUNG, hung=True)
+
+
+def _proven_first(records: Sequence[LogRecord]) -> list[LogRecord]:
+    """Records whose evidence has the driver's frame first, each with the first two lines of its evidence."""
+    return sorted(
+        (dataclasses.replace(record, evidence=record.evidence[:2]) for record in records),
+        key=lambda record: not any(map(_has_frame, record.evidence)),
+    )
+
+
+def _has_frame(line: str) -> bool:
+    return patterns.NVIDIA_FRAME.search(line.encode(errors="replace")) is not None
 
 
 def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    asleep = [
-        task
-        for task in (facts.tasks if facts else ())
-        if task.state == "D" and patterns.NVIDIA_FRAME.search("\n".join(task.stack).encode(errors="replace"))
-    ]
+    asleep = [task for task in (facts.tasks if facts else ()) if task.state == "D" and any(map(_has_frame, task.stack))]
     if not facts or not asleep:
         return
     task = max(asleep, key=lambda each: each.age_s)
+    # The frame of the driver first: the stack begins with the kernel's own functions.
+    stack = sorted(task.stack, key=lambda frame: not _has_frame(frame))
     name = f"{clean(task.name.encode(errors='replace'))} ({task.pid})"
     if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or _unlogged_hung_tasks(data):
         message = f"{name} is in uninterruptible sleep in the NVIDIA driver and cannot be killed."
-        yield rule.finding(Action.REBOOT, message, evidence=task.stack, state=State.HUNG, hung=True)
+        yield rule.finding(Action.REBOOT, message, evidence=stack, state=State.HUNG, hung=True)
     else:
         message = f"{name} has waited in the NVIDIA driver for {task.age_s:.1f} s: check again."
-        yield rule.finding(Action.NONE, message, evidence=task.stack, watch=True)
+        yield rule.finding(Action.NONE, message, evidence=stack, watch=True)
 
 
 def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
@@ -65,4 +76,13 @@ def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.SOFT_LOCKUP)
     if records:
-        yield rule.finding(Action.REBOOT, "A CPU is in a soft lockup in the NVIDIA driver.", *records)
+        message = "A CPU is in a soft lockup in the NVIDIA driver."
+        yield rule.finding(Action.REBOOT, message, *_proven_first(records))
+
+
+def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    records = data.of_kinds(LineKind.CRASH)
+    if records:
+        tasks = ", ".join(filter(None, (record.detail for record in records[:5]))) or "unknown"
+        message = f"The kernel ended a task inside the NVIDIA driver, with the driver's locks: {tasks}."
+        yield rule.finding(Action.REBOOT, message, *_proven_first(records))

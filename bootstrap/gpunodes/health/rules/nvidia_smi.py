@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpunodes.health.evidence import address
 from gpunodes.health.model import Action, Finding, LineKind, State
 from gpunodes.health.rules.rule import Rule, RuleInput
+from gpunodes.health.smi_table import FIELDS_OF_GPU
 
 _MESSAGES: tuple[tuple[str, Action, str], ...] = (
     (r"Driver/library version mismatch", Action.REBOOT, "The libraries and the loaded driver have different versions."),
     (r"[Rr]equires reset|reset required|ERR!", Action.RESET_GPU, "A GPU must be reset."),
+    (r"^no row of GPU", Action.REBOOT, "nvidia-smi shows no row for a GPU before the last one: it is lost."),
     (r"GPU is lost|^device handle: ", Action.REBOOT, "A GPU is lost."),
     (
         r"couldn't communicate with the NVIDIA driver|couldn't find libnvidia|Driver Not Loaded",
@@ -20,7 +22,8 @@ _MESSAGES: tuple[tuple[str, Action, str], ...] = (
     ),
     (r"No devices were found", Action.REBOOT, "The driver is loaded, but has no GPU."),
 )
-_VALUES = {"GPU is lost", "GPU requires reset"}
+_VALUES = {"GPU is lost", "GPU requires reset", "ERR!"}
+_CANNOT_READ = "cannot read: "
 # A container whose cgroup was rewritten: github.com/NVIDIA/nvidia-container-toolkit, troubleshooting.
 _NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 
@@ -29,10 +32,15 @@ def smi_message(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     messages = [(record.detail, record.gpu, record.evidence) for record in data.of_kinds(LineKind.SMI_MESSAGE)]
     if data.facts and data.facts.smi.status == "failed":
         messages.append((data.facts.smi.message, "", tuple(data.facts.smi.message.splitlines())))
-    has_lost_gpu = any("lost" in each.values for each in data.gpus)
+    has_values = any("lost" in each.values or each.unread for each in data.gpus)
     for message, gpu, evidence in messages:
-        if has_lost_gpu and message in _VALUES:
+        if has_values and message in _VALUES:
             continue  # nvidia-smi's fields have the same value, with its GPU
+        if message.startswith(_CANNOT_READ):
+            unread = message.removeprefix(_CANNOT_READ).split(", ")
+            action, meaning = _unread(unread)
+            yield rule.finding(action, meaning, evidence=evidence, watch=True, state=_state(action))
+            continue
         if _NVML_UNKNOWN in message:
             meaning = "NVML cannot access the GPUs; a container that lost its devices must be restarted."
             yield rule.finding(Action.RESTART_APP, meaning, gpu=gpu, evidence=evidence, state=State.SICK)
@@ -44,6 +52,28 @@ def smi_message(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         else:
             meaning = "nvidia-smi failed with an unknown message."
             yield rule.finding(Action.NONE, meaning, gpu=gpu, evidence=evidence, watch=True)
+
+
+def unreadable(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    for shown in data.gpus:
+        if shown.unread:
+            action, message = _unread(shown.unread)
+            gpu = address(shown.address.encode())
+            yield rule.finding(action, message, gpu=gpu, watch=True, state=_state(action))
+
+
+def _unread(kinds: Sequence[str]) -> tuple[Action, str]:
+    """The action for a GPU of which nvidia-smi cannot read these values, and why."""
+    values = ", ".join(kinds)
+    if set(kinds) == {"fan"}:
+        return Action.NONE, "nvidia-smi cannot read the fan: check it."
+    if "name" in kinds or "performance" in kinds or len(set(kinds) - {"fan"}) >= FIELDS_OF_GPU:
+        return Action.REBOOT, f"nvidia-smi cannot read the GPU ({values}): it does not respond, and cannot be reset."
+    return Action.RESET_GPU, f"nvidia-smi cannot read some values of the GPU ({values}): reset it."
+
+
+def _state(action: Action) -> State | None:
+    return State.SICK if action is Action.REBOOT else None
 
 
 def reset_required(rule: Rule, data: RuleInput) -> Iterator[Finding]:

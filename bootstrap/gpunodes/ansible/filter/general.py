@@ -1,0 +1,218 @@
+"""Filters of the roles. They run on the controller, with the installed package or from a checkout."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import gpunodes.planner.preflight as _  # noqa: F401 - checks whether the package is installed
+except ModuleNotFoundError:
+    # From a checkout, or from the built collection, which brings the parts of the package that this file imports.
+    _HERE = Path(__file__).resolve()
+    sys.path[:0] = [str(_HERE.parents[3]), str(_HERE.parents[1] / "plugin_utils")]
+
+from ansible.errors import AnsibleFilterError
+
+
+def preflight(
+    facts: Mapping[str, Mapping[str, Any]],
+    roles: Mapping[str, str],
+    cluster: Mapping[str, Any] | None,
+    kubernetes: str,
+    settings: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.model import Role, Severity
+    from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
+
+    try:
+        candidates = [
+            MachineFacts(name=name, role=Role(roles[name]), facts=found, requested=requested_of(settings[name], ""))
+            for name, found in facts.items()
+        ]
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    requirements = requirements_of(cluster, kubernetes)
+    return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
+
+
+def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, Any]:
+    """The desired state of a machine (planner/desired.py) as plain data; fails with all conflicts at once.
+
+    Its strings are no templates: they come from JSON, and ``given`` is rendered before it arrives here.
+    """
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.desired import Desired, Given
+    from gpunodes.planner.desired import desired as compute
+
+    try:
+        found = compute(Given(machine, facts, **given))
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    if not isinstance(found, Desired):
+        raise AnsibleFilterError("\n".join(f"{machine}: {conflict}" for conflict in found))
+    document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(found)))
+    return document
+
+
+def match(
+    nodes: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    name: str,
+    machines: Mapping[str, str],
+    cluster: str,
+    *,
+    joins: bool = False,
+) -> dict[str, Any]:
+    """The node of the machine ``name``: ``node`` ({} for none), ``by`` (the criterion), and ``problem`` if ambiguous.
+
+    ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
+    addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
+    """
+    from gpunodes.ansible.module_utils.problem import Problem
+    from gpunodes.engine import identities
+    from gpunodes.identity.matcher import Matcher
+    from gpunodes.identity.model import described, reported
+
+    known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
+    if facts:
+        known[name] = reported(name, machines[name] or name, facts)
+    matcher = Matcher([described(node) for node in nodes], known.values())
+    found = matcher.joining(known[name]) if joins else matcher.match(known[name])
+    node_name = found.node.name if found.node else ""
+    return {
+        "node": next((dict(node) for node in nodes if node_name and node["name"] == node_name), {}),
+        "by": found.by,
+        "problem": str(Problem(found.contradiction, *_ONE_NODE)) if found.contradiction else "",
+    }
+
+
+_ONE_NODE = (
+    "exactly one node that matches this machine",
+    "compare `kubectl get nodes -o wide` with the inventory, and delete nodes whose machines no longer exist",
+)
+
+
+def program(name: str) -> str:
+    """The source of a program that is installed on a machine; it is one of the module_utils."""
+    return (Path(__file__).parents[1] / "module_utils" / f"{name}.py").read_text(encoding="utf-8")
+
+
+def key_text(key: str) -> str:
+    """A package source's key: an address or armoured text is returned unchanged, a file on the controller is read."""
+    if not key or "://" in key or key.lstrip().startswith("-----BEGIN"):
+        return key
+    try:
+        return Path(key).expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AnsibleFilterError(f"the key file {key} cannot be read: {error}") from error
+
+
+def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
+    """Sources that host_facts checks: the registries of the cluster's images."""
+    hosts = dict.fromkeys(["registry.k8s.io", "ghcr.io", image.split("/", maxsplit=1)[0]])
+    return [
+        {
+            "name": f"images of {registry}",
+            "url": mirrors.get(registry, f"https://{registry}").rstrip("/") + "/v2/",
+            "kind": "registry",
+        }
+        for registry in hosts
+    ]
+
+
+def health(
+    facts: Mapping[str, Any],
+    name: str,
+    xids: Mapping[Any, str] | None = None,
+    sxids: Mapping[Any, str] | None = None,
+) -> dict[str, Any]:
+    """The verdict on a machine from the result of gpu_probe; ``text`` summarises it in one line."""
+    from gpunodes.errors import GpunodesError
+    from gpunodes.health import judge, shape, site
+
+    try:
+        rules = site.rules(xids or {}, sxids or {})
+    except GpunodesError as error:
+        raise AnsibleFilterError(str(error)) from error
+    violation = shape.violation(facts)
+    verdict = judge.unreachable(name, "probe_failed", violation) if violation else judge.judge_facts(name, facts, rules)
+    # Through JSON, so that templates get strings instead of enums.
+    document: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(verdict)))
+    action = "" if verdict.action == "none" else f", {verdict.action}"
+    why = "".join(f"; {finding.gpu + ': ' if finding.gpu else ''}{finding.message}" for finding in verdict.findings)
+    return {**document, "text": f"{name}: {verdict.state}{action}{why}"}
+
+
+@functools.lru_cache(maxsize=2)  # many variables of one task read the document, which is long for a large cluster
+def data(text: str | None) -> Any:
+    """Unseal a document that the command line passed to the play (engine/runner.py); None stays None."""
+    return None if text is None else json.loads(base64.b64decode(text))
+
+
+def machine(facts: Any, name: str) -> Any:
+    """A machine's facts (a result of host_facts), checked for their form; {} for a machine that does not respond."""
+    from gpunodes.planner import reports
+
+    if facts and (problem := reports.machine_problem(facts)):
+        raise AnsibleFilterError(f"{name}: {problem}")
+    return facts
+
+
+def cluster_problem(cluster: Any, name: str) -> str:
+    """What is wrong with the cluster facts that the control plane ``name`` reports (cluster_info), "" if nothing is."""
+    from gpunodes.planner import reports
+
+    problem = "" if cluster is None else reports.cluster_problem(cluster)
+    return f"{name}: of its cluster, {problem}" if problem else ""
+
+
+def kubeconfig(text: str, name: str) -> str:
+    """The parts of the administrator's kubeconfig of control plane ``name`` that may be stored on the controller."""
+    import yaml
+
+    from gpunodes.errors import GpunodesError
+    from gpunodes.kubeconfig import from_control_plane
+
+    try:
+        return str(yaml.safe_dump(from_control_plane(text, name), sort_keys=False))
+    except GpunodesError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
+def sanitizes_output(_: object) -> bool:
+    """Whether the callback gpunodes.bootstrap.printable is active: Ansible does not fail if it finds no callback."""
+    from ansible import constants
+    from ansible.utils.display import Display
+
+    is_wrapped = getattr(Display.display, "gpunodes_sanitizes", False)
+    return is_wrapped and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
+
+
+class FilterModule:
+    """The filters, as Ansible looks them up."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "cluster_problem": cluster_problem,
+            "data": data,
+            "desired": desired,
+            "health": health,
+            "key": key_text,
+            "kubeconfig": kubeconfig,
+            "machine": machine,
+            "node": match,
+            "preflight": preflight,
+            "program": program,
+            "registries": registries,
+            "sanitizes_output": sanitizes_output,
+        }

@@ -1,0 +1,72 @@
+"""Objects that are applied to the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import kube_api
+from ..kube_api import ApiError, Client
+from ..problem import MachineProblem
+from ..report import Difference
+
+
+def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[Difference]]:
+    """Apply objects with server-side apply; returns the changed objects and the differences."""
+    client = kube_api.admin()
+    paths = _Paths(client)
+    changed, differences = [], []
+    for wanted in objects:
+        title = f"{wanted['kind']} {wanted['metadata']['name']}"
+        path = paths.find(wanted)
+        before = client.find(path)
+        query = {"fieldManager": kube_api.MANAGER, "force": "true"}
+        if check:
+            query["dryRun"] = "All"
+        try:
+            after = client.call("PATCH", path, wanted, query, "application/apply-patch+yaml")
+        except ApiError as error:
+            # In check mode the objects' namespace may not exist yet.
+            if not (check and error.status == kube_api.NOT_FOUND and before is None):
+                raise
+            after = wanted
+        old, new = _comparable(before), _comparable(after)
+        if old != new:
+            changed.append(title)
+            differences.append(Difference(title, old, new))
+    return changed, differences
+
+
+def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An object without the fields that the cluster writes."""
+    if obj is None:
+        return None
+    generated = {"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"}
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in generated}
+    annotations = dict(metadata.get("annotations") or {})
+    annotations.pop("deprecated.daemonset.template.generation", None)
+    return {
+        **{key: value for key, value in obj.items() if key != "status"},
+        "metadata": {**metadata, "annotations": annotations},
+    }
+
+
+@dataclass
+class _Paths:
+    """Finds the API path of an object by its kind."""
+
+    client: Client
+    known: dict[str, dict[str, tuple[str, bool]]] = field(default_factory=dict)
+
+    def find(self, obj: Mapping[str, Any]) -> str:
+        version = str(obj["apiVersion"])
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        if version not in self.known:
+            listed = self.client.get(base)["resources"]
+            self.known[version] = {r["kind"]: (r["name"], r["namespaced"]) for r in listed if "/" not in r["name"]}
+        if obj["kind"] not in self.known[version]:
+            raise MachineProblem(f"the cluster has no kind {obj['kind']} in {version}", "a kind of its API", "")
+        name, namespaced = self.known[version][obj["kind"]]
+        folder = f"namespaces/{obj['metadata'].get('namespace', 'default')}/" if namespaced else ""
+        return f"{base}/{folder}{name}/{obj['metadata']['name']}"

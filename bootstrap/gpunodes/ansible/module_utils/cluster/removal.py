@@ -1,0 +1,145 @@
+"""Removes nodes from the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import kube_api, kubeconfig
+from ..kube_api import ApiError, Client
+from ..problem import MachineProblem
+from ..process import run
+from ..report import Difference, Report
+from .nodes import CONTROL_PLANE, describe, not_ready
+
+_MIRROR = "kubernetes.io/config.mirror"
+_GONE = (404, 409)
+"""Status codes for a pod that no longer exists, or whose name another pod has."""
+
+
+def remove(
+    name: str, drain_limit_s: float, force: bool, check: bool, expected: Mapping[str, Any] | None = None
+) -> tuple[Report, list[str]]:
+    """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
+
+    ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
+    remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
+
+    ``expected`` are values that the node must still have (``uid``, ``boot_id``, ... of :func:`nodes.describe`): raises
+    MachineProblem if another machine has the name now.
+    """
+    client = kube_api.admin()
+    node = client.find(f"/api/v1/nodes/{name}")
+    report = Report()
+    if node is None:
+        return report, []
+    if CONTROL_PLANE in (node["metadata"].get("labels") or {}):
+        raise MachineProblem(
+            f"{name} is the control plane", "a worker", "gpunodes reset removes it and destroys the cluster"
+        )
+    _check_same(node, expected or {})
+    problem = not_ready(node)
+    pods = _remaining(client, name)
+    remaining = pods if problem else []
+    if remaining and not force:
+        raise MachineProblem(
+            f"{name} is not ready ({problem}): nothing confirms that these pods have ended: {_listed(remaining)}",
+            "a ready node, from which pods can be evicted within their disruption budgets",
+            f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
+        )
+    report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
+    report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
+    if not check:
+        if problem:
+            client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, kube_api.MERGE)
+        elif not _drain(name, drain_limit_s, force):
+            remaining = _remaining(client, name)
+        for pod in remaining:
+            _delete_now(client, pod)
+        _delete_node(client, node)
+    notes = [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
+    return report, notes
+
+
+def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
+    """Delete exactly this node, not another one that has its name now."""
+    body = {"preconditions": {"uid": node["metadata"]["uid"]}}
+    try:
+        client.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}", body)
+    except ApiError as error:
+        if error.status != kube_api.NOT_FOUND:
+            raise
+
+
+def _check_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise MachineProblem if the node no longer belongs to the machine for which it was chosen."""
+    if not expected:
+        return
+    now = describe(node, ())
+    changed = [f"{key} {now[key]} instead of {value}" for key, value in expected.items() if now.get(key) != value]
+    if changed:
+        raise MachineProblem(
+            f"node {now['name']} belongs to another machine now: it reports {', '.join(changed)}",
+            "the node that was chosen",
+            "check which machine it is, and run the command again",
+        )
+
+
+def _drain(name: str, limit_s: float, force: bool) -> bool:
+    """Drain a node within its pods' disruption budgets; raises MachineProblem if that fails without ``force``."""
+    # For kubectl, 0 means no limit.
+    limit_s = max(1, limit_s)
+    result = run(
+        [
+            "kubectl",
+            f"--kubeconfig={kubeconfig.ADMIN}",
+            "drain",
+            name,
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            "--force",
+            f"--timeout={limit_s:.0f}s",
+        ],
+        limit_s + 60,
+    )
+    if not result.ok and not force:
+        errors = [line.strip() for line in result.err.splitlines() if line.startswith(("error", "There are pending"))]
+        first = (errors or result.err.splitlines()[-1:] or [""])[0]
+        raise MachineProblem(
+            f"{name} cannot be drained within {limit_s:.0f} s and stays cordoned: {first}",
+            "all its pods evicted",
+            f"see `kubectl get pods -A --field-selector spec.nodeName={name}` and disruption budgets, or delete the "
+            "remaining pods by force: --force-drain (gpunodes_drain_force)",
+        )
+    return result.ok
+
+
+def _remaining(client: Client, name: str) -> list[Mapping[str, Any]]:
+    """The pods that a drain must evict: excludes pods of DaemonSets, mirror pods and ended pods."""
+    return [
+        pod
+        for pod in client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
+        if pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+        and _MIRROR not in (pod["metadata"].get("annotations") or {})
+        and not any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences") or ())
+    ]
+
+
+def _listed(pods: Sequence[Mapping[str, Any]], limit: int = 5) -> str:
+    names = [_full_name(pod) for pod in pods]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _full_name(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _delete_now(client: Client, pod: Mapping[str, Any]) -> None:
+    """Delete exactly this pod, not another one with its name, without waiting for its node."""
+    body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+    try:
+        client.call("DELETE", path, body)
+    except ApiError as error:
+        if error.status not in _GONE:
+            raise

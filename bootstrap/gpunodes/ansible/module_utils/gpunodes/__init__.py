@@ -1,1 +1,0 @@
-"""Standard library only, Python 3.9 or newer: it runs on the machines."""

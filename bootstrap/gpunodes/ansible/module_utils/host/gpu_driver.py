@@ -1,0 +1,299 @@
+"""A GPU driver: builds and loads its modules, unloads the conflicting one, makes its devices known to containers."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import re
+from collections.abc import Sequence
+
+from .. import disk, gpu_facts, ledger
+from ..problem import MachineProblem
+from ..process import CommandResult, last_line, run
+from ..report import GENERATED, Difference
+from .changes import Changes
+from .spec import Driver
+
+SYS = "/sys"
+DEV = "/dev"
+PROC = "/proc"
+DKMS = "/var/lib/dkms"
+MODULES = "/lib/modules"
+BOOT = "/boot"
+CDI = "/var/run/cdi/nvidia.yaml"
+_BUILD_LIMIT_S = 3600
+"""A build of the driver takes minutes, on an emulated machine more than twenty."""
+_INITRAMFS_LIMIT_S = 1800
+_LOAD_LIMIT_S = 180
+
+
+# --- the driver ---
+
+
+def load_driver(changes: Changes, driver: Driver) -> None:
+    """Load the driver's modules; if that requires a reboot, the reason is recorded in the changes.
+
+    Raises MachineProblem with the first cause: the compiler's first error, or a module that the kernel rejects.
+    """
+    if driver.conflicting_module:
+        _clean_initramfs(changes, driver.conflicting_module)
+        _unload_conflicting(changes, driver.conflicting_module)
+    if changes.reboot:
+        return
+    name = driver.modules[0]
+    kernel = platform.release()
+    loaded = _loaded(name)
+    installed = not changes.check and _version(name, kernel)
+    if loaded and installed and _text(f"{SYS}/module/{name}/version") not in {"", installed}:
+        # Pods may use the GPUs: a loaded driver is replaced only by a reboot.
+        changes.reboot = f"the driver {_text(f'{SYS}/module/{name}/version')} is loaded, and {installed} is installed"
+        return
+    if not loaded and not changes.check and not installed:
+        _build(name, kernel)
+    missing = [module for module in driver.modules if not _loaded(module)]
+    if not missing:
+        return
+    changes.ledger.note_modules(missing)
+    difference = Difference("kernel modules", dict.fromkeys(missing, "not loaded"), dict.fromkeys(missing, "loaded"))
+    if changes.step(f"load kernel modules {', '.join(missing)}", difference):
+        for module in missing:
+            _load(module)
+        if not os.path.exists(f"{DEV}/nvidiactl"):
+            # udev does not create these devices: NVIDIA's program does.
+            run(["nvidia-modprobe", "-c", "0", "-u"])
+
+
+def _loaded(module: str) -> bool:
+    return os.path.exists(f"{SYS}/module/{module.replace('-', '_')}")
+
+
+def _version(module: str, kernel: str) -> str:
+    """The version of the module that is installed for the kernel, "" if there is none."""
+    # modprobe finds Debian's file nvidia-current.ko by a rule in /etc/modprobe.d, which modinfo does not read.
+    names = [module, *(path for path in [gpu_facts.module_file(kernel)] if path)]
+    versions = (run(["modinfo", "--set-version", kernel, "--field", "version", name]).out.strip() for name in names)
+    return next(filter(None, versions), "")
+
+
+def _build(module: str, kernel: str) -> None:
+    """Build the module with DKMS if its packages did not; raises MachineProblem with the cause of a failure."""
+    if not os.path.exists(f"{MODULES}/{kernel}/build/Makefile"):
+        raise MachineProblem(
+            f"the headers of the running kernel {kernel} are not installed",
+            "headers to build the driver's module",
+            "reboot into the installed kernel, or install its headers",
+        )
+    result = run(["dkms", "autoinstall", "-k", kernel], _BUILD_LIMIT_S)
+    if _version(module, kernel):
+        return
+    raise build_problem(module, kernel) or MachineProblem(
+        f"no module {module} for the kernel {kernel}: {last_line(result.text) or 'DKMS has none'}",
+        "the driver's module, built by DKMS",
+        "see `dkms status`",
+    )
+
+
+def build_problem(module: str, kernel: str, since: float = 0.0) -> MachineProblem | None:
+    """The error of the newest failed build of a module after ``since`` (seconds since 1970); None if no log has one."""
+    logs = [
+        *glob.glob(f"{DKMS}/{module}*/*/build/make.log"),
+        *glob.glob(f"{DKMS}/{module}*/*/{kernel}/*/log/make.log"),
+    ]
+    for path in sorted(logs, key=os.path.getmtime, reverse=True):
+        error = first_error(disk.read(path) or "") if os.path.getmtime(path) >= since else ""
+        if error:
+            return MachineProblem(
+                f"the driver's module does not build for the kernel {kernel}: {error}",
+                "a module that compiles",
+                f"choose a driver branch that supports this kernel, or an older kernel; see the log {path}",
+            )
+    return None
+
+
+def first_error(log: str) -> str:
+    """The first error in a log of make and a compiler, "" if there is none.
+
+    gcc and clang write ``file:line:column: error: ...`` (or ``fatal error:``), make writes ``***``; make's errors count
+    only if the compiler reports none.
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    for pattern in (
+        r"^\S+:\d+(:\d+)?: (fatal )?error: ",
+        r"(^|: )(fatal )?error:? |No space left on device|undefined!$|Killed|version check failed",
+        r"\*\*\* ",
+    ):
+        for line in lines:
+            if re.search(pattern, line, re.IGNORECASE) and "-Werror" not in line.partition(": ")[0]:
+                return re.sub(r"^\S*/build/", "", line)
+    return ""
+
+
+def _load(module: str) -> None:
+    result = run(["modprobe", module], _LOAD_LIMIT_S)
+    if result.ok:
+        return
+    message = last_line(result.text)
+    if re.search(r"[Kk]ey was rejected|Required key not available|Loading of unsigned module", result.text):
+        raise MachineProblem(
+            f"the kernel rejects the module {module}: {message}",
+            "a module signed with an enrolled key, because Secure Boot is on",
+            "enrol DKMS's key (`mokutil --import /var/lib/dkms/mok.pub`, confirm it at boot), or turn off Secure Boot",
+        )
+    kernel = [line for line in run(["dmesg", "--notime"]).out.splitlines() if line.startswith("NVRM:")]
+    kernel_message = kernel[-1] if kernel else ""
+    raise MachineProblem(
+        f"the module {module} does not load: {message}" + (f" ({kernel_message})" if kernel_message else ""),
+        "a driver that supports the machine's GPUs",
+        "see `dmesg | grep -e NVRM -e nvidia`",
+    )
+
+
+# --- the conflicting module ---
+
+
+def _clean_initramfs(changes: Changes, conflicting_module: str) -> None:
+    """Rebuild the initramfs if it contains the conflicting module, which would be loaded early; checked only once."""
+    if changes.ledger.initramfs or changes.check:
+        return
+    affected = [path for path in images() if _contains(path, conflicting_module)]
+    changes.ledger.initramfs = "rebuilt" if affected else "seen"
+    difference = Difference(
+        "initramfs",
+        dict.fromkeys(affected, f"with {conflicting_module}"),
+        dict.fromkeys(affected, f"without {conflicting_module}"),
+    )
+    if affected and changes.step(f"rebuild {', '.join(affected)} without {conflicting_module}", difference):
+        rebuild(affected)
+
+
+def rebuild(paths: Sequence[str]) -> None:
+    """Rebuild these initramfs; raises MachineProblem if that fails."""
+    for image in paths:
+        kernel = re.sub(r"^.*?(initrd\.img|initramfs)-|\.img$", "", os.path.basename(image))
+        if os.path.exists("/usr/sbin/update-initramfs"):
+            result = run(["update-initramfs", "-u", "-k", kernel], _INITRAMFS_LIMIT_S)
+        else:
+            result = run(["dracut", "--force", image, kernel], _INITRAMFS_LIMIT_S)
+        if not result.ok:
+            raise MachineProblem(
+                f"{image} cannot be rebuilt: {last_line(result.text)}", "", "check the free space of /boot"
+            )
+
+
+def images() -> list[str]:
+    """The initramfs of all installed kernels."""
+    found = [*glob.glob(f"{BOOT}/initrd.img-*"), *glob.glob(f"{BOOT}/initramfs-*.img")]
+    return sorted(path for path in found if "rescue" not in path)
+
+
+def _contains(image: str, module: str) -> bool:
+    lister = "lsinitramfs" if os.path.exists("/usr/bin/lsinitramfs") else "lsinitrd"
+    return re.search(rf"/{module}\.ko", run([lister, image], 300).out) is not None
+
+
+def _unload_conflicting(changes: Changes, conflicting_module: str) -> None:
+    """Unload the conflicting module; if a console keeps it in use, a reboot is required."""
+    if not _loaded(conflicting_module):
+        return
+    changes.ledger.note_unloaded([conflicting_module])
+    difference = Difference("kernel modules", {conflicting_module: "loaded"}, {conflicting_module: "not loaded"})
+    if not changes.step(f"unload {conflicting_module}", difference):
+        return
+    for console in glob.glob(f"{SYS}/class/vtconsole/vtcon*"):
+        if "frame buffer" in _text(f"{console}/name"):
+            with contextlib.suppress(OSError), open(f"{console}/bind", "w", encoding="ascii") as file:
+                file.write("0")
+    result = run(["modprobe", "--remove", conflicting_module])
+    if _loaded(conflicting_module):
+        changes.reboot = (
+            f"{conflicting_module} uses the GPU and cannot be unloaded: {last_line(result.text) or 'it is in use'}"
+        )
+
+
+# --- its devices ---
+
+
+def publish_devices(changes: Changes) -> None:
+    """Write the CDI specification if it does not match the present devices, and make them known to systemd."""
+    nodes = device_nodes()
+    if not nodes and not changes.check:
+        raise MachineProblem(
+            f"{DEV}/nvidia0 does not exist", "the devices of the GPUs", "see `nvidia-smi` and `dmesg | grep NVRM`"
+        )
+    before = disk.read(CDI)
+    if not matches_devices(before or "", nodes, _text(f"{SYS}/module/nvidia/version")):
+        if changes.step(f"write {CDI}"):
+            os.makedirs(os.path.dirname(CDI), mode=0o755, exist_ok=True)
+            # An undo deletes the file, even if the toolkit's service wrote it: it is useless without the toolkit.
+            changes.ledger.note_file(CDI, ledger.OldFile(None))
+            _check_nvidia_ctk(run(["nvidia-ctk", "cdi", "generate", f"--output={CDI}"], _LOAD_LIMIT_S))
+        changes.differences.append(Difference(CDI, before, GENERATED if changes.check else disk.read(CDI)))
+    unnamed = [path for path in nodes if not os.path.exists(_link(path))]
+    difference = Difference(f"links in {DEV}/char", {}, {_link(path): path for path in unnamed})
+    if unnamed and changes.step(f"name {', '.join(unnamed)} in {DEV}/char", difference):
+        _check_nvidia_ctk(run(["nvidia-ctk", "system", "create-dev-char-symlinks"], _LOAD_LIMIT_S))
+
+
+def device_nodes() -> list[str]:
+    """The GPUs' device nodes: /dev/nvidia0, /dev/nvidia1, ..."""
+    found = [path for path in glob.glob(f"{DEV}/nvidia[0-9]*") if re.fullmatch(r".*/nvidia\d+", path)]
+    return sorted(found, key=lambda path: int(re.sub(r"\D", "", os.path.basename(path))))
+
+
+def matches_devices(specification: str, nodes: Sequence[str], version: str) -> bool:
+    """Whether a CDI specification describes these device nodes and this driver."""
+    listed = set(re.findall(r"path: (/dev/nvidia\d+)\b", specification))
+    return bool(listed) and listed == set(nodes) and (not version or f".so.{version}" in specification)
+
+
+def _link(path: str) -> str:
+    """The link by which systemd finds a device when it renews a container's device rules."""
+    number = os.stat(path).st_rdev
+    return f"{DEV}/char/{os.major(number)}:{os.minor(number)}"
+
+
+def _check_nvidia_ctk(result: CommandResult) -> None:
+    if not result.ok:
+        errors = re.findall(r'level=(?:error|fatal) msg="(.*?)"\n', result.text + "\n")
+        raise MachineProblem(
+            f"`{' '.join(result.argv[:3])}` failed: {errors[0] if errors else last_line(result.text)}",
+            "a loaded driver with its library and devices",
+            "see `nvidia-smi -L`",
+        )
+
+
+# --- undo ---
+
+
+def unload(modules: Sequence[str]) -> list[str]:
+    """Unload the driver's modules, dependent modules first; returns those that stay loaded."""
+    family = [
+        name for name in ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm", "nvidia") if _loaded(name)
+    ]
+    names = [module.replace("-", "_") for module in modules]
+    for name in [*family, *(name for name in names if name not in family)]:
+        if _loaded(name):
+            run(["rmmod", name])
+    return [name for name in names if _loaded(name)]
+
+
+def holders(services: Sequence[str]) -> list[str]:
+    """Processes that have a GPU device open, as ``name (pid)``, excluding those of ``services``."""
+    found = []
+    for folder in glob.glob(f"{PROC}/[0-9]*"):
+        try:
+            links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
+        except OSError:
+            continue  # the process ended meanwhile
+        group = _text(f"{folder}/cgroup")
+        if any(f"/{service}.service" in group for service in services):
+            continue
+        if any(re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", link) for link in links):
+            found.append(f"{_text(f'{folder}/comm')} ({os.path.basename(folder)})")
+    return found
+
+
+def _text(path: str) -> str:
+    return (disk.read(path) or "").strip()

@@ -1,0 +1,66 @@
+"""Container images that are pulled in the background."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from .. import disk, packages
+from ..process import run
+from ..report import Difference
+from .changes import Changes
+from .spec import filled
+
+_FETCHES = "/var/lib/containerd/gpunodes-fetches"
+"""A file for each image whose pull is in progress; it contains the id of the boot in which the pull began."""
+# A power cut can leave layers with empty files, and content that is listed but missing; containerd never detects either
+# (its issues 8895 and 10457). An image whose pull began in an earlier boot and did not finish is therefore deleted,
+# under all its names, before anything is pulled: no container runs from it yet.
+_FETCH = f"""
+boot=$(cat /proc/sys/kernel/random/boot_id)
+mkdir -p {_FETCHES}
+mark() {{ echo {_FETCHES}/$(echo "$1" | tr / _); }}
+for name; do
+    file=$(mark "$name")
+    [ -e "$file" ] && [ "$(cat "$file")" != "$boot" ] || continue
+    digest=$(ctr --namespace k8s.io images ls "name==$name" | awk 'NR == 2 {{print $3}}')
+    [ -z "$digest" ] ||
+        ctr --namespace k8s.io images rm --sync $(ctr --namespace k8s.io images ls --quiet "target.digest==$digest")
+    for content in $(ctr --namespace k8s.io content ls --quiet); do
+        [ -e "/var/lib/containerd/io.containerd.content.v1.content/blobs/$(echo "$content" | tr : /)" ] ||
+            ctr --namespace k8s.io content rm "$content"
+    done
+done
+for name; do
+    file=$(mark "$name")
+    echo "$boot" >"$file"
+    sync "$file"
+    ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d "$name" &&
+        sync --file-system /var/lib/containerd && rm "$file"
+done"""
+
+
+def fetch(changes: Changes) -> None:
+    """Start pulling the images after a change, and those whose pull was interrupted."""
+    versions = {f"{{{name}}}": packages.upstream(version) for name, version in changes.versions.items()}
+    images = [filled(name, versions) for name in changes.spec.images]
+    if broken := [name for name in images if was_interrupted(name)]:
+        difference = Difference("images", dict.fromkeys(broken, "interrupted"), dict.fromkeys(broken, "complete"))
+        changes.step(f"fetch {', '.join(broken)} again", difference)
+    if not changes.check:
+        changes.save()
+        if changes.actions:
+            start_fetching(images)
+
+
+def was_interrupted(name: str) -> bool:
+    """Whether an earlier boot began to pull an image and did not finish: the image may contain empty files."""
+    mark = disk.read(f"{_FETCHES}/{name.replace('/', '_')}")
+    return mark is not None and mark.strip() != (disk.read("/proc/sys/kernel/random/boot_id") or "").strip()
+
+
+def start_fetching(names: Sequence[str]) -> None:
+    """Start pulling images in the background; the kubelet pulls those that are still missing when it needs them."""
+    if names:
+        unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
+        run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", *names])

@@ -1,0 +1,139 @@
+"""Installs packages together with their files, and holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .. import packages
+from ..problem import MachineProblem
+from ..process import last_line, run
+from ..report import Difference
+from . import files, services, users
+from .changes import Changes
+from .sources import Sources
+
+
+def install(changes: Changes, sources: Sources) -> None:
+    """Install the missing packages, write the files, and hold packages; raises MachineProblem if that is impossible."""
+    wanted = {package.name: package for package in changes.spec.packages}
+    present = sources.manager.installed(list(wanted)) if wanted else {}
+    for name, installed in present.items():
+        if not packages.fits(wanted[name], installed.version):
+            raise MachineProblem(
+                f"{name} {installed.version} is installed",
+                f"{wanted[name].version}; gpunodes does not upgrade or downgrade packages",
+                "remove the package, or request the installed version",
+            )
+    missing = [package for name, package in wanted.items() if name not in present]
+    versions = {name: installed.version for name, installed in present.items()}
+    changes.present = dict(versions)
+    if first := [package for package in missing if package.first]:
+        chosen_first = _choose(changes, sources, first, versions)
+        versions.update(chosen_first)
+        _install(changes, sources, chosen_first)
+    rest = [package for package in missing if not package.first]
+    chosen = _choose(changes, sources, rest, versions) if rest else {}
+    versions.update(chosen)
+    # Files first: a package that starts its service during installation then uses this configuration.
+    changed = False
+    for file in changes.spec.files:
+        changed = files.write(changes, files.variant(file, versions)) or changed
+    if chosen:
+        _install(changes, sources, chosen)
+        _run_checks(changes)
+    changes.versions = versions
+    _hold(changes, sources, present)
+    if (changed or chosen) and not changes.check:
+        changes.save()
+
+
+def _choose(
+    changes: Changes,
+    sources: Sources,
+    missing: Sequence[packages.RequestedPackage],
+    present: Mapping[str, str],
+) -> dict[str, str]:
+    """The exact version of each missing package; ``present`` are the versions of the other packages."""
+    if changes.check:
+        # The versions in the source are unknown until the source is configured.
+        return {package.name: package.version.replace("*", "").rstrip(".-") or "newest" for package in missing}
+    if sources.manager.finish_interrupted():
+        changes.actions.append("finish an interrupted package installation")
+        changes.differences.append(Difference("package manager", {"state": "interrupted"}, {"state": "consistent"}))
+    available = sources.available(missing)
+    chosen: dict[str, str] = {}
+    for package in missing:
+        same = {**present, **chosen}.get(package.same_as, "")
+        exact = packages.RequestedPackage(package.name, f"{packages.upstream(same)}*") if same else package
+        chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
+    return chosen
+
+
+def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> None:
+    """Install exactly these versions; raises MachineProblem if that would remove a package."""
+    message = ", ".join(f"{name} {version}" for name, version in chosen.items())
+    if changes.check:
+        changes.step(f"install {message}", Difference("packages", {}, chosen))
+        return
+    manager = sources.manager
+    try:
+        effects = manager.effects(chosen)
+    except MachineProblem:
+        # Dependencies from other sources are unknown until those sources are read.
+        sources.refresh()
+        effects = manager.effects(chosen)
+    if effects.removes:
+        raise MachineProblem(
+            f"installing {', '.join(chosen)} would remove {', '.join(effects.removes)}",
+            "an installation that removes nothing",
+            "remove it yourself if it is not needed, or choose another source of the package",
+        )
+    changes.ledger.note_packages(effects.installs)
+    changes.ledger.note_groups(name for name in changes.spec.groups if not users.has_group(name))
+    changes.ledger.note_users(name for name in changes.spec.users if not users.has_user(name))
+    before = services.states([service.name for service in changes.spec.services]) if changes.spec.services else {}
+    for name, state in before.items():
+        changes.ledger.note_service(name, state)
+    changes.step(f"install {message}", _difference(effects, chosen))
+    try:
+        manager.install(chosen)
+    except MachineProblem as problem:
+        # Outdated lists name files that no longer exist. dnf checks keys only during the installation.
+        if "404" not in str(problem) and "Unable to fetch" not in str(problem) and not sources.renew_keys():
+            raise
+        sources.refresh()
+        manager.install(chosen)
+    for name, state in before.items():
+        if not state["active"]:
+            # Its package has just started it with the new files.
+            changes.ledger.restarted(name)
+
+
+def _difference(effects: packages.Effects, chosen: Mapping[str, str]) -> Difference:
+    dependencies = {**dict.fromkeys(effects.installs, "a dependency"), **dict.fromkeys(effects.upgrades, "upgraded")}
+    return Difference("packages", dict.fromkeys(effects.upgrades, "installed"), {**dependencies, **chosen})
+
+
+def _run_checks(changes: Changes) -> None:
+    """Check that the installed software works; raises MachineProblem if not."""
+    for check in () if changes.check else changes.spec.checks:
+        result = run(check.command)
+        if not result.ok or check.output not in result.text:
+            raise MachineProblem(
+                f"`{' '.join(check.command)}`: {last_line(result.text) or 'no output'}",
+                f"output with {check.output}" if check.output else "exit code 0",
+                "check the files that its packages installed",
+            )
+
+
+def _hold(changes: Changes, sources: Sources, present: Mapping[str, packages.PackageState]) -> None:
+    """Hold packages; ``present`` are the requested packages that were installed before."""
+    held = {name for name, installed in present.items() if installed.held}
+    unheld = [package.name for package in changes.spec.packages if package.hold and package.name not in held]
+    if changes.spec.holds:
+        matching = sources.manager.matching(changes.spec.holds)
+        unheld = sorted({name for name, state in matching.items() if not state.held} | set(unheld))
+    if unheld:
+        changes.ledger.note_holds(unheld)
+        if changes.step(f"hold {', '.join(unheld)}", Difference("held packages", {}, dict.fromkeys(unheld, "held"))):
+            sources.manager.hold(unheld, held=True)

@@ -1,0 +1,54 @@
+"""Kernel modules and kernel settings."""
+
+from __future__ import annotations
+
+import os
+
+from .. import disk
+from ..problem import MachineProblem
+from ..process import must
+from ..report import Difference
+from . import files
+from .changes import Changes
+from .spec import File
+
+_MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
+_SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
+
+
+def load_modules(changes: Changes) -> None:
+    """Load kernel modules now and at every boot."""
+    modules = changes.spec.modules
+    if not modules:
+        return
+    absent = [name for name in modules if not os.path.exists(f"/sys/module/{name.replace('-', '_')}")]
+    if absent:
+        changes.ledger.note_modules(absent)
+        difference = Difference("kernel modules", dict.fromkeys(absent, "not loaded"), dict.fromkeys(absent, "loaded"))
+        if changes.step(f"load kernel modules {', '.join(absent)}", difference):
+            for name in absent:
+                must(["modprobe", name])
+    files.write(changes, File(_MODULES_FILE, "".join(f"{name}\n" for name in modules)))
+
+
+def set_sysctls(changes: Changes) -> None:
+    """Set kernel settings now and at every boot; raises MachineProblem if the kernel rejects one."""
+    sysctls = changes.spec.sysctls
+    if not sysctls:
+        return
+    lines = "".join(f"{name} = {value}\n" for name, value in sorted(sysctls.items()))
+    files.write(changes, File(_SYSCTL_FILE, lines))
+    for name, value in sysctls.items():
+        path = f"/proc/sys/{name.replace('.', '/')}"
+        before = disk.read(path)
+        if before is not None and before.split() == value.split():
+            continue
+        if before is not None:
+            changes.ledger.note_sysctl(name, before.strip())
+        difference = Difference("kernel settings", {} if before is None else {name: before.strip()}, {name: value})
+        if changes.step(f"set {name} to {value}", difference):
+            try:
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(value)
+            except OSError as error:
+                raise MachineProblem(f"{name} cannot be set to {value}: {error.strerror}") from error

@@ -1,0 +1,67 @@
+"""systemd services."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..problem import MachineProblem
+from ..process import must, run
+from ..report import Difference
+from .changes import Changes
+
+
+def start_all(changes: Changes) -> None:
+    """Enable and start the services of the desired state; restart those whose files or packages have changed."""
+    found = states([service.name for service in changes.spec.services])
+    for service in changes.spec.services:
+        state = found.get(service.name, {"enabled": False, "active": False})
+        wanted = service.started and (not service.when_exists or os.path.exists(service.when_exists))
+        changes.ledger.note_service(service.name, state)
+        restart = service.name in changes.ledger.restarts
+        if restart and not changes.check:
+            run(["systemctl", "daemon-reload"])
+        title = f"service {service.name}"
+        enabled = Difference(title, {"enabled": False}, {"enabled": True})
+        restarted = Difference(title, {"started with": "earlier files"}, {"started with": "present files"})
+        if not state["enabled"] and changes.step(f"enable {service.name}", enabled):
+            must(["systemctl", "enable", service.name])
+        if wanted and changes.reboot and not state["active"]:
+            continue  # it starts with the reboot
+        if wanted and not state["active"]:
+            if changes.step(f"start {service.name}", Difference(title, {"active": False}, {"active": True})):
+                start(service.name, "start")
+        elif wanted and restart and changes.step(f"restart {service.name}", restarted):
+            start(service.name, "restart")
+        changes.ledger.restarted(service.name)
+
+
+def start(name: str, verb: str) -> None:
+    """Start or restart a service; raises MachineProblem with the last line of its journal if it fails."""
+    run(["systemctl", "reset-failed", name])
+    result = run(["systemctl", verb, name], 300)
+    if not result.ok:
+        output = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
+        raise MachineProblem(
+            f"{name} does not start: {output or result.text.strip()}", "", f"see `journalctl -u {name}`"
+        )
+
+
+def states(names: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Whether each service is enabled and active; a service that does not exist is neither."""
+    properties = "Id,UnitFileState,ActiveState"
+    return parse(run(["systemctl", "show", f"--property={properties}", "--", *(f"{n}.service" for n in names)]).out)
+
+
+def parse(listing: str) -> dict[str, dict[str, bool]]:
+    """Parse ``systemctl show``: blocks of NAME=VALUE, separated by empty lines."""
+    found = {}
+    for block in listing.strip().split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in values:
+            found[values["Id"].rpartition(".service")[0]] = {
+                # A static unit cannot be enabled: another unit starts it.
+                "enabled": values.get("UnitFileState", "").startswith(("enabled", "static")),
+                "active": values.get("ActiveState") in {"active", "activating", "reloading"},
+            }
+    return found

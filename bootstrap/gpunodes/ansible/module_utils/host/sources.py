@@ -1,0 +1,149 @@
+"""Package sources: their keys, their files, and the versions of packages in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from .. import disk, ledger, openpgp, packages
+from ..problem import MachineProblem
+from ..process import must
+from ..report import Difference
+from . import files, keys
+from .changes import Changes
+from .spec import File, Repository
+
+
+class Sources:
+    """The package sources of one run, and the machine's package manager."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._refreshed = False
+        self._renewed = False
+
+    @cached_property
+    def manager(self) -> packages.Manager:
+        """The machine's package manager; raises MachineProblem if it has no supported one."""
+        return packages.detect()
+
+    def configure(self, repository: Repository) -> None:
+        """Write the source's key and file."""
+        key_path, source_path = self._paths(repository)
+        if repository.key.startswith("/"):
+            key_path = repository.key
+        else:
+            files.write(self._changes, File(key_path, self._key(repository, key_path)))
+        files.write(self._changes, File(source_path, render(repository, key_path, self._apt)))
+
+    def available(self, requested: Sequence[packages.RequestedPackage]) -> Mapping[str, Sequence[str]]:
+        """The versions of the packages, best first; reads the sources again if they lack one."""
+        names = [package.name for package in requested]
+        new = [] if self._refreshed else self._new_files()
+        if new:
+            self.refresh(new)
+            self._refreshed = True
+        available = self.manager.available(names)
+        if not _has_all(available, requested):
+            self.refresh()
+            available = self.manager.available(names)
+        # If a key no longer matches, apt only warns and keeps the old lists.
+        if not _has_all(available, requested) and self.renew_keys():
+            self.manager.refresh()
+            available = self.manager.available(names)
+        return available
+
+    def refresh(self, paths: Sequence[str] = ()) -> None:
+        """Read the sources again, or only those with their files at ``paths``; if that fails, renew keys and retry."""
+        try:
+            self.manager.refresh(paths)
+        except MachineProblem:
+            if not self.renew_keys():
+                raise
+            self.manager.refresh(paths)
+
+    def renew_keys(self) -> bool:
+        """Fetch the keys of the sources again, once per run; whether one changed.
+
+        The key on the machine has the right fingerprint, but may have been truncated on the way, or may have expired
+        before its owner extended it.
+        """
+        if self._renewed:
+            return False
+        self._renewed = True
+        changed = False
+        for repository in self._changes.spec.repositories:
+            if "://" not in repository.key:
+                continue
+            try:
+                key = keys.checked_key(keys.fetch(repository.key), repository)
+            except MachineProblem:
+                continue  # the error that made the caller renew keys is more useful
+            changed = files.write(self._changes, File(self._paths(repository)[0], key)) or changed
+        return changed
+
+    @property
+    def _apt(self) -> bool:
+        return isinstance(self.manager, packages.Apt)
+
+    def _paths(self, repository: Repository) -> tuple[str, str]:
+        return paths(repository.name, self._apt)
+
+    def _key(self, repository: Repository, path: str) -> str:
+        """The repository's key, checked against its fingerprint; a matching key on the machine is reused.
+
+        If the source turns out to be signed with another key, ``renew_keys`` fetches the key again.
+        """
+        if "://" not in repository.key:
+            return keys.checked_key(repository.key.strip() + "\n", repository)
+        if repository.fingerprint and (matching := openpgp.only(disk.read(path) or "", repository.fingerprint)):
+            return matching
+        return keys.checked_key(keys.fetch(repository.key), repository)
+
+    def _new_files(self) -> list[str]:
+        """The source files that this run wrote, or whose keys it wrote."""
+        pairs = [self._paths(repository) for repository in self._changes.spec.repositories]
+        return [source for key, source in pairs if {f"write {key}", f"write {source}"} & {*self._changes.actions}]
+
+
+def enable_stream(changes: Changes, wanted: str) -> None:
+    """Enable a module stream; a different stream that is already enabled is an error."""
+    module, _, stream = wanted.partition(":")
+    path = packages.stream_file(module)
+    text = disk.read(path)
+    enabled = packages.enabled_stream(text or "")
+    if enabled == stream:
+        return
+    if enabled:
+        raise MachineProblem(
+            f"dnf's module stream {module}:{enabled} is enabled",
+            f"{wanted}; gpunodes does not switch streams",
+            f"run `dnf module reset {module}` if its packages are not installed, or request that driver branch",
+        )
+    changes.ledger.note_file(path, ledger.OldFile(text, 0o644))
+    if changes.step(f"enable the module stream {wanted}", Difference("module streams", {}, {module: stream})):
+        must(["dnf", "--quiet", "--assumeyes", "module", "enable", wanted], packages.INSTALL_LIMIT_S)
+
+
+def paths(name: str, apt: bool) -> tuple[str, str]:
+    """The paths of a source's key and file."""
+    if apt:
+        return f"/etc/apt/keyrings/gpunodes-{name}.asc", f"/etc/apt/sources.list.d/gpunodes-{name}.sources"
+    return f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunodes-{name}", f"/etc/yum.repos.d/gpunodes-{name}.repo"
+
+
+def render(repository: Repository, key_path: str, apt: bool) -> str:
+    """The source's file: deb822 for apt (sources.list(5)), an ini section for dnf."""
+    if apt:
+        components = f"Components: {repository.components}\n" if repository.components else ""
+        return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}Signed-By: {key_path}\n"
+    # Only gpunodes installs these packages: pkgs.k8s.io's own instructions exclude them from upgrades too.
+    return (
+        f"[gpunodes-{repository.name}]\nname={repository.name}\nbaseurl={repository.url}\nenabled=1\ngpgcheck=1\n"
+        f"gpgkey=file://{key_path}\nexclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
+    )
+
+
+def _has_all(available: Mapping[str, Sequence[str]], requested: Sequence[packages.RequestedPackage]) -> bool:
+    """Whether the sources have a matching version of each package."""
+    return all(any(packages.fits(package, v) for v in available.get(package.name, ())) for package in requested)

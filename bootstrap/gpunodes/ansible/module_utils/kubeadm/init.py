@@ -1,0 +1,185 @@
+"""kubeadm init."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import disk, kube_api, kubeconfig, ledger
+from ..cluster.tokens import new_token
+from ..host import services
+from ..kube_api import ApiError, Client
+from ..ledger import Ledger
+from ..problem import MachineProblem
+from ..process import run
+from ..report import Difference, Report, of_file
+from . import command, reset
+from .errors import kubelet_error
+
+RANDOM_KEY = "{random key}"
+_INIT_DESCRIPTION = "kubeadm init"
+"""Description of the bootstrap token for kubeadm init."""
+_POLL_S = 1.0
+_BOOT_S = 300
+"""Seconds that a control plane may take to respond after its machine has booted."""
+_APPS = "/apis/apps/v1/namespaces/kube-system"
+
+
+def init(
+    documents: Sequence[Mapping[str, Any]],
+    patches: Mapping[str, Mapping[str, Any]],
+    files: Mapping[str, Mapping[str, Any]],
+    limit_s: float,
+    check: bool,
+) -> Report:
+    """Make this machine a control plane, unless it is one already.
+
+    ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
+    plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
+
+    A cluster that was usable at any time is never touched: if its API does not respond, this waits, then reports it. An
+    init that gpunodes started and that did not finish is reset and started again.
+    """
+    machine_ledger = ledger.load()
+    report = Report()
+    if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
+        if _control_plane_works(machine_ledger, limit_s, check):
+            if machine_ledger.kubeadm != "init started":
+                return report
+            report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
+            if not check:
+                _end_init(machine_ledger)
+            return report
+        report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
+    elif os.path.exists(kubeconfig.KUBELET):
+        raise MachineProblem(
+            "this machine is a worker of a cluster",
+            "a machine outside any cluster",
+            "run gpunodes reset on it",
+        )
+    interrupted = bool(report.actions)
+    configuration = {"documents": documents, "patches": patches}
+    report.add(
+        "kubeadm init",
+        _became_control_plane("none"),
+        Difference("configuration of kubeadm init", {}, configuration),
+        *(each for path, content in files.items() for each in of_file(path, json.dumps(content), 0o600)),
+    )
+    if check:
+        return report
+    command.begin(machine_ledger, "init started")
+    if interrupted or reset.leftovers():
+        reset.reset()
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
+    complete = [_complete(document, new_token()) for document in documents]
+    command.run("init", complete, limit_s, ("--skip-token-print",), patches)
+    _end_init(machine_ledger)
+    return report
+
+
+def _became_control_plane(before: str) -> Difference:
+    return Difference("kubeadm", {"control plane": before}, {"control plane": "complete"})
+
+
+def _end_init(machine_ledger: Ledger) -> None:
+    """Finish after kubeadm succeeded. If this is interrupted, the next run does it."""
+    client = kube_api.admin()
+    # kubeadm needs a token to set up bootstrapping; joins create their own.
+    for token in client.get(f"{kube_api.SYSTEM}/secrets", fieldSelector="type=bootstrap.kubernetes.io/token")["items"]:
+        if (token.get("data") or {}).get("description") == base64.b64encode(_INIT_DESCRIPTION.encode()).decode():
+            client.delete(f"{kube_api.SYSTEM}/secrets/{token['metadata']['name']}")
+    command.end(machine_ledger, "init done")
+
+
+def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) -> bool:
+    """Whether the control plane on this machine works; False if it never worked and may be reset.
+
+    Starts a stopped kubelet, except with ``check``.
+
+    Raises MachineProblem if it may have worked at any time, or if gpunodes did not start its init.
+    """
+    unfinished = machine_ledger.kubeadm == "init started"
+    client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
+    complete = client is not None and os.path.exists(reset.MANIFEST)
+    # The control plane may be starting, because the machine booted a moment ago.
+    patience_s = min(limit_s, _BOOT_S if not unfinished or _finalised() else 60)
+    if complete and client and _responds(client, patience_s, check):
+        # With the default patience, so that a brief failure does not look like a missing part.
+        client = kube_api.admin()
+        missing = _missing_parts(client)
+        if not missing:
+            return True
+        if unfinished and not _in_use(client):
+            return False
+        raise MachineProblem(
+            f"the cluster on this machine lacks {missing[0]}",
+            "all parts that kubeadm init creates",
+            "finish its init by hand (`kubeadm init phase ...`), or run gpunodes reset, which destroys the cluster",
+        )
+    if unfinished and not _finalised():
+        return False
+    cause = kubelet_error() or "its API server does not respond"
+    raise MachineProblem(
+        f"the control plane on this machine does not work: {cause}",
+        "a working control plane, or none",
+        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine",
+    )
+
+
+def _finalised() -> bool:
+    """Whether the API worked: kubeadm init's second last phase gives the kubelet a certificate from the API."""
+    return "kubelet-client-current.pem" in (disk.read(kubeconfig.KUBELET) or "")
+
+
+def _responds(client: Client, limit_s: float, check: bool) -> bool:
+    deadline = time.monotonic() + limit_s
+    if not services.states(["kubelet"]).get("kubelet", {}).get("active"):
+        if check:
+            deadline = 0  # without a kubelet, nothing starts the API server
+        else:
+            run(["systemctl", "start", "kubelet"])
+    while True:
+        with contextlib.suppress(ApiError):
+            client.get("/readyz")
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+
+
+def _missing_parts(client: Client) -> list[str]:
+    """The parts that a finished kubeadm init creates and that are missing."""
+    parts = {
+        f"{kube_api.SYSTEM}/configmaps/kubeadm-config": "its own configuration (ConfigMap kubeadm-config)",
+        "/api/v1/namespaces/kube-public/configmaps/cluster-info": "discovery data for joins (ConfigMap cluster-info)",
+        f"{_APPS}/deployments/coredns": "its DNS (Deployment coredns)",
+        f"{_APPS}/daemonsets/kube-proxy": "kube-proxy (DaemonSet kube-proxy)",
+    }
+    return [title for path, title in parts.items() if client.find(path) is None]
+
+
+def _in_use(client: Client) -> bool:
+    """Whether the cluster is in use: it has a second node, or pods outside kube-system."""
+    nodes = client.get("/api/v1/nodes")["items"]
+    pods = client.get("/api/v1/pods")["items"]
+    return len(nodes) > 1 or any(pod["metadata"]["namespace"] != "kube-system" for pod in pods)
+
+
+def _complete(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
+    if document["kind"] != "InitConfiguration":
+        return document
+    tokens = [{"token": token, "ttl": "1h0m0s", "description": _INIT_DESCRIPTION}]
+    return {**document, "bootstrapTokens": tokens, "patches": {"directory": f"{command.PRIVATE}/patches"}}
+
+
+def _random_key() -> str:
+    """32 random bytes in base64: a key for secretbox (kubernetes.io, EncryptionConfiguration)."""
+    return base64.b64encode(secrets.token_bytes(32)).decode("ascii")

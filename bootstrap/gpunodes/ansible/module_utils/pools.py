@@ -1,0 +1,152 @@
+"""The labels and taints of nodes that gpunodes manages; others are never touched."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import kube_api, kubeconfig
+from .kube_api import ApiError
+from .problem import MachineProblem
+from .report import Difference
+
+MANAGED = "gpunodes.dev/managed"
+"""Node annotation: the names of the managed labels and taints."""
+_LONGEST = 1 << 16
+"""Maximum length of the annotation in characters; a node could write a much longer one."""
+# Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
+# plugin NodeRestriction): it must not be able to make gpunodes remove these taints.
+_PROTECTED = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
+_CONFLICT = 409
+REGISTERS_S = 180.0
+"""Seconds to wait until a kubelet registers its node: `kubeadm join` can end before that."""
+_PAUSE_S = 1.0
+
+
+def managed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's managed labels and taints with their current values: {"labels": {...}, "taints": [...]}."""
+    metadata = node["metadata"]
+    names = _managed_names((metadata.get("annotations") or {}).get(MANAGED))
+    labels = metadata.get("labels") or {}
+    keys = set(names["taints"])
+    return {
+        "labels": {name: labels[name] for name in names["labels"] if name in labels},
+        "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
+    }
+
+
+def apply(
+    name: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], check: bool
+) -> tuple[list[str], list[Difference]]:
+    """Replace a node's managed labels and taints; returns the names of changed nodes, and the differences.
+
+    Raises MachineProblem if the node does not exist and is not registered in time. With ``check`` a node, or a whole
+    cluster, that does not exist yet gets them.
+    """
+    empty = {"metadata": {"resourceVersion": ""}}
+    if check and kubeconfig.load(kubeconfig.ADMIN) is None:
+        return _changed(name, empty, labels, taints)
+    client = kube_api.admin()
+    deadline = time.monotonic() + REGISTERS_S
+    while True:
+        node = client.find(f"/api/v1/nodes/{name}")
+        if node is None:
+            if check or not (labels or taints):
+                return _changed(name, empty, labels, taints)
+            if time.monotonic() > deadline:
+                raise MachineProblem(
+                    f"the cluster has no node {name}",
+                    f"a node that its kubelet registers within {REGISTERS_S:.0f} s",
+                    f"see `journalctl -u kubelet` on {name}",
+                )
+            time.sleep(_PAUSE_S)
+            continue
+        patch = patch_of(node, labels, taints)
+        if patch is not None and not check:
+            try:
+                client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
+            except ApiError as error:
+                if error.status != _CONFLICT:
+                    raise
+                continue  # the node was changed meanwhile: read it again
+        return _changed(name, node, labels, taints)
+
+
+def _changed(
+    name: str, node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
+) -> tuple[list[str], list[Difference]]:
+    """The node's name and its differences if it does not have these labels and taints."""
+    patch = patch_of(node, labels, taints)
+    if patch is None:
+        return [], []
+    new = {kind: patch["metadata"][kind] for kind in ("labels", "annotations")}
+    old = {kind: node["metadata"].get(kind) or {} for kind in new}
+    before: dict[str, Any] = {kind: {key: old[kind][key] for key in new[kind] if key in old[kind]} for kind in new}
+    after: dict[str, Any] = {
+        kind: {key: value for key, value in new[kind].items() if value is not None} for kind in new
+    }
+    if "spec" in patch:
+        before["taints"] = [_plain(taint) for taint in node.get("spec", {}).get("taints") or ()]
+        after["taints"] = [_plain(taint) for taint in patch["spec"]["taints"] or ()]
+    return [name], [Difference(f"Node {name}", before, after)]
+
+
+def patch_of(
+    node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
+) -> dict[str, Any] | None:
+    """The merge patch that sets these labels and taints on a node, None if it has them."""
+    metadata, spec = node["metadata"], node.get("spec", {})
+    now = metadata.get("labels") or {}
+    annotation = (metadata.get("annotations") or {}).get(MANAGED)
+    names = _managed_names(annotation)
+    wanted = json.dumps({"labels": sorted(labels), "taints": sorted(_key(taint) for taint in taints)})
+    changed: dict[str, str | None] = {key: value for key, value in labels.items() if now.get(key) != value}
+    changed |= {key: None for key in names["labels"] if key not in labels and key in now}
+    managed_keys = {*names["taints"], *(_key(taint) for taint in taints)}
+    present = list(spec.get("taints") or ())
+    kept = [taint for taint in present if _key(taint) not in managed_keys]
+    replaced = [taint for taint in present if _key(taint) in managed_keys]
+    same = sorted(map(_text, map(_plain, replaced))) == sorted(map(_text, map(_plain, taints)))
+    if not changed and same and (annotation == wanted or (annotation is None and not labels and not taints)):
+        return None
+    empty = not labels and not taints
+    patch: dict[str, Any] = {
+        # The patch replaces the whole list of taints: it must fail if the node was changed meanwhile.
+        "metadata": {
+            "resourceVersion": metadata["resourceVersion"],
+            "labels": changed,
+            "annotations": {MANAGED: None if empty else wanted},
+        }
+    }
+    if not same:
+        patch["spec"] = {"taints": [*kept, *map(_plain, taints)] or None}
+    return patch
+
+
+def _managed_names(annotation: str | None) -> dict[str, list[str]]:
+    """The names in the annotation; a node can write anything into it, and everything but lists of names is ignored."""
+    try:
+        found = json.loads(annotation or "{}") if len(annotation or "") <= _LONGEST else {}
+    except (ValueError, RecursionError):
+        found = {}
+    listed = {kind: found.get(kind) if isinstance(found, dict) else None for kind in ("labels", "taints")}
+    valid = {
+        kind: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        for kind, names in listed.items()
+    }
+    return {**valid, "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)]}
+
+
+def _key(taint: Mapping[str, str]) -> str:
+    return f"{taint['key']}:{taint['effect']}"
+
+
+def _plain(taint: Mapping[str, str]) -> dict[str, str]:
+    return {key: taint[key] for key in ("key", "value", "effect") if taint.get(key)}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

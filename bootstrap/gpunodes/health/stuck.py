@@ -1,0 +1,139 @@
+"""Parses the kernel's reports of tasks that are stuck or crashed, and finds the driver in their stacks."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunodes.health import patterns
+from gpunodes.health.evidence import clean
+from gpunodes.health.line_match import AHEAD, Anchor, LineMatch, match_at, rest_of_line, text_before
+from gpunodes.health.model import LineKind
+
+_REPORT = 16 << 10
+"""Bytes of one report."""
+
+
+def _report_range(
+    window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool
+) -> tuple[int, int]:
+    """Begin and end of the rest of a report: up to the next report, or before it if the newest line is first."""
+    if not newest_first:
+        following = ends.search(window, found.end(), found.end() + AHEAD)
+        return found.end(), following.start() if following else found.end() + AHEAD
+    begin = max(0, found.start() - _REPORT)
+    for marker in patterns.BEFORE_REPORT:
+        begin = max(begin, window.rfind(marker, begin, found.start()))
+    return begin, found.start()
+
+
+def _driver_frame(window: bytes, begin: int, end: int) -> bytes:
+    """The first frame, or work item, of the driver in a stack; empty if there is none."""
+    found = patterns.NVIDIA_FRAME.search(window, begin, end)
+    if found is None:
+        return b""
+    name = re.search(rb"[\w.]+$", window[max(begin, found.start() - 100) : found.start()])
+    return b" ".join(((name[0] if name else b"") + found[0]).split())
+
+
+def _match(
+    kind: LineKind | None, window: bytes, found: re.Match[bytes], *, task: bytes = b"", proof: bytes = b""
+) -> LineMatch:
+    header = text_before(window, found.start())
+    return LineMatch(kind, rest_of_line(window, found.start()), detail=clean(task), header=header, proof=proof)
+
+
+def _task(name: bytes, pid: bytes | None) -> bytes:
+    return name + b":" + pid if pid else name
+
+
+@dataclass(frozen=True, slots=True)
+class _StuckReport:
+    """A kind of report of a stuck task: its patterns, and its line kind inside and outside the driver."""
+
+    pattern: re.Pattern[bytes]
+    after: re.Pattern[bytes]
+    in_driver: LineKind
+    elsewhere: LineKind | None
+
+
+_HUNG = _StuckReport(patterns.HUNG_TASK, patterns.AFTER_HUNG_TASK, LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK)
+_LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
+
+
+def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver."""
+    found = match_at(report.pattern, window, position)
+    if found:
+        begin, end = _report_range(window, found, report.after, newest_first=newest_first)
+        frame = _driver_frame(window, begin, end)
+        in_driver = frame or patterns.NVIDIA_TASK.fullmatch(found[1])
+        kind = report.in_driver if in_driver else report.elsewhere
+        yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=frame)
+
+
+def _owner(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """The task that holds what a hung task waits for. Its stack follows, unless it is reported as hung itself.
+
+    It hangs in the driver under the same conditions as a task that is reported as hung.
+    """
+    found = match_at(patterns.LOCK_OWNER, window, position)
+    if found:
+        begin, end = _report_range(window, found, patterns.AFTER_HUNG_TASK, newest_first=newest_first)
+        # With the newest line first, the stack before this line may be the waiting task's.
+        frame = b"" if newest_first else _driver_frame(window, begin, end)
+        in_driver = frame or patterns.NVIDIA_TASK.fullmatch(found[1])
+        task = _task(*found.groups()) if in_driver else b""
+        yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=frame)
+
+
+def _blocked(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """A hung task, or the owner of what one waits for."""
+    yield from _stuck(_HUNG, window, position, newest_first)
+    yield from _owner(window, position, newest_first)
+
+
+def _unfrozen(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """Tasks that did not freeze within the time limit of a suspend; a dump of each one follows."""
+    found = match_at(patterns.NOT_FROZEN, window, position)
+    if found is None or newest_first:
+        return
+    ended = patterns.AFTER_FREEZE.search(window, found.end(), found.end() + _REPORT)
+    end = ended.start() if ended else found.end() + _REPORT
+    dumps = list(patterns.TASK_DUMP.finditer(window, found.end(), end))
+    starts = [dump.start() for dump in dumps]
+    for dump, following in zip(dumps, [*starts[1:], end], strict=False):
+        frame = _driver_frame(window, dump.end(), following)
+        if frame or patterns.NVIDIA_TASK.fullmatch(dump[1]):
+            yield _match(LineKind.HUNG_TASK, window, found, task=_task(dump[1], dump[2]), proof=frame)
+            return
+    yield _match(None, window, found)
+
+
+def _crashed(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+    """An oops: in the driver if the task is a thread of the driver, or if the driver is in the stack of the fault.
+
+    Frames with a question mark are old data on the stack, and what an interrupt interrupted is not at fault.
+    """
+    found = match_at(patterns.OOPS, window, position)
+    if found is None or newest_first:
+        return
+    ended = patterns.AFTER_OOPS.search(window, found.end(), found.end() + _REPORT)
+    end = ended.start() if ended else found.end() + _REPORT
+    report = patterns.UNSURE_FRAME.sub(b"", window[found.end() : end])
+    frame = _driver_frame(report, 0, len(report))
+    task = patterns.TASK_OF_OOPS.search(report)
+    in_driver = frame or (task and patterns.NVIDIA_TASK.fullmatch(task[2]))
+    name = _task(task[2], task[1]) if task and in_driver else b""
+    yield _match(LineKind.CRASH if in_driver else None, window, found, task=name, proof=frame)
+
+
+STUCK_ANCHORS = (
+    Anchor(b" blocked ", _blocked),
+    Anchor(b"can't die for more", functools.partial(_stuck, _HUNG)),
+    Anchor(b"refusing to freeze", _unfrozen),
+    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP)),
+    Anchor(b" [#", _crashed),
+)

@@ -1,0 +1,671 @@
+"""Check mode and diff mode of every module, run as Ansible runs them, on a machine and a cluster of the test.
+
+A module that declares a mode needs a case here: its name is a key of CHANGING, READING or VERIFYING.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import importlib
+import json
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from gpunodes.ansible.module_utils import (
+    docker_images,
+    facts,
+    firewall,
+    gpu_cluster,
+    gpu_verify,
+    kube_api,
+    kubeconfig,
+    ledger,
+    lock,
+    packages,
+    pools,
+    undo,
+)
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
+from gpunodes.ansible.module_utils.host.converge import converge
+from gpunodes.ansible.module_utils.host.spec import spec_from
+from gpunodes.ansible.module_utils.kubeadm import command, init, reset
+from gpunodes.ansible.module_utils.probe import document
+from gpunodes.ansible.module_utils.process import CommandResult
+from gpunodes.ansible.module_utils.report import shown
+
+from tests.unit.module_utils.test_converge import Packages
+from tests.unit.module_utils.test_documentation import MODULES, documents
+
+HIDDEN = "hunter2hunter2"
+TOKEN = "abcdef.0123456789abcdef"
+ENCODED = base64.b64encode(HIDDEN.encode()).decode()
+SECRETS = (HIDDEN, ENCODED, TOKEN, TOKEN.partition(".")[2])
+NODE = {
+    "metadata": {"name": "worker-1", "uid": "u", "resourceVersion": "1", "labels": {"team": "a"}},
+    "spec": {},
+    "status": {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kubeletVersion": "v1.36.3", "machineID": "m", "systemUUID": "U", "bootID": "b"},
+    },
+}
+POD = {
+    "metadata": {"namespace": "default", "name": "web"},
+    "spec": {"nodeName": "worker-1", "containers": []},
+    "status": {},
+}
+
+
+class Cluster:
+    """A cluster that keeps objects by path."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {"/api/v1/nodes/worker-1": copy.deepcopy(NODE)}
+        self.pods = [POD]
+
+    def find(self, path: str) -> Any:
+        return copy.deepcopy(self.objects.get(path))
+
+    def get(self, path: str, **_: str) -> Any:
+        if path == "/api/v1":
+            kinds = {"ConfigMap": "configmaps", "Secret": "secrets"}
+            return {"resources": [{"kind": kind, "name": name, "namespaced": True} for kind, name in kinds.items()]}
+        if path.endswith("/cluster-info"):
+            # The controller manager signs it with each token.
+            names = [name.rpartition("bootstrap-token-")[2] for name in self.objects if "bootstrap-token-" in name]
+            return {"data": {f"jws-kubeconfig-{name}": "" for name in names}}
+        if path == "/api/v1/pods":
+            return {"items": self.pods}
+        return {"items": [each for name, each in self.objects.items() if name.startswith(f"{path}/")]}
+
+    def call(
+        self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, _: str = ""
+    ) -> Any:
+        if method == "DELETE":
+            return self.objects.pop(path)
+        if method == "POST":
+            path = f"{path}/{body['metadata']['name']}"
+        after = merged(self.objects.get(path) or {}, body)
+        if not (query or {}).get("dryRun"):
+            self.objects[path] = after
+        return copy.deepcopy(after)
+
+    def delete(self, path: str) -> bool:
+        return self.objects.pop(path, None) is not None
+
+
+def merged(before: Any, patch: Any) -> Any:
+    """A merge patch, applied (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return patch
+    after = dict(before) if isinstance(before, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = merged(after.get(key), value)
+    return after
+
+
+@dataclass
+class Machine:
+    """The machine on which a module runs; everything that modules change there, or by which they change it."""
+
+    root: Path
+    monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster = field(default_factory=Cluster)
+    packages: Packages = field(default_factory=Packages)
+    services: dict[str, dict[str, bool]] = field(default_factory=dict)
+    images: set[str] = field(default_factory=set)
+    commands: list[str] = field(default_factory=list)
+
+    def state(self) -> Any:
+        files = {
+            str(path.relative_to(self.root)): (path.stat().st_mode, path.read_text() if path.is_file() else None)
+            for path in self.root.rglob("*")
+        }
+        return copy.deepcopy((files, self.cluster.objects, self.packages, self.services, self.images, self.commands))
+
+    def run(self, argv: list[str], *_: Any, **__: Any) -> CommandResult:
+        """A program: systemctl changes the service, any other is only recorded."""
+        verb = argv[1] if argv[0] == "systemctl" else ""
+        for name in argv[2:]:
+            state = self.services.setdefault(name, {"enabled": False, "active": False})
+            state.update({"enable": {"enabled": True}, "disable": {"enabled": False}}.get(verb, {}))
+            state.update(
+                {"start": {"active": True}, "restart": {"active": True}, "stop": {"active": False}}.get(verb, {})
+            )
+        self.commands.append(" ".join(argv))
+        return CommandResult(argv, 0, "", "")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    root = tmp_path / "machine"
+    root.mkdir()
+    made = Machine(root, monkeypatch)
+    pem = base64.b64encode(b"x").decode()
+    for path, text in {
+        "admin.conf": f"server: https://10.0.0.1:6443\ncertificate-authority-data: {pem}\n",
+        "old": f"# theirs\npassword = {HIDDEN}\n",
+    }.items():
+        (root / path).write_text(text)
+    monkeypatch.setattr(lock, "held", contextlib.nullcontext)
+    monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
+    monkeypatch.setattr(lock, "PATH", str(root / "lock"))
+    monkeypatch.setattr(ledger, "PATH", str(root / "ledger/ledger.json"))
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(root / "admin.conf"))
+    monkeypatch.setattr(kubeconfig, "KUBELET", str(root / "kubelet.conf"))
+    monkeypatch.setattr(kube_api, "admin", lambda *_, **__: made.cluster)
+    monkeypatch.setattr(packages, "detect", lambda: made.packages)
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.getpwuid(os.getuid()))
+    monkeypatch.setattr(
+        services, "states", lambda names: {n: dict(made.services[n]) for n in names if n in made.services}
+    )
+    monkeypatch.setattr(firewall, "tables", list)
+    monkeypatch.setattr(firewall, "clean", lambda *_: None)
+    for module in (services, undo, reset, init, installation):
+        monkeypatch.setattr(module, "run", made.run)
+    monkeypatch.setattr(services, "must", made.run)
+    return made
+
+
+def run(name: str, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str], **modes: bool) -> dict[str, Any]:
+    """The result of a module; ``modes`` are ``check`` and ``diff``."""
+    module = importlib.import_module(f"gpunodes.ansible.modules.{name}")
+    arguments = {**parameters, **{f"_ansible_{mode}": value for mode, value in modes.items()}}
+    capsys.readouterr()
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert not result.get("failed"), result
+    return result
+
+
+Prepare = Callable[[Machine], Mapping[str, Any]]
+"""Prepares a machine and returns the parameters of a module."""
+
+
+def host(machine: Machine) -> dict[str, Any]:
+    root = machine.root
+    return {
+        "wanted": {
+            "packages": [{"name": "containerd", "version": "1.7.*", "hold": True}],
+            "files": [
+                {"path": f"{root}/deep/new", "content": "new\n"},
+                {"path": f"{root}/old", "content": "ours\n"},
+            ],
+            "directories": [f"{root}/state"],
+            "services": [{"name": "containerd"}],
+        }
+    }
+
+
+def host_undo(machine: Machine) -> dict[str, Any]:
+    converge(spec_from(host(machine)["wanted"]))
+    (machine.root / "state").mkdir()
+    (machine.root / "lists").write_text("an index")
+    machine.monkeypatch.setattr(undo.Undoer, "_apt_lists", lambda _: [str(machine.root / "lists")])
+    return {}
+
+
+def kubeadm(machine: Machine) -> None:
+    """A machine on which kubeadm only writes its files."""
+    config = machine.root / "config.yaml"
+
+    def work(verb: str, *_: Any) -> None:
+        for path in (config, machine.root / f"{verb} ended"):
+            path.write_text("")
+        if verb == "init":
+            (machine.root / "kube-apiserver.yaml").write_text("")
+            machine.services["kubelet"] = {"enabled": True, "active": True}
+
+    machine.monkeypatch.setattr(command, "run", work)
+    machine.monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    machine.monkeypatch.setattr(reset, "MANIFEST", str(machine.root / "kube-apiserver.yaml"))
+    machine.monkeypatch.setattr(reset, "ETCD", str(machine.root / "etcd"))
+    machine.monkeypatch.setattr(reset, "leftovers", list)
+
+
+def kubeadm_init(machine: Machine) -> dict[str, Any]:
+    kubeadm(machine)
+    machine.monkeypatch.setattr(kubeconfig, "ADMIN", str(machine.root / "none"))
+
+    def load(path: str) -> object:
+        return machine.root if path == kubeconfig.ADMIN and Path(reset.MANIFEST).exists() else None
+
+    machine.monkeypatch.setattr(kubeconfig, "load", load)
+    machine.monkeypatch.setattr(init, "_missing_parts", lambda _: [])
+    key = {"secret": HIDDEN, "generated": init.RANDOM_KEY}
+    return {
+        "documents": [
+            {"kind": "InitConfiguration", "certificateKey": HIDDEN, "nodeRegistration": {"name": "control-1"}}
+        ],
+        "files": {f"{machine.root}/encryption.json": {"keys": [key]}},
+    }
+
+
+def kubeadm_join(machine: Machine) -> dict[str, Any]:
+    kubeadm(machine)
+    ended = machine.root / "join ended"
+    role: Callable[[], str | None] = lambda: "worker" if ended.exists() else None  # noqa: E731 - short
+    machine.monkeypatch.setattr(facts, "kubernetes", lambda: {"role": role(), "ca_hash": "sha256:0", "server": ""})
+    return {"endpoint": "10.0.0.1:6443", "token": TOKEN, "ca_hash": "sha256:0", "registered": True}
+
+
+def kubeadm_reset(machine: Machine) -> dict[str, Any]:
+    ledger.Ledger(kubeadm="join done").save()
+    state = tuple(str(machine.root / name) for name in ("cni", "kubelet"))
+    for folder in state:
+        Path(folder).mkdir()
+        (Path(folder) / "file").write_text(HIDDEN)
+    machine.monkeypatch.setattr(reset, "_STATE", state)
+    machine.monkeypatch.setattr(reset, "_CNI_STATE", state[0])
+    machine.monkeypatch.setattr(reset, "KUBELET", state[1])
+    machine.monkeypatch.setattr(reset, "_CNI", str(machine.root / "net.d"))
+    machine.monkeypatch.setattr(reset, "_LINKS", ())
+    machine.monkeypatch.setattr(reset, "_networks", list)
+    return {}
+
+
+def kube_objects(machine: Machine) -> dict[str, Any]:
+    path = "/api/v1/namespaces/kube-system/secrets/login"
+    metadata = {"name": "login", "namespace": "kube-system"}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+    machine.cluster.objects[path] = {**secret, "data": {"password": "b2xk"}}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**metadata, "name": "config"}}
+    return {
+        "objects": [
+            {**secret, "data": {"password": ENCODED}},
+            {**config, "data": {"app.toml": f'level = "debug"\ntoken = "{HIDDEN}"\n'}},
+        ]
+    }
+
+
+def join_token_absent(machine: Machine) -> dict[str, Any]:
+    machine.cluster.objects[f"{kube_api.SYSTEM}/secrets/bootstrap-token-abcdef"] = {
+        "metadata": {"name": "bootstrap-token-abcdef"},
+        "data": {"description": base64.b64encode(b"gpunodes join").decode(), "token-secret": ENCODED},
+    }
+    return {"state": "absent"}
+
+
+def node_pools(_: Machine) -> dict[str, Any]:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    return {"nodes": {"worker-1": {"labels": {"gpunodes.dev/pool": "a100"}, "taints": [taint]}}}
+
+
+def node_removed(machine: Machine) -> dict[str, Any]:
+    def drain(*_: Any) -> bool:
+        machine.commands.append("drain")
+        return True
+
+    machine.monkeypatch.setattr(removal, "_drain", drain)
+    return {"name": "worker-1"}
+
+
+def images_of_docker(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(docker_images, "_present", lambda name: name in machine.images)
+    machine.monkeypatch.setattr(docker_images, "_load", machine.images.update)
+    machine.monkeypatch.setattr(docker_images, "_kubeadm_images", lambda _: [])
+    return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
+
+
+LOGIN = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
+}
+CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
+    "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
+    "host": (
+        host,
+        {
+            "{root}/deep/new": ("", "new\n"),
+            "{root}/old": ("# theirs\npassword = (secret 1)\n", "ours\n"),
+            "held packages": ({}, {"containerd": "held"}),
+            "packages": None,  # in check mode the versions are not known
+            "service containerd": ({"enabled": False, "active": False}, {"enabled": True, "active": True}),
+        },
+    ),
+    "host_undo": (
+        host_undo,
+        {
+            "{root}/deep/new": ("new\n", ""),
+            "{root}/old": ("ours\n", "# theirs\npassword = (secret 1)\n"),
+            "folders": ({"{root}/deep": "present", "{root}/state": "present"}, {}),
+            "held packages": ({"containerd": "held"}, {}),
+            "indices of package sources": ({"{root}/lists": "present"}, {}),
+            "ledger of changes": ({"{root}/ledger/ledger.json": "present"}, {}),
+            "packages": ({"containerd": "1.7.24-1", "runc": "1.1"}, {}),
+            "service containerd": ({"enabled": True, "active": True}, {"enabled": False, "active": False}),
+        },
+    ),
+    "join_token": (join_token_absent, {"join tokens": ({"bootstrap-token-abcdef": "present"}, {})}),
+    "kube_objects": (
+        kube_objects,
+        {
+            "ConfigMap config": (
+                "",
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": "config", "namespace": "kube-system", "annotations": {}},
+                    "data": {"app.toml": 'level = "debug"\ntoken = (secret 1)\n'},
+                },
+            ),
+            "Secret login": (
+                LOGIN | {"data": {"password": "(secret 1)"}},
+                LOGIN | {"data": {"password": "(secret 2)"}},
+            ),
+        },
+    ),
+    "kubeadm_init": (
+        kubeadm_init,
+        {
+            "configuration of kubeadm init": (
+                {},
+                {
+                    "documents": [
+                        {
+                            "kind": "InitConfiguration",
+                            "certificateKey": "(secret 1)",
+                            "nodeRegistration": {"name": "control-1"},
+                        }
+                    ],
+                    "patches": {},
+                },
+            ),
+            "kubeadm": ({"control plane": "none"}, {"control plane": "complete"}),
+            "{root}/encryption.json": ("", "(secret 1)"),
+        },
+    ),
+    "kubeadm_join": (
+        kubeadm_join,
+        {
+            "configuration of kubeadm join": (
+                {},
+                {
+                    "apiVersion": "kubeadm.k8s.io/v1beta4",
+                    "kind": "JoinConfiguration",
+                    "discovery": {
+                        "bootstrapToken": {
+                            "token": "(secret 1)",
+                            "apiServerEndpoint": "10.0.0.1:6443",
+                            "caCertHashes": ["sha256:0"],
+                        }
+                    },
+                },
+            ),
+            "kubeadm": ({"worker": "none"}, {"worker": "complete"}),
+        },
+    ),
+    "kubeadm_reset": (
+        kubeadm_reset,
+        {"changes of kubeadm": ({"{root}/cni": "present", "{root}/kubelet": "present"}, {})},
+    ),
+    "node_pools": (
+        node_pools,
+        {
+            "Node worker-1": (
+                {"labels": {}, "annotations": {}, "taints": []},
+                {
+                    "labels": {"gpunodes.dev/pool": "a100"},
+                    "annotations": {
+                        pools.MANAGED: '{"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}'
+                    },
+                    "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}],
+                },
+            )
+        },
+    ),
+    "node_removed": (
+        node_removed,
+        {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},
+    ),
+}
+"""Modules that change something: a machine on which they do, and the differences, (before, after) by title."""
+
+
+def host_diff(machine: Machine) -> dict[str, Any]:
+    return {"wanted": {"role": host(machine)["wanted"]}}
+
+
+def host_facts(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(facts, "read", lambda sources: {"sources": list(sources)})
+    return {"sources": []}
+
+
+def cluster_info(machine: Machine) -> dict[str, Any]:
+    described = [nodes.describe(node, ()) for node in [NODE]]
+    machine.monkeypatch.setattr(nodes, "info", lambda required: {"required": required, "nodes": described})
+    return {"required": True}
+
+
+def gpu_probe(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(document, "read", lambda options: {"deadline": options.deadline_s})
+    return {"deadline": 5}
+
+
+READING: dict[str, Prepare] = {
+    "cluster_info": cluster_info,
+    "gpu_idle": lambda _: {"node": "worker-1"},
+    "gpu_probe": gpu_probe,
+    "host_diff": host_diff,
+    "host_facts": host_facts,
+}
+"""Modules that only read."""
+
+VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
+    "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
+    "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
+}
+"""Modules that do nothing in check mode, and the function that does their work."""
+
+
+def support(name: str, mode: str) -> str:
+    return str(documents(name)["DOCUMENTATION"]["attributes"][f"{mode}_mode"]["support"])
+
+
+def test_every_module_has_a_case() -> None:
+    assert {*CHANGING, *READING, *VERIFYING} == set(MODULES)
+    assert {name for name in MODULES if support(name, "diff") != "none"} == set(CHANGING)
+    assert {name for name in MODULES if support(name, "check") == "full"} == {*CHANGING, *READING}
+
+
+def placed(text: Any, root: Path) -> Any:
+    return json.loads(json.dumps(text).replace("{root}", str(root)))
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_changing_module(name: str, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """In check mode it changes nothing and shows what it would change; then it changes that, and then nothing more."""
+    prepare, expected = CHANGING[name]
+    parameters = prepare(machine)
+    before = machine.state()
+    would = run(name, parameters, capsys, check_mode=True, diff=True)
+    quiet = run(name, parameters, capsys, check_mode=True)
+    assert vars_of(machine.state()) == vars_of(before)
+    assert would["changed"]
+    assert "diff" not in quiet
+    assert {key: value for key, value in would.items() if key != "diff"} == quiet
+    did = run(name, parameters, capsys, diff=True)
+    assert did["changed"]
+    again = run(name, parameters, capsys, diff=True)
+    assert not again["changed"]
+    assert "diff" not in again
+    for result in (would, did):
+        differences = {each["before_header"]: [each["before"], each["after"]] for each in result["diff"]}
+        assert set(differences) == set(placed(list(expected), machine.root))
+        for title, sides in placed(expected, machine.root).items():
+            assert sides is None or differences[title] == sides, title
+        assert all(each["before"] != each["after"] for each in result["diff"])
+        assert not [secret for secret in SECRETS if secret in json.dumps(result["diff"])]
+    if name != "host":
+        assert would["diff"] == did["diff"]
+
+
+def vars_of(state: Any) -> Any:
+    """A state in a form that can be compared."""
+    return [vars(each) if isinstance(each, Packages) else each for each in state]
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_reading_module(name: str, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """It returns the same in check mode, and changes nothing in either mode."""
+    parameters = READING[name](machine)
+    before = machine.state()
+    would = run(name, parameters, capsys, check_mode=True, diff=True)
+    did = run(name, parameters, capsys, diff=True)
+    assert vars_of(machine.state()) == vars_of(before)
+    assert would == did
+    assert not did["changed"]
+    assert "diff" not in did
+
+
+@pytest.mark.parametrize("name", VERIFYING)
+def test_a_verifying_module(name: str, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does nothing in check mode."""
+    parameters, module, function = VERIFYING[name]
+    machine.monkeypatch.setattr(module, function, lambda *_: pytest.fail("it verifies"))
+    result = run(name, parameters, capsys, check_mode=True, diff=True)
+    assert not result.pop("changed")
+    assert not any(value for key, value in result.items() if key != "invocation")
+
+
+def test_a_new_join_token_is_not_shown(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    before = machine.state()
+    would = run("join_token", {"ttl": 60}, capsys, check_mode=True, diff=True)
+    assert vars_of(machine.state()) == vars_of(before)
+    did = run("join_token", {"ttl": 60}, capsys, diff=True)
+    assert did["token"]
+    assert would["diff"] == did["diff"]
+    (difference,) = did["diff"]
+    assert (difference["before"], difference["after"]) == ("", {"token": "(secret 1)", "lifetime": "60 s"})
+
+
+def test_labels_of_a_node_that_has_not_joined_yet_are_changes(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In check mode its machine has not joined, and the cluster may not exist."""
+    parameters = node_pools(machine)
+    del machine.cluster.objects["/api/v1/nodes/worker-1"]
+    for _ in range(2):
+        result = run("node_pools", parameters, capsys, check_mode=True, diff=True)
+        assert result["nodes"] == ["worker-1"]
+        assert result["diff"][0]["after"]["labels"] == {"gpunodes.dev/pool": "a100"}
+        machine.monkeypatch.setattr(kubeconfig, "ADMIN", str(machine.root / "none"))
+    nothing: dict[str, Any] = {"nodes": {"worker-1": {"labels": {}, "taints": []}}}
+    assert not run("node_pools", nothing, capsys, check_mode=True, diff=True)["changed"]
+    assert not run("join_token", {"state": "absent"}, capsys, check_mode=True)["changed"]
+
+
+def test_check_mode_does_not_start_a_stopped_kubelet(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters = kubeadm_init(machine)
+    run("kubeadm_init", parameters, capsys)
+    machine.services["kubelet"]["active"] = False
+    machine.commands.clear()
+    machine.monkeypatch.setattr(pools, "_PAUSE_S", 0)
+    assert not run("kubeadm_init", parameters, capsys, check_mode=True)["changed"]
+    assert machine.commands == []
+    run("kubeadm_init", parameters, capsys)
+    assert machine.commands == ["systemctl start kubelet"]
+
+
+PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "modules": (
+        {"modules": ["gpunodes_test"]},
+        {"kernel modules": ({"gpunodes_test": "not loaded"}, {"gpunodes_test": "loaded"})},
+    ),
+    "sysctls": ({"sysctls": {"kernel.domainname": "x"}}, {}),
+    "swap": ({"swap_off": True}, {"swap": ({"/dev/x": "on"}, {"/dev/x": "off"})}),
+    "driver": (
+        {"driver": {"modules": ["nvidia"], "conflicting_module": "nouveau"}},
+        {
+            "kernel modules": (
+                {"nouveau": "loaded", "nvidia": "not loaded"},
+                {"nouveau": "not loaded", "nvidia": "loaded"},
+            )
+        },
+    ),
+    "devices": ({"devices": True}, {"{root}/cdi": ("", "(generated on the machine)\n")}),
+    "module stream": ({"module_stream": "nvidia-driver:580"}, {"module streams": ({}, {"nvidia-driver": "580"})}),
+    "images": ({"images": ["pause:3"]}, {"images": ({"pause:3": "interrupted"}, {"pause:3": "complete"})}),
+    "generated": (
+        {"generated": [{"path": "{root}/made", "command": ["/no/such/program"]}]},
+        {"{root}/made": ("", "(generated on the machine)\n")},
+    ),
+    "absent": ({"absent": ["{root}/ours"]}, {"{root}/ours": ("ours\n", "")}),
+    "restart": (
+        {"services": [{"name": "kubelet"}]},
+        {"service kubelet": ({"started with": "earlier files"}, {"started with": "present files"})},
+    ),
+}
+
+
+@pytest.fixture
+def gpus(machine: Machine) -> Machine:
+    """A machine with a GPU, interrupted pulls, active swap, and a ledger of everything."""
+    root, patch = machine.root, machine.monkeypatch.setattr
+    (root / "ours").write_text("ours\n")
+    (root / "sys/module/nouveau").mkdir(parents=True)
+    patch(gpu_driver, "SYS", str(root / "sys"))
+    patch(gpu_driver, "CDI", str(root / "cdi"))
+    patch(gpu_driver, "device_nodes", lambda: ["/dev/null"])
+    patch(gpu_driver, "holders", lambda _: [])
+    patch(packages, "stream_file", lambda _: str(root / "stream"))
+    patch(images, "was_interrupted", lambda _: True)
+    patch(swap, "active_swaps", lambda _: ["/dev/x"])
+    machine.services["kubelet"] = {"enabled": True, "active": True}
+    ledger.Ledger(files={str(root / "ours"): ledger.OldFile(None)}, restarts=["kubelet"]).save()
+    return machine
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_a_desired_state_shows_its_changes(part: str, gpus: Machine) -> None:
+    wanted, expected = placed(PARTS[part], gpus.root)
+    changes = converge(spec_from(wanted), check=True)
+    assert 0 < len(changes.actions) <= len(changes.differences)
+    found = {each["before_header"]: [each["before"], each["after"]] for each in shown(changes.differences)}
+    assert found
+    assert {title: found[title] for title in expected} == expected
+
+
+def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
+    (gpus.root / "sys/module/nvidia").mkdir()
+    gpus.services["docker"] = {"enabled": True, "active": True}
+    gpus.packages.there["x"] = packages.PackageState("1", held=True)
+    for has in ("has_user", "has_group"):
+        gpus.monkeypatch.setattr(users, has, lambda _: True)
+    ledger.Ledger(
+        packages=["x"],
+        holds=["x"],
+        directories=[str(gpus.root / "sys")],
+        modules=["nvidia"],
+        sysctls={"kernel.domainname": "x"},
+        swaps=["/dev/null"],
+        services={"docker": {"enabled": False, "active": False}},
+        groups=["g"],
+        users=["u"],
+        unloaded=["mgag200"],
+        initramfs="rebuilt",
+    ).save()
+    undoer = undo.Undoer(check=True)
+    before = gpus.state()
+    undoer.run()
+    assert vars_of(gpus.state()) == vars_of(before)
+    found = {each["before_header"] for each in shown(undoer.differences)}
+    assert len(undoer.actions) <= len(undoer.differences)
+    assert found >= {
+        *("folders", "groups", "held packages", "initramfs", "kernel modules", "kernel settings", "ledger of changes"),
+        *("packages", "service docker", "swap", "users"),
+    }
