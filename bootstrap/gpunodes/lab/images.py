@@ -40,6 +40,9 @@ UseHostname=no
 UseDNS=no
 """
 
+ROOT_MOUNT = "/dev/vda / ext4 rw,noatime,discard 0 0"
+"""In /etc/fstab."""
+
 # Runs in the finished tree. Units that only cost time on an emulated machine are masked: nobody upgrades it overnight.
 _CUSTOMISE = f"""set -eu
 cd "$1"
@@ -49,7 +52,7 @@ chmod 0440 etc/sudoers.d/{USER}
 install -d -m 0700 -o 1000 -g 1000 home/{USER}/.ssh
 cat > etc/systemd/network/10-ethernet.network <<'END'
 {_NETWORK}END
-echo '/dev/vda / ext4 rw,noatime,discard 0 0' > etc/fstab
+echo '{ROOT_MOUNT}' > etc/fstab
 chroot . systemctl --quiet enable systemd-networkd.service
 chroot . systemctl --quiet disable systemd-networkd-wait-online.service
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \\

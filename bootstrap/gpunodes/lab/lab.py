@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
@@ -95,7 +94,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         )
         _save(layout, record)
         report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
-        network.ensure(layout, IPv4Network(record.subnet))
+        network.ensure(layout, record)
         _ensure_disks(layout, record, image, report)
         daemons.ensure(layout, record)
         with hypervisor.connect(layout, _LIBVIRT_START_LIMIT) as machines:
@@ -273,6 +272,8 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
                 layout.cache, suite=record.system.suite, kernel=image.kernel_release, report=report
             )
             files += board.guest_files(machine.boards, compiled)
+        if machine.data_disk:
+            disks.make_data(layout, machine.name)
         disks.make(layout, image, machine.name, [*files, *sources])
     keys = [
         f"{each.address} {disks.host_key(layout, each).with_suffix('.pub').read_text()}" for each in record.machines
