@@ -276,8 +276,10 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     assert done.returncode == 2
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"
     assert done.stderr.splitlines() == [
-        "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16; "
-        "clusters with IPv6 are not supported",
+        (
+            "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16; "
+            "clusters with IPv6 are not supported"
+        ),
         f"error: {budget} of w1, w2 is 'many'; wanted: a number of machines, or a percentage such as 10%",
         f"error: {typo} of w1, w2 is not a setting; wanted: a setting of docs/settings.md; the nearest: {budget}",
         "error: gpunodes_health_xids of w2 is {79: 'often'}; wanted: actions by code, such as {79: repair}",

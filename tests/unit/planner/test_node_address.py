@@ -57,14 +57,19 @@ def test_the_address_of_a_new_machine(requested: str, reached: str, expected: st
     [
         (
             "10.0.0.12",
-            "it does not have the address 10.0.0.12 of gpunodes_node_address (it has 192.168.7.11, 10.0.0.11); wanted: "
-            "one of its addresses, or a network that contains one of them; correct gpunodes_node_address in the inventory",
+            (
+                "it does not have the address 10.0.0.12 of gpunodes_node_address (it has 192.168.7.11, 10.0.0.11); "
+                "wanted: one of its addresses, or a network that contains one of them; correct "
+                "gpunodes_node_address in the inventory"
+            ),
         ),
         ("172.16.0.0/12", "it does not have an address in the network 172.16.0.0/12 of gpunodes_node_address"),
         (
             "0.0.0.0/0",
-            "it has 2 addresses in the network 0.0.0.0/0 of gpunodes_node_address (192.168.7.11, 10.0.0.11); wanted: one "
-            "address in it; set gpunodes_node_address to one of them, or to a smaller network",
+            (
+                "it has 2 addresses in the network 0.0.0.0/0 of gpunodes_node_address (192.168.7.11, 10.0.0.11); "
+                "wanted: one address in it; set gpunodes_node_address to one of them, or to a smaller network"
+            ),
         ),
         ("fd00::/64", "gpunodes_node_address is 'fd00::/64'; wanted: an IPv4 address of the machine"),
         ("{{ later }}", "gpunodes_node_address is '{{ later }}'; wanted: an IPv4 address of the machine"),
@@ -160,7 +165,7 @@ def test_a_lost_address_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("role", "refused"), [("control_plane", True), ("worker", False)])
-def test_no_machine_joins_a_cluster_with_ipv6(role: str, refused: bool) -> None:  # noqa: FBT001 - a column
+def test_no_machine_joins_a_cluster_with_ipv6(role: str, refused: bool) -> None:
     """Only the control plane decides: a worker that reports an IPv6 address must not stop all joins."""
     node = {"boot_id": "x", "machine_id": "ff", "product_uuid": "ff", "name": "other", "role": role}
     found = judged("", two_networks(), **node, address="10.0.0.1", addresses=["10.0.0.1", "fd00::1", "other"])
@@ -188,5 +193,5 @@ def test_plain_ansible_reports_the_same() -> None:
     requested["gpunodes_node_address"] = "10.0.0.12"
     arguments = ({"gpu-1": two_networks()}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
     [line] = filters.preflight(*arguments, {"gpu-1": "10.0.0.11"}, joins=True)
-    assert line.startswith("gpu-1: it does not have the address 10.0.0.12")
+    assert line.startswith("gpu-1: address: it does not have the address 10.0.0.12")
     assert filters.preflight(*arguments, {"gpu-1": "10.0.0.11"}, joins=False) == []
