@@ -104,9 +104,9 @@ def test_a_node_keeps_its_address(role: str) -> None:
 def test_the_address_of_a_node_cannot_be_changed() -> None:
     found = address("10.0.0.0/24", role="worker", node="192.168.7.11")
     assert str(found) == (
-        "gpunodes_node_address selects 10.0.0.11, but it joined with the address 192.168.7.11; wanted: the address with "
-        "which it joined: an address cannot be changed in a cluster; correct gpunodes_node_address, or run `gpunodes "
-        "remove gpu-1`, then join it again"
+        "gpunodes_node_address selects 10.0.0.11, but it joined with the address 192.168.7.11; wanted: the address "
+        "with which it joined: an address cannot be changed in a cluster; correct gpunodes_node_address, or run "
+        "`gpunodes remove gpu-1`, then join it again"
     )
     control = address("10.0.0.11", role="control_plane", node="192.168.7.11")
     assert isinstance(control, Problem)
