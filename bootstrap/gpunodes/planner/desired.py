@@ -95,10 +95,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
     address = _address(given)
     if not isinstance(plan, Plan) or isinstance(address, Problem):
-        return (
-            *(() if isinstance(plan, Plan) else plan),
-            *((address,) if isinstance(address, Problem) else ()),
-        )
+        return (*(() if isinstance(plan, Plan) else plan), *((address,) if isinstance(address, Problem) else ()))
     # A node keeps the runtime that it joined with.
     runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"

@@ -1,4 +1,4 @@
-"""The address of a machine in the cluster: that of its kubelet, and on a control plane also that of the API. Pure."""
+"""The address of a machine in its cluster: that of its kubelet, and on a control plane also that of the API. Pure."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def chosen(given: Addresses) -> str | Problem:
     if is_ipv4(default):
         return str(default)
     return Problem(
-        f"no IPv4 address of it is known as its address in the cluster: it has no default route, {_listed(given.own)}",
-        f"an IPv4 address: {_ONLY_IPV4}",
+        f"it has no IPv4 default route, and is not reached by an IPv4 address of its own ({_listed(given.own)})",
+        f"an IPv4 address of it in the cluster: {_ONLY_IPV4}",
         f"set {SETTING} to one of its addresses",
     )
 
