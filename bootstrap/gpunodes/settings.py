@@ -200,6 +200,15 @@ def _subnets(value: Any) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
         return []
 
 
+def _is_ipv4_network(text: str) -> bool:
+    """Whether a text is an IPv4 network in CIDR notation, or an IPv4 address."""
+    try:
+        ipaddress.IPv4Network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
 def _text(pattern: str) -> Callable[[Any], bool]:
     """Whether a value, as text, matches a pattern as a whole."""
     return lambda value: re.fullmatch(pattern, str(value).strip()) is not None
@@ -233,6 +242,7 @@ def _taint(value: Any) -> bool:
 _URL = r"https?://[^\s/]+\S*"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_ONLY_IPV4 = "; clusters with IPv6 are not supported"
 _SECONDS = ("a number of seconds, 1 or more", _number(1))
 
 _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
@@ -243,10 +253,19 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ),
     (
         "gpunodes_control_plane_endpoint",
-        "HOST:PORT, such as api.example:6443",
-        _text(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?"),
+        f"HOST:PORT, such as api.example:6443{_ONLY_IPV4}",
+        _text(r"[A-Za-z0-9.-]+(:\d{1,5})?"),
     ),
-    ("gpunodes_*_subnet", "a network in CIDR notation, such as 10.244.0.0/16", lambda value: bool(_subnets(value))),
+    (
+        "gpunodes_node_address",
+        f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",
+        lambda value: _is_ipv4_network(str(value).strip()),
+    ),
+    (
+        "gpunodes_*_subnet",
+        f"a network in CIDR notation, such as 10.244.0.0/16{_ONLY_IPV4}",
+        lambda value: "/" in str(value) and _is_ipv4_network(str(value).strip()),
+    ),
     ("gpunodes_*_packages_url", "an http or https URL", _text(_URL)),
     (
         "gpunodes_*_packages_fingerprint",

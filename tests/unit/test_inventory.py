@@ -212,6 +212,13 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_repair_max_unavailable", "0", "a percentage such as 10%"),
         ("gpunodes_repair_unhealthy_percent", 200, "a percentage, 0 to 100"),
         ("gpunodes_drain_timeout", -1, "a number of seconds"),
+        ("gpunodes_pod_subnet", "10.0.0.0/16,fd00::/56", "clusters with IPv6 are not supported"),
+        ("gpunodes_service_subnet", "fd01::/112", "clusters with IPv6 are not supported"),
+        ("gpunodes_control_plane_endpoint", "[fd00::1]:6443", "clusters with IPv6 are not supported"),
+        ("gpunodes_node_address", "2001:db8::1", "clusters with IPv6 are not supported"),
+        ("gpunodes_node_address", "eth1", "an IPv4 address of the machine, or a network such as 10.0.0.0/24"),
+        ("gpunodes_node_address", "10.0.0.1; reboot", "an IPv4 address of the machine"),
+        ("gpunodes_node_address", ["10.0.0.1"], "wanted: type str"),
         ("gpunodes_drain_timeout", "soon", "wanted: type int"),
         ("gpunodes_node_taints", [{"key": "a", "effect": "Never"}], "NoSchedule"),
         ("gpunodes_node_labels", {"rack": "r 7"}, "labels of a node"),
@@ -269,7 +276,10 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     assert done.returncode == 2
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"
     assert done.stderr.splitlines() == [
-        "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16",
+        (
+            "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16; "
+            "clusters with IPv6 are not supported"
+        ),
         f"error: {budget} of w1, w2 is 'many'; wanted: a number of machines, or a percentage such as 10%",
         f"error: {typo} of w1, w2 is not a setting; wanted: a setting of docs/settings.md; the nearest: {budget}",
         "error: gpunodes_health_xids of w2 is {79: 'often'}; wanted: actions by code, such as {79: repair}",
@@ -305,9 +315,10 @@ def test_every_action_can_be_the_site_s_own() -> None:
 
 def test_valid_settings() -> None:
     valid = {
-        "gpunodes_pod_subnet": "10.0.0.0/16,fd00::/56",
-        "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
-        "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
+        "gpunodes_pod_subnet": "10.0.0.0/16",
+        "gpunodes_service_subnet": "10.1.0.0/16",
+        "gpunodes_control_plane_endpoint": "10.2.0.1:6443",
+        "gpunodes_node_address": "10.2.0.0/16",
         "gpunodes_cuda_versions": ["12.4", "13.0"],
         "gpunodes_pools": {"h100": {}, "v100": None},
         "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",

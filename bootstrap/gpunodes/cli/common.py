@@ -45,7 +45,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Machines that this command added to the inventory, by their addresses."""
+    """Machines that this command added to the inventory."""
 
     change: Tentative
     names: Sequence[str]

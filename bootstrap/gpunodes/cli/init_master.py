@@ -32,8 +32,7 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
         if machine and not path.exists():
             check_address(machine)
             common.check(OPERATION, flags)
-            edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
-            added = names
+            added = edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
         elif connection.variables:
             edit.reconnect(path, checked.inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = checked.inventory(path)

@@ -13,7 +13,14 @@ from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.inventory.loader import BECOME_FILE, load, sudo_password
-from gpunodes.inventory.names import check_destination, check_group, check_machine, check_pattern, is_address
+from gpunodes.inventory.names import (
+    canonical,
+    check_destination,
+    check_group,
+    check_machine,
+    check_pattern,
+    is_address,
+)
 from gpunodes.inventory.plugins import template_from_outside
 from gpunodes.model import Machine, Role
 
@@ -194,20 +201,20 @@ class Inventory:
     def unknown(self, addresses: Iterable[str]) -> list[str]:
         """Those of ``addresses`` that are neither the name nor the address of a machine."""
         known = self._known()
-        return [address for address in addresses if address not in known]
+        return [address for address in addresses if canonical(address) not in known]
 
     def _known(self) -> Mapping[str, Sequence[str]]:
-        """The names of machines by name and by address: several machines may have one address."""
+        """The names of machines by name and by canonical address: several machines may have one address."""
         found: dict[str, dict[str, None]] = {}
         for machine in self.machines():
             for each in (machine.name, machine.address):
-                found.setdefault(each, {})[machine.name] = None
+                found.setdefault(canonical(each), {})[machine.name] = None
         return {each: list(names) for each, names in found.items()}
 
     def _matches(self, pattern: str, known: Mapping[str, Sequence[str]]) -> Sequence[str]:
         check_pattern(pattern)
-        if pattern in known:
-            return known[pattern]
+        if canonical(pattern) in known:
+            return known[canonical(pattern)]
         names = list(dict.fromkeys(name for each in known.values() for name in each))
         # A shell's [13] is a set of characters, Ansible's a subscript: a match as in a shell has priority.
         if matching := fnmatch.filter(names, pattern):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, preflight, reports, versions
-from gpunodes.planner.gpu_model import RequestedSoftware
+from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -79,9 +80,8 @@ def inspect(
     ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
     """
     control = inventory.control_plane()
-    requested = {
-        machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
-        for machine in machines
+    resolved = {
+        machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
@@ -97,7 +97,7 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
+    candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -113,7 +113,16 @@ def inspect(
     return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
-def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware) -> preflight.MachineFacts:
+def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
+    """The variables of a machine, with a rendered address in the cluster."""
+    found = inventory.variables(name)
+    # Preflight reports a template that cannot be rendered; commands without preflight do not need it.
+    with contextlib.suppress(WrongInput):
+        found |= inventory.rendered(name, ADDRESS)
+    return found
+
+
+def _candidate(machine: Machine, tracker: Tracker, requested: Mapping[str, Any]) -> preflight.MachineFacts:
     """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
@@ -126,8 +135,9 @@ def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware)
         facts=None if why else facts,
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
-        requested=requested,
+        requested=gpu.requested_of(requested, ""),
         address=machine.address,
+        node_address=str(requested[ADDRESS]),
     )
 
 
@@ -143,9 +153,11 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     return cluster
 
 
-def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> list[PreflightFinding]:
-    """Compare the facts with the limits; an existing cluster decides the version."""
-    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
+def judge(
+    seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
+) -> list[PreflightFinding]:
+    """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
+    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes, joins=joins))
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:

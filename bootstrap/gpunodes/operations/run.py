@@ -36,6 +36,11 @@ class Operation:
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
 
+    @property
+    def joins(self) -> bool:
+        """Whether its machines are to be nodes."""
+        return not {phase_list.CONTROL_PLANE, phase_list.WORKER}.isdisjoint(self.phases)
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -81,7 +86,8 @@ def carry_out(
             unlocked = error
         if phase_list.PREFLIGHT in phases:
             seen = preflight.inspect(inventory, machines, folder, view, variables)
-            findings = [] if seen.interrupted else preflight.judge(seen, version, needs_cluster=operation.needs_cluster)
+            needs = {"needs_cluster": operation.needs_cluster, "joins": operation.joins}
+            findings = [] if seen.interrupted else preflight.judge(seen, version, **needs)
             findings = [*(claim.findings if claim else ()), *findings]
             if phase_list.POOL in phases and not seen.interrupted:
                 findings = [*findings, *pools.changes(inventory, machines, seen)]

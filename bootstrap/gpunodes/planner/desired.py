@@ -13,7 +13,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner import gpu, gpu_software, node_address, node_software, package_sources, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -43,6 +43,10 @@ class Given:
     """The version of the cluster, "" if there is none."""
     node: Mapping[str, Any] = field(default_factory=dict)
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
+    reached: str = ""
+    """The address or name by which the inventory reaches the machine."""
+    joins: bool = False
+    """Whether the machine is to be a node: only a node needs an address in the cluster."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
 
@@ -70,6 +74,8 @@ class Desired:
     """containerd or docker."""
     socket: str
     """The socket of the runtime, for the kubelet."""
+    node_address: str
+    """The address of the machine in the cluster; "" unless it is to be a node."""
     images: Sequence[str]
     """Images that a new node needs first."""
     wanted: Mapping[str, Spec]
@@ -81,14 +87,15 @@ class Desired:
 
 
 def desired(given: Given) -> Desired | tuple[Problem, ...]:
-    """The desired state of a machine, or all reasons why its GPUs cannot get the requested software.
+    """The desired state of a machine, or all reasons why it cannot have the requested GPU software or address.
 
     Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
     """
     version = kubernetes_version(given)
     plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
-    if not isinstance(plan, Plan):
-        return plan
+    address = _address(given)
+    if not isinstance(plan, Plan) or isinstance(address, Problem):
+        return (*(() if isinstance(plan, Plan) else plan), *((address,) if isinstance(address, Problem) else ()))
     # A node keeps the runtime that it joined with.
     runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
@@ -103,6 +110,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         kubernetes_version=version,
         runtime=runtime,
         socket=socket,
+        node_address=address,
         images=images,
         wanted=_node_wanted(given, plan, version, runtime, socket, images),
         gpu=GpuState(
@@ -114,6 +122,13 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         labels=labels(given.settings, given.groups),
         taints=_taints(given.settings, plan),
     )
+
+
+def _address(given: Given) -> str | Problem:
+    if not given.joins:
+        return ""
+    requested = str(given.settings[node_address.SETTING])
+    return node_address.chosen(node_address.Addresses(given.machine, requested, given.reached, given.facts, given.node))
 
 
 def kubernetes_version(given: Given) -> str:

@@ -17,7 +17,7 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import gates, gpu, tables, versions
+from gpunodes.planner import gates, gpu, node_address, tables, versions
 
 Facts = Mapping[str, Any]
 
@@ -37,6 +37,10 @@ class MachineFacts:
     """The software that its settings request; the Kubernetes version is that of `ClusterRequirements`."""
     address: str = ""
     """Its address in the inventory."""
+    node_address: str = ""
+    """The address in the cluster that its settings request, or a network that contains it."""
+    node: Mapping[str, Any] = field(default_factory=dict)
+    """Its node in the cluster, which ``judge`` finds; {} if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class ClusterRequirements:
     """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
     nodes: Sequence[Mapping[str, Any]] = ()
     """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
+    joins: bool = True
+    """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +67,22 @@ class Check:
     severity: Severity = Severity.ERROR
 
 
-def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
+def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
         nodes=cluster.get("nodes", ()),
+        joins=joins,
     )
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
+    own = _own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
+    candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     shared = _shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -243,16 +252,29 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
         )
 
 
-def _runtime(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
-    own = _node_names([candidate], requirements)
-    for node in requirements.nodes:
-        # A node with Docker keeps Docker, also if a later run does not request it.
-        if node["name"] in own and node.get("runtime") == "containerd" and candidate.requested.runtime == "docker":
-            yield Problem(
-                "its node uses the runtime containerd",
-                "docker, as requested: a node keeps the runtime with which it joined",
-                f"run `gpunodes remove {candidate.name}`, then join it again",
-            )
+def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    # A node with Docker keeps Docker, also if a later run does not request it.
+    if candidate.node.get("runtime") == "containerd" and candidate.requested.runtime == "docker":
+        yield Problem(
+            "its node uses the runtime containerd",
+            "docker, as requested: a node keeps the runtime with which it joined",
+            f"run `gpunodes remove {candidate.name}`, then join it again",
+        )
+
+
+def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    if requirements.joins:
+        yield from node_address.problems(_addresses(candidate), requirements.nodes)
+
+
+def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    yield from node_address.lost(_addresses(candidate))
+
+
+def _addresses(candidate: MachineFacts) -> node_address.Addresses:
+    return node_address.Addresses(
+        candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
+    )
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
@@ -311,6 +333,8 @@ CHECKS: Sequence[Check] = (
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
     Check("runtime", "an existing node uses the requested container runtime", _runtime),
+    Check("address", "the machine has the address that its settings request, and keeps it in its cluster", _address),
+    Check("address", "a node's machine still has the address with which it joined", _lost_address, Severity.WARNING),
     Check("version", "no other Kubernetes version is installed", _version),
     Check("gates", "the kubelet of this version accepts the feature gates", _gates),
     Check("gpu", "driver, CUDA and runtime are compatible with the GPUs, the kernel and each other", _gpu),
@@ -329,7 +353,7 @@ def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirement
     """Identities that machines share with each other or with nodes of the cluster, by machine."""
     found: dict[str, list[PreflightFinding]] = defaultdict(list)
     known = [candidate for candidate in candidates if candidate.facts]
-    own = _node_names(known, requirements)
+    own = {candidate.node["name"] for candidate in known if candidate.node}
     other_nodes = [node for node in requirements.nodes if node["name"] not in own]
     for key, remedy in _UNIQUE.items():
         owners: dict[str, list[str]] = defaultdict(list)
@@ -353,16 +377,17 @@ def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirement
     return found
 
 
-def _node_names(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> set[str]:
-    """The names of the machines' nodes: those in the cluster, and those that rejoin after an interruption."""
+def _own_nodes(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, Mapping[str, Any]]:
+    """The machines' nodes: those in the cluster, and those that rejoin after an interruption."""
     machines = {each.name: reported(each.name, each.address, each.facts) for each in candidates}
     matcher = Matcher([described(node) for node in requirements.nodes], machines.values())
-    found = set()
+    nodes = {node["name"]: node for node in requirements.nodes}
+    found = {}
     for candidate in candidates:
         member = bool((candidate.facts or {})["kubernetes"]["role"])
         find = matcher.match if member else matcher.joining
         if node := find(machines[candidate.name]).node:
-            found.add(node.name)
+            found[candidate.name] = nodes[node.name]
     return found
 
 

@@ -16,6 +16,10 @@ _PACKAGE = Pattern("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
 _PCI = Pattern("PCI address", r"[0-9A-Fa-f:.]{1,32}")
 _HEX = Pattern("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
 _ADDRESS = Pattern("IP address", r"[0-9A-Fa-f:.]{0,45}")
+_IPV4 = Pattern(
+    "IPv4 address",
+    r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
+)
 _HOST = Pattern("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
 # Kubernetes, "Object Names and IDs": a DNS subdomain.
 _NODE = Pattern("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -69,6 +73,7 @@ _MACHINE = {
     "boot_id": Maybe(str),
     "time": float,
     "default_address": Maybe(_ADDRESS),
+    "addresses": Optional(Many(_IPV4, 1000)),
     "listening": Many(int, 1 << 16),
     "modules": Named(_WORD, 100, _WORD),
     "package_manager": Maybe(one_of("apt", "dnf")),
@@ -77,6 +82,7 @@ _MACHINE = {
         "role": Maybe(_ROLE),
         "ca_hash": Maybe(_CA_HASH),
         "server": Maybe(str),
+        "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
     },
     "ledger": bool,

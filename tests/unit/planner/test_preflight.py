@@ -47,6 +47,7 @@ def test_a_good_machine_passes() -> None:
             {"sources": [{"name": "kubernetes", "url": "http://m", "ok": False, "error": "no route"}]},
             "no route",
         ),
+        ("address", {"default_address": None, "addresses": []}, "no IPv4 default route"),
         ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
         (
             "gpu",

@@ -27,21 +27,36 @@ def preflight(
     cluster: Mapping[str, Any] | None,
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
+    addresses: Mapping[str, str],
+    *,
+    joins: bool,
 ) -> list[str]:
-    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
+    """All errors of all machines, one line each.
+
+    By machine: ``settings`` are the requested software, feature gates and address, ``addresses`` those of the
+    inventory. ``joins``: the machines are to be nodes.
+    """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.node_address import SETTING
     from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
 
     try:
         candidates = [
-            MachineFacts(name=name, role=Role(roles[name]), facts=found, requested=requested_of(settings[name], ""))
+            MachineFacts(
+                name=name,
+                role=Role(roles[name]),
+                facts=found,
+                requested=requested_of(settings[name], ""),
+                address=addresses[name],
+                node_address=str(settings[name][SETTING]),
+            )
             for name, found in facts.items()
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes)
+    requirements = requirements_of(cluster, kubernetes, joins=joins)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 

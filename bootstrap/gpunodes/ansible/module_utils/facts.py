@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import disk, gpu_facts, kubeconfig, ledger, packages
+from . import addresses, disk, gpu_facts, kubeconfig, ledger, packages
 from .host import keys, swap
 from .host.spec import Repository
 from .probe import identity
@@ -65,6 +65,7 @@ def _machine() -> dict[str, Any]:
         "boot_id": _line("/proc/sys/kernel/random/boot_id"),
         "time": time.time(),
         "default_address": _default_address(),
+        "addresses": addresses.own(),
         "listening": parse_listening((disk.read("/proc/net/tcp") or "") + (disk.read("/proc/net/tcp6") or "")),
         "modules": {name: _module(name, kernel) for name in MODULES},
         "package_manager": None if manager is None else "apt" if isinstance(manager, packages.Apt) else "dnf",
@@ -88,7 +89,8 @@ def kubernetes() -> dict[str, Any]:
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
     role = None
-    if admin is not None or os.path.exists("/etc/kubernetes/manifests/kube-apiserver.yaml"):
+    manifest = disk.read(API_SERVER)
+    if admin is not None or manifest is not None:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
@@ -99,12 +101,20 @@ def kubernetes() -> dict[str, Any]:
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
+        "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
     }
 
 
+API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+
+
+def advertised_address(manifest: str) -> str | None:
+    """The address at which the machine's API server is known to its cluster, from the server's manifest."""
+    found = re.search(r"--advertise-address=([0-9A-Fa-f.:]+)", manifest)
+    return found.group(1) if found else None
 
 
 def parse_os_release(text: str) -> dict[str, str | None]:
