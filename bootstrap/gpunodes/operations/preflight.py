@@ -15,8 +15,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, preflight, reports, versions
-from gpunodes.planner.gpu_model import RequestedSoftware
+from gpunodes.planner import gpu, networks, preflight, reports, versions
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -79,9 +78,8 @@ def inspect(
     ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
     """
     control = inventory.control_plane()
-    requested = {
-        machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
-        for machine in machines
+    resolved = {
+        machine.name: settings.resolve({**inventory.variables(machine.name), **variables}) for machine in machines
     }
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
@@ -97,7 +95,7 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
+    candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -113,7 +111,7 @@ def inspect(
     return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
-def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware) -> preflight.MachineFacts:
+def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> preflight.MachineFacts:
     """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
@@ -126,7 +124,8 @@ def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware)
         facts=None if why else facts,
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
-        requested=requested,
+        requested=gpu.requested_of(resolved, ""),
+        network=networks.settings_of(resolved),
         address=machine.address,
     )
 

@@ -28,15 +28,22 @@ def preflight(
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
+    """All errors of all machines, one line each; ``settings`` are the settings that it checks, by machine."""
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.networks import settings_of
     from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
 
     try:
         candidates = [
-            MachineFacts(name=name, role=Role(roles[name]), facts=found, requested=requested_of(settings[name], ""))
+            MachineFacts(
+                name=name,
+                role=Role(roles[name]),
+                facts=found,
+                requested=requested_of(settings[name], ""),
+                network=settings_of(settings[name]),
+            )
             for name, found in facts.items()
         ]
     except WrongInput as error:
