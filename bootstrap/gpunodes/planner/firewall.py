@@ -108,6 +108,8 @@ def commands(firewall: Mapping[str, Any], rules: Firewall) -> list[str]:
             continue
         source = f" ip saddr {{ {', '.join(old)} }}" if old else ""
         found += [
-            f"nft insert rule {chain}{source} {protocol} dport {number} accept" for chain in chains if "forward" not in chain
+            f"nft insert rule {chain}{source} {protocol} dport {number} accept"
+            for chain in chains
+            if "forward" not in chain
         ]
     return found

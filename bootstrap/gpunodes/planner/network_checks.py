@@ -94,7 +94,12 @@ def _named(found: Mapping[str, Any]) -> str:
 
 CHECKS: Sequence[tuple[str, str, Callable[[Case], Iterator[Problem]], Severity]] = (
     ("network", "the machine's addresses and routes can be read", _tools, Severity.ERROR),
-    ("ranges", "the ranges of pods, services and Docker's bridge do not overlap each other", _each_other, Severity.ERROR),
+    (
+        "ranges",
+        "the ranges of pods, services and Docker's bridge do not overlap each other",
+        _each_other,
+        Severity.ERROR,
+    ),
     ("ranges", "no address or route of the machine overlaps these ranges", _overlaps, Severity.ERROR),
     ("ranges", "no route to a larger network contains them", _overlap_warnings, Severity.WARNING),
     ("ports", "the ports of the role are free, or the cluster's own software holds them", _ports, Severity.ERROR),

@@ -126,13 +126,13 @@ def _ranges(facts: Mapping[str, Any], settings: NetworkSettings) -> list[_Range]
     return found
 
 
-def _all(
-    facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[str, str]
-) -> list[_Overlap]:
+def _all(facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[str, str]) -> list[_Overlap]:
     network = facts["network"]
     if network is None:
         return []
-    own = {*itertools.chain(*(each["devices"] for each in tables.read("networks").values()))} if is_node(facts) else set()
+    own = (
+        {*itertools.chain(*(each["devices"] for each in tables.read("networks").values()))} if is_node(facts) else set()
+    )
     found = []
     on_link: set[tuple[str, Network]] = set()
     for each in _ranges(facts, settings):

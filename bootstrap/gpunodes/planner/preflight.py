@@ -317,10 +317,7 @@ CHECKS: Sequence[Check] = (
     Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
     Check("hostname", "the host name is valid as a node's name", _hostname),
     Check("clock", "the clock agrees with the controller's", _clock),
-    *(
-        Check(name, title, partial(_network, find), severity)
-        for name, title, find, severity in network_checks.CHECKS
-    ),
+    *(Check(name, title, partial(_network, find), severity) for name, title, find, severity in network_checks.CHECKS),
     Check("modules", "the kernel has the modules for the pod network", _modules),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),

@@ -52,12 +52,15 @@ _GPU = {
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
 }
-_DEVICE = Pattern("network device's name", r"[^\s/]{1,15}")
+# These two are part of commands in messages.
+_DEVICE = Pattern("network device's name", r"[A-Za-z0-9_.:@+-]{1,15}")
+_UNIT = Pattern("unit's name", r"[A-Za-z0-9:_.\\@-]{1,255}")
 _CIDR = Pattern("network", r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?")
 _NETWORK = {
     "devices": Many({"name": _DEVICE, "addresses": Many(_CIDR, 1000), "udp_port": Maybe(int)}, 10_000),
     "routes": Many(
-        {"to": _CIDR, "device": Pattern("network device's name", r"[^\s/]{0,15}"), "gateway": _ADDRESS}, 100_000
+        {"to": _CIDR, "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"), "gateway": _ADDRESS},
+        100_000,
     ),
     "docker_bridge": Pattern("network", rf"({_CIDR.pattern})?"),
 }
@@ -67,8 +70,8 @@ _SOCKET = {
     "port": int,
     "pid": Maybe(int),
     "program": Maybe(str),
-    "unit": Maybe(str),
-    "interface": Maybe(str),
+    "unit": Maybe(_UNIT),
+    "interface": Maybe(_DEVICE),
 }
 _FIREWALL = {
     "name": one_of("ufw", "firewalld", "nftables", "iptables"),

@@ -86,10 +86,9 @@ def _tables() -> Iterator[list[Mapping[str, Any]]]:
 
 def _items(text: str) -> list[Mapping[str, Any]]:
     try:
-        found = json.loads(text)["nftables"]
+        return [item for item in json.loads(text)["nftables"] if isinstance(item, dict)]
     except (ValueError, KeyError, TypeError):
         return []
-    return [item for item in found if isinstance(item, dict)]
 
 
 def _is_of_iptables(chain: Mapping[str, Any]) -> bool:
@@ -166,7 +165,9 @@ def body(hook: str, family: str, wanted: Firewall) -> list[str]:
 def _from(sources: Iterable[str], versions: Iterable[int], rule: str) -> list[str]:
     names = {4: "ip", 6: "ip6"}
     texts = [*sources]
-    return [f"{names[version]} saddr {_set(each)} {rule}" for version in versions if (each := of_family(texts, version))]
+    return [
+        f"{names[version]} saddr {_set(each)} {rule}" for version in versions if (each := of_family(texts, version))
+    ]
 
 
 def _set(each: Iterable[str]) -> str:
@@ -212,7 +213,9 @@ def removal() -> str:
     lines = []
     for items in _tables():
         rules = [item["rule"] for item in items if "rule" in item]
-        own = [item["chain"] for item in items if item.get("chain", {}).get("name") in {f"{MARK}_{hook}" for hook in HOOKS}]
+        own = [
+            item["chain"] for item in items if item.get("chain", {}).get("name") in {f"{MARK}_{hook}" for hook in HOOKS}
+        ]
         for chain in own:
             where = f"{chain['family']} {chain['table']}"
             lines += [
@@ -247,7 +250,11 @@ def _accepted(expression: Sequence[Mapping[str, Any]]) -> list[str]:
             protocol = payload.get("protocol")
             suffix = f"/{protocol}" if protocol in {"tcp", "udp"} else ""
             return [f"{number}{suffix}" for number in _numbers(match["right"])]
-    fields = [(match.get("left") or {}).get("payload", {}).get("field") for match in matches if isinstance(match.get("left"), dict)]
+    fields = [
+        (match.get("left") or {}).get("payload", {}).get("field")
+        for match in matches
+        if isinstance(match.get("left"), dict)
+    ]
     return ["*"] if fields and all(each == "saddr" for each in fields) else []
 
 

@@ -83,7 +83,9 @@ def open_ports(listed: Iterable[str]) -> list[str]:
         if not re.match(r"(allow|limit) ", rule) or " out " in f" {rule} ":
             continue
         protocol = re.search(r" proto (tcp|udp)\b", rule)
-        port = re.search(r" port ([0-9:,]+)", rule) or re.search(r"^\w+ (?:in )?(?:on \S+ )?([0-9:,]+)(?:/(tcp|udp))?$", rule)
+        port = re.search(r" port ([0-9:,]+)", rule) or re.search(
+            r"^\w+ (?:in )?(?:on \S+ )?([0-9:,]+)(?:/(tcp|udp))?$", rule
+        )
         if port:
             kind = protocol[1] if protocol else (port.groups() + (None,))[1]
             found += [f"{number.replace(':', '-')}{f'/{kind}' if kind else ''}" for number in port[1].split(",")]
