@@ -3,7 +3,7 @@
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
 meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
-in health.md from the rules of health, and that in mirrors.md from the settings. record.py draws recording.svg.
+in health.md from the rules of health, that in mirrors.md from the settings, and that in ports.md from the table of ports. record.py draws recording.svg.
 `--man FOLDER` writes manual pages.
 """
 
@@ -24,7 +24,8 @@ import yaml
 from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
-from gpunodes.planner import preflight, tables
+from gpunodes.planner import firewall, preflight, tables
+from gpunodes.views import ports
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -334,6 +335,16 @@ def images_table() -> str:
     return "\n".join(lines)
 
 
+def ports_table() -> str:
+    """The table of ports.md."""
+    lines = ["| port | on | from | for |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {port.protocol.upper()} {port.port} | {ports.ON[port.on]} | {firewall.who(port)} | {cell(port.purpose)} |"
+        for port in ports.sorted_ports()
+    ]
+    return "\n".join(lines)
+
+
 def rules_table() -> str:
     """The table of health.md."""
     lines = ["| rule | finding | evidence | action | source |", "| --- | --- | --- | --- | --- |"]
@@ -383,6 +394,7 @@ def pages() -> dict[Path, str]:
         health: filled(health.read_text(encoding="utf-8"), rules_table()),
         gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
         mirrors: filled(mirrors.read_text(encoding="utf-8"), images_table()),
+        DOCS / "ports.md": filled((DOCS / "ports.md").read_text(encoding="utf-8"), ports_table()),
         RECORD["PICTURE"]: RECORD["picture"](),
     }
 

@@ -73,7 +73,23 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "boot_id": f"{number}" * 8 + "-1111-0000-0000-000000000000",
         "time": time.time(),
         "default_address": f"10.0.0.{number}",
-        "listening": [22],
+        "network": {
+            "devices": [{"name": "eth0", "addresses": [f"10.0.0.{number}/24"], "udp_port": None}],
+            "routes": [{"to": "10.0.0.0/24", "device": "eth0", "gateway": ""}],
+            "docker_bridge": "",
+        },
+        "sockets": [
+            {
+                "protocol": "tcp",
+                "address": "0.0.0.0",
+                "port": 31000,
+                "pid": 700,
+                "program": "x",
+                "unit": "x.service",
+                "interface": None,
+            }
+        ],
+        "firewalls": [{"name": "ufw", "open": ["22/tcp"], "writable": True, "chains": []}],
         "modules": {"overlay": "available", "br_netfilter": "available"},
         "package_manager": "apt",
         "packages": dict.fromkeys(("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")),

@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "init-master": "Make a machine the control plane of a new cluster.",
         "init-control-plane": "Another name of init-master.",
         "preflight": "Check what would stop a join; nothing is changed.",
+        "ports": "List the ports that must be open between the machines.",
         "join": "Join machines to the cluster as workers.",
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",

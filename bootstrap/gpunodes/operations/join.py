@@ -10,6 +10,7 @@ OPERATION = Operation(
         phases.PREFLIGHT,
         *phases.PREPARE,
         *phases.GPU,
+        phases.FIREWALL,
         phases.WORKER,
         phases.POOL,
         phases.DEVICE_PLUGIN,

@@ -11,7 +11,9 @@ PREFLIGHT = Phase(
     "preflight", "Preflight", "Check all machines for anything that would stop the run, before changing anything."
 )
 NODE = Phase(
-    "node", "Prepare the machine", "Load kernel modules and set kernel settings for pod networking; disable swap."
+    "node",
+    "Prepare the machine",
+    "Load kernel modules and set kernel settings for pod networking; disable swap; open the ports in an active firewall.",
 )
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
@@ -77,6 +79,11 @@ CONTROL_PLANE = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+FIREWALL = Phase(
+    "firewall",
+    "Update the firewalls of other nodes",
+    "Let the machines that join through the firewalls in which gpunodes opened ports.",
+)
 WORKER = Phase("worker", "Join the cluster", "kubeadm join with a token valid for minutes; nothing if already joined.")
 READY = Phase(
     "ready",

@@ -16,7 +16,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, preflight, reports, versions
+from gpunodes.planner import gpu, networks, preflight, reports, versions
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
@@ -122,7 +122,7 @@ def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
     return found
 
 
-def _candidate(machine: Machine, tracker: Tracker, requested: Mapping[str, Any]) -> preflight.MachineFacts:
+def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> preflight.MachineFacts:
     """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
@@ -135,9 +135,10 @@ def _candidate(machine: Machine, tracker: Tracker, requested: Mapping[str, Any])
         facts=None if why else facts,
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
-        requested=gpu.requested_of(requested, ""),
+        requested=gpu.requested_of(resolved, ""),
+        network=networks.settings_of(resolved),
         address=machine.address,
-        node_address=str(requested[ADDRESS]),
+        node_address=str(resolved[ADDRESS]),
     )
 
 

@@ -7,13 +7,14 @@ is decided here; only the roles' results in the same run, such as the driver's l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_address, node_software, package_sources, versions
+from gpunodes.model import Role
+from gpunodes.planner import firewall, gpu, gpu_software, node_address, node_software, package_sources, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -47,6 +48,8 @@ class Given:
     """The address or name by which the inventory reaches the machine."""
     joins: bool = False
     """Whether the machine is to be a node: only a node needs an address in the cluster."""
+    addresses: Sequence[str] = ()
+    """Addresses of the machines and nodes of the cluster; what is no address is left out."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
 
@@ -82,7 +85,7 @@ class Desired:
     """The desired state for the module host, by role; without GPU software."""
     gpu: GpuState
     labels: Mapping[str, str]
-    """Labels of the node by its settings: its pool, and additional ones."""
+    """Labels of the node by its settings: its pool, and additional ones; and the firewalls that gpunodes opens."""
     taints: Sequence[Mapping[str, str]]
 
 
@@ -119,7 +122,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             labels=plan.labels,
             wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
         ),
-        labels=labels(given.settings, given.groups),
+        labels={**labels(given.settings, given.groups), **_firewall_label(given)},
         taints=_taints(given.settings, plan),
     )
 
@@ -163,6 +166,23 @@ def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
     return "".join(found)
 
 
+def _firewall_label(given: Given) -> dict[str, str]:
+    """The label by which later joins find the machines whose firewalls must let the new ones in."""
+    value = firewall.label_of(given.facts) if given.settings["gpunodes_firewall"] == firewall.OPEN else ""
+    return {firewall.LABEL: value} if value else {}
+
+
+def _kernel(given: Given) -> Spec:
+    """The kernel's part of the desired state, with the ports that the machine's firewalls let in."""
+    if given.settings["gpunodes_firewall"] != firewall.OPEN:
+        return node_software.KERNEL
+    role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
+    addresses = [*given.addresses, *filter(None, [given.facts.get("default_address")])]
+    return replace(
+        node_software.KERNEL, firewall=firewall.wanted(role, addresses, str(given.settings["gpunodes_pod_subnet"]))
+    )
+
+
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
     taints = [dict(taint) for taint in settings["gpunodes_node_taints"]]
     if settings["gpunodes_gpu_taint"] and plan.gpus:
@@ -184,7 +204,7 @@ def _node_wanted(
     with_docker = runtime == "docker"
     dnf = given.facts["package_manager"] == "dnf"
     found = {
-        "node": node_software.KERNEL,
+        "node": _kernel(given),
         "containerd": node_software.containerd(
             repositories,
             sandbox,

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
@@ -17,7 +18,8 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import gates, gpu, node_address, tables, versions
+from gpunodes.planner import gates, gpu, network_checks, node_address, tables, versions
+from gpunodes.planner.networks import NetworkSettings
 
 Facts = Mapping[str, Any]
 
@@ -41,6 +43,7 @@ class MachineFacts:
     """The address in the cluster that its settings request, or a network that contains it."""
     node: Mapping[str, Any] = field(default_factory=dict)
     """Its node in the cluster, which ``judge`` finds; {} if it has none."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class ClusterRequirements:
     """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
     joins: bool = True
     """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     findings = []
     own = _own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
+    requirements = replace(requirements, addresses=_addresses(candidates, requirements))
     shared = _shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -98,6 +104,12 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         ]
         findings += shared.get(candidate.name, [])
     return findings
+
+
+def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
+    found = {str(node["name"]): str(node.get("address", "")) for node in requirements.nodes}
+    own = {each.name: str((each.facts or {}).get("default_address") or each.address) for each in candidates}
+    return {name: address for name, address in {**found, **own}.items() if address}
 
 
 def _system(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -193,19 +205,6 @@ def _clock(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Ite
             f"its clock is {abs(skew):.0f} s {direction} the controller's",
             f"at most {limit} s",
             "set it, and run a time service on the machine",
-        )
-
-
-def _ports(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
-    if facts["kubernetes"]["role"]:
-        return  # Kubernetes itself listens on them
-    taken = sorted(set(tables.read("limits")[candidate.role.value]["ports"]) & set(facts["listening"]))
-    if taken:
-        ports = ", ".join(map(str, taken))
-        yield Problem(
-            f"another program listens on port {ports}",
-            "free ports",
-            f"find it with `ss -ltnp 'sport = :{taken[0]}'` and stop it",
         )
 
 
@@ -317,6 +316,18 @@ def _gpu_warnings(candidate: MachineFacts, facts: Facts, requirements: ClusterRe
             yield Problem(warning, "no warnings", f"see `gpunodes gpu plan {candidate.name}`")
 
 
+def _network(
+    find: Callable[[network_checks.Case], Iterator[Problem]],
+    candidate: MachineFacts,
+    facts: Facts,
+    requirements: ClusterRequirements,
+) -> Iterator[Problem]:
+    """A check of the network; each machine is checked against the addresses of all others."""
+    others = {name: address for name, address in requirements.addresses.items() if name != candidate.name}
+    in_cluster = bool(requirements.ca_hash)
+    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster))
+
+
 CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
     Check("arch", "Kubernetes supports the architecture", _architecture),
@@ -328,7 +339,7 @@ CHECKS: Sequence[Check] = (
     Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
     Check("hostname", "the host name is valid as a node's name", _hostname),
     Check("clock", "the clock agrees with the controller's", _clock),
-    Check("ports", "the ports of the role are free", _ports),
+    *(Check(name, title, partial(_network, find), severity) for name, title, find, severity in network_checks.CHECKS),
     Check("modules", "the kernel has the modules for the pod network", _modules),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),

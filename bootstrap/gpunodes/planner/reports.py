@@ -56,6 +56,33 @@ _GPU = {
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
 }
+# These two are part of commands in messages.
+_DEVICE = Pattern("network device's name", r"[A-Za-z0-9_.:@+-]{1,15}")
+_UNIT = Pattern("unit's name", r"[A-Za-z0-9:_.\\@-]{1,255}")
+_CIDR = Pattern("network", r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?")
+_NETWORK = {
+    "devices": Many({"name": _DEVICE, "addresses": Many(_CIDR, 1000), "udp_port": Maybe(int)}, 10_000),
+    "routes": Many(
+        {"to": _CIDR, "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"), "gateway": _ADDRESS},
+        100_000,
+    ),
+    "docker_bridge": Pattern("network", rf"({_CIDR.pattern})?"),
+}
+_SOCKET = {
+    "protocol": one_of("tcp", "udp"),
+    "address": _ADDRESS,
+    "port": int,
+    "pid": Maybe(int),
+    "program": Maybe(str),
+    "unit": Maybe(_UNIT),
+    "interface": Maybe(_DEVICE),
+}
+_FIREWALL = {
+    "name": one_of("ufw", "firewalld", "nftables", "iptables"),
+    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp))?"), 200),
+    "writable": bool,
+    "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
+}
 _SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
 _MACHINE = {
     "os": _SYSTEM,
@@ -74,7 +101,9 @@ _MACHINE = {
     "time": float,
     "default_address": Maybe(_ADDRESS),
     "addresses": Optional(Many(_IPV4, 1000)),
-    "listening": Many(int, 1 << 16),
+    "network": Maybe(_NETWORK),
+    "sockets": Many(_SOCKET, 1000),
+    "firewalls": Many(_FIREWALL, 10),
     "modules": Named(_WORD, 100, _WORD),
     "package_manager": Maybe(one_of("apt", "dnf")),
     "packages": Named(Maybe(_VERSION), 100, _PACKAGE),

@@ -22,14 +22,6 @@ def test_memory() -> None:
     assert facts.parse_memory("MemTotal:        4018596 kB\nMemFree: 1 kB\n") == 3924
 
 
-def test_listening() -> None:
-    text = (
-        "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A 0\n"
-        "   1: 0100007F:1F90 00000000:0000 01 0\n   2: 00000000000000000000000000000000:192B 0:0 0A 0\n"
-    )
-    assert facts.parse_listening(text) == [22, 6443]
-
-
 def test_sources_are_filled_in_for_the_system() -> None:
     debian: dict[str, str | None] = {"id": "debian", "version": "12", "codename": "bookworm"}
     rocky: dict[str, str | None] = {"id": "rocky", "version": "9.4", "codename": None}

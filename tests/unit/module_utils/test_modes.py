@@ -34,6 +34,7 @@ from gpunodes.ansible.module_utils import (
     undo,
 )
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
@@ -604,6 +605,18 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"generated": [{"path": "{root}/made", "command": ["/no/such/program"]}]},
         {"{root}/made": ("", "(generated on the machine)\n")},
     ),
+    "firewall": (
+        {"firewall": {"ports": {"tcp 6443": [], "udp 8472": ["10.0.0.1"]}}},
+        {
+            "rules of ufw": (
+                {},
+                {
+                    "allow 6443/tcp": "added by gpunodes",
+                    "allow from 10.0.0.1 to any port 8472 proto udp": "added by gpunodes",
+                },
+            )
+        },
+    ),
     "absent": ({"absent": ["{root}/ours"]}, {"{root}/ours": ("ours\n", "")}),
     "restart": (
         {"services": [{"name": "kubelet"}]},
@@ -625,6 +638,11 @@ def gpus(machine: Machine) -> Machine:
     patch(packages, "stream_file", lambda _: str(root / "stream"))
     patch(images, "was_interrupted", lambda _: True)
     patch(swap, "active_swaps", lambda _: ["/dev/x"])
+    patch(ufw, "is_active", lambda: True)
+    patch(ufw, "added", lambda: {"allow 9/tcp": "gpunodes"})
+    patch(ufw, "CONFIG", str(root / "ours"))
+    patch(nftables, "chains", list)
+    patch(firewalld, "is_active", lambda: False)
     machine.services["kubelet"] = {"enabled": True, "active": True}
     ledger.Ledger(files={str(root / "ours"): ledger.OldFile(None)}, restarts=["kubelet"]).save()
     return machine
@@ -658,6 +676,7 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
         users=["u"],
         unloaded=["mgag200"],
         initramfs="rebuilt",
+        firewalls={"ufw": ["allow 9/tcp", "allow 10/tcp"]},
     ).save()
     undoer = undo.Undoer(check=True)
     before = gpus.state()
@@ -667,5 +686,5 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
     assert len(undoer.actions) <= len(undoer.differences)
     assert found >= {
         *("folders", "groups", "held packages", "initramfs", "kernel modules", "kernel settings", "ledger of changes"),
-        *("packages", "service docker", "swap", "users"),
+        *("packages", "rules of ufw", "service docker", "swap", "users"),
     }

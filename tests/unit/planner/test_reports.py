@@ -41,7 +41,7 @@ ODD: tuple[Any, ...] = (
 FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
-    ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("sockets", "program"), ("sources", "name"), ("sources", "url"), ("sources", "error"),
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),

@@ -33,12 +33,13 @@ def preflight(
 ) -> list[str]:
     """All errors of all machines, one line each.
 
-    By machine: ``settings`` are the requested software, feature gates and address, ``addresses`` those of the
-    inventory. ``joins``: the machines are to be nodes.
+    By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
+    the machines are to be nodes.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.networks import settings_of
     from gpunodes.planner.node_address import SETTING
     from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
 
@@ -51,6 +52,7 @@ def preflight(
                 requested=requested_of(settings[name], ""),
                 address=addresses[name],
                 node_address=str(settings[name][SETTING]),
+                network=settings_of(settings[name]),
             )
             for name, found in facts.items()
         ]

@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import addresses, disk, gpu_facts, kubeconfig, ledger, packages
+from . import addresses, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
+from .firewalls import reading
 from .host import keys, swap
 from .host.spec import Repository
 from .probe import identity
@@ -22,7 +23,6 @@ from .problem import MachineProblem
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
 MODULES = ("overlay", "br_netfilter")
-_LISTENING = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
 
@@ -47,6 +47,7 @@ def _machine() -> dict[str, Any]:
     with contextlib.suppress(MachineProblem):
         manager = packages.detect()
     installed = manager.installed(PACKAGES) if manager else {}
+    links = network.read()
     return {
         "os": parse_os_release(disk.read("/etc/os-release") or ""),
         "arch": platform.machine(),
@@ -66,7 +67,9 @@ def _machine() -> dict[str, Any]:
         "time": time.time(),
         "default_address": _default_address(),
         "addresses": addresses.own(),
-        "listening": parse_listening((disk.read("/proc/net/tcp") or "") + (disk.read("/proc/net/tcp6") or "")),
+        "network": links,
+        "sockets": sockets.read(links["devices"] if links else ()),
+        "firewalls": reading.read(),
         "modules": {name: _module(name, kernel) for name in MODULES},
         "package_manager": None if manager is None else "apt" if isinstance(manager, packages.Apt) else "dnf",
         "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
@@ -142,16 +145,6 @@ def parse_memory(text: str) -> int:
     """MemTotal of /proc/meminfo, in MiB."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
     return int(found.group(1)) // 1024 if found else 0
-
-
-def parse_listening(text: str) -> list[int]:
-    """The ports in state LISTEN of /proc/net/tcp and tcp6."""
-    ports = set()
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) > 3 and fields[3] == _LISTENING:  # noqa: PLR2004 - number, local, remote, state
-            ports.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(ports)
 
 
 def _module(name: str, kernel: str) -> str:

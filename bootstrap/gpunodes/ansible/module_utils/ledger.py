@@ -53,6 +53,9 @@ class Ledger:
     """Previous states of services: {"enabled": ..., "active": ..., "masked": ...}."""
     firewall_tables: list[str] | None = None
     """The kernel's netfilter tables before gpunodes, or None where they could not be listed."""
+    firewalls: dict[str, list[str]] = field(default_factory=dict)
+    """What gpunodes added to each firewall: rules of ufw, chains of nftables that have a jump, and "policies" of firewalld,
+    which are files."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)
@@ -98,6 +101,14 @@ class Ledger:
 
     def note_service(self, name: str, state: Mapping[str, bool]) -> None:
         self.services.setdefault(name, dict(state))
+
+    def note_firewall(self, name: str, entries: Iterable[str]) -> None:
+        _add(self.firewalls.setdefault(name, []), entries)
+
+    def forget_firewall(self, name: str, entries: Iterable[str]) -> None:
+        """Remove entries, after what they describe is removed."""
+        gone = {*entries}
+        self.firewalls[name] = [entry for entry in self.firewalls.get(name, []) if entry not in gone]
 
     def note_restart(self, name: str) -> None:
         _add(self.restarts, [name])

@@ -12,6 +12,8 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from . import disk, firewall, ledger, lock, packages, tree
+from .firewalls import firewalld, nftables, ufw
+from .firewalls.wanted import MARK
 from .host import gpu_driver, services, swap, users
 from .kubeadm import reset
 from .problem import MachineProblem
@@ -75,6 +77,7 @@ class Undoer:
         if not self.check:
             self._mounts()
         self._docker()
+        self._firewalls()
         if not self.check:
             # Before the packages: gpunodes may have installed nft.
             firewall.remove_empty_tables(self.ledger.firewall_tables)
@@ -82,6 +85,7 @@ class Undoer:
         self._users()
         lists = self._apt_lists()
         self._files()
+        self._reload_firewalld()
         self._directories()
         self._kernel()
         if not self.section:
@@ -156,6 +160,24 @@ class Undoer:
             self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]), difference)
         if not self.check:
             firewall.clean(firewall.DOCKER)
+
+    def _firewalls(self) -> None:
+        """Remove the rules that gpunodes added to ufw and nftables; firewalld's are files."""
+        rules = self.ledger.firewalls.get("ufw", ())
+        present = ufw.added() if rules and os.path.exists(ufw.CONFIG) else {}
+        if own := [rule for rule in rules if present.get(rule) == MARK]:
+            difference = Difference("rules of ufw", dict.fromkeys(own, "added by gpunodes"), {})
+            self._do("remove the rules of gpunodes from ufw", lambda: [ufw.delete(rule) for rule in own], difference)
+        if (chains := self.ledger.firewalls.get("nftables")) and (commands := nftables.removal()):
+            difference = Difference("rules in chains of nftables", dict.fromkeys(chains, MARK), {})
+            self._do("remove the rules of gpunodes from nftables", lambda: nftables.load(commands), difference)
+
+    def _reload_firewalld(self) -> None:
+        """Let firewalld forget the files that were just removed."""
+        if self.ledger.firewalls.get("firewalld") and firewalld.is_active():
+            difference = Difference("firewalld", {"policies of gpunodes": "loaded"}, {})
+            forget = firewalld.empty if firewalld.lost_by_reload() else firewalld.reload
+            self._do("remove the policies of gpunodes from firewalld", forget, difference)
 
     def _users(self) -> None:
         for name in self.ledger.users:

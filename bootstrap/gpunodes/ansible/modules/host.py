@@ -10,7 +10,8 @@ module: host
 short_description: Bring a machine into its desired state
 version_added: "0.1.0"
 description:
-  - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap and services.
+  - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap,
+    services and the ports that active firewalls let in.
   - Records each change and the previous state in a ledger on the machine. M(gpunodes.bootstrap.host_undo) undoes the
     changes.
   - The next run completes an interrupted one.
@@ -98,6 +99,12 @@ options:
         description: Images that containerd pulls in the background. C({NAME}) is the version of the package NAME.
         type: list
         elements: str
+      firewall:
+        description: >-
+          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each port,
+          such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the cluster's
+          machines) and C(pods) (ranges of pods).
+        type: dict
       section:
         description: The section of the ledger that records the changes; empty for the ledger itself.
         type: str
@@ -109,7 +116,7 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, the kernel's modules and settings, swap and services.
+    description: Shows files, packages, the kernel's modules and settings, swap, services and rules of firewalls.
   platform:
     support: full
     description: Runs on a machine of the inventory.
@@ -146,6 +153,11 @@ versions:
   description: Versions of the packages.
   returned: always
   type: dict
+notes:
+  description: What the user should know about the result.
+  returned: always
+  type: list
+  elements: str
 reboot:
   description: Why the machine must be rebooted to complete the changes; empty if no reboot is required.
   returned: always
@@ -186,6 +198,7 @@ def main() -> None:
             "diff": changes.differences,
             "versions": changes.versions,
             "reboot": changes.reboot,
+            "notes": changes.notes,
         }
 
     carry_out(module, work)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, gpu_driver, images, installation, kernel, services, swap
+from . import files, firewall, gpu_driver, images, installation, kernel, services, swap
 from .changes import Changes
 from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
@@ -25,6 +25,8 @@ def converge(spec: Spec, check: bool = False) -> Changes:
     kernel.set_sysctls(changes)
     if spec.swap_off:
         swap.turn_off(changes)
+    if spec.firewall:
+        firewall.open_ports(changes, spec.firewall)
     _install(changes)
     if spec.driver:
         gpu_driver.load_driver(changes, spec.driver)

@@ -86,6 +86,20 @@ class Service:
 
 
 @dataclass(frozen=True)
+class Firewall:
+    """What the machine's active firewalls must let through."""
+
+    ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The addresses and networks from which each port, ``tcp 10250``, can be reached; none: from everywhere."""
+    devices: Sequence[str] = ()
+    """Network devices of pods: packets from them are forwarded anywhere, packets from ``sources`` and ``pods`` to them."""
+    sources: Sequence[str] = ()
+    """The addresses of the cluster's machines."""
+    pods: Sequence[str] = ()
+    """The address ranges of pods."""
+
+
+@dataclass(frozen=True)
 class Spec:
     """The desired state that one role passes to the module host.
 
@@ -123,6 +137,8 @@ class Spec:
 
     ``{NAME}`` is replaced by the version of the package NAME.
     """
+    firewall: Firewall | None = field(default=None, metadata={"kind": Firewall})
+    """None: firewalls are left as they are."""
     section: str = ""
     """The section of the ledger that records the changes: one of ``ledger.SECTIONS``, or "" for the ledger itself."""
 

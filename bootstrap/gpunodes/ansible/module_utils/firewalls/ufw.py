@@ -1,0 +1,94 @@
+"""ufw, by its own commands. Rules are compared in the form in which `ufw show added` prints them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+
+from .. import disk
+from ..host.spec import Firewall
+from ..process import must, run
+from .wanted import FAMILIES, MARK, of_family, split
+
+CONFIG = "/etc/ufw/ufw.conf"
+DEFAULTS = "/etc/default/ufw"
+
+
+def is_active() -> bool:
+    """Whether ufw is enabled; a disabled one filters nothing."""
+    return re.search(r"^ENABLED=[\"']?yes\b", disk.read(CONFIG) or "", re.MULTILINE | re.IGNORECASE) is not None
+
+
+def added() -> dict[str, str]:
+    """The administrator's rules, ``allow 22/tcp``, with their comments."""
+    return parse(must(["ufw", "show", "added"]))
+
+
+def parse(listing: str) -> dict[str, str]:
+    """``ufw show added``: lines of ``ufw RULE comment 'TEXT'``."""
+    found = {}
+    for line in listing.splitlines():
+        if line.startswith("ufw "):
+            rule, _, comment = line[len("ufw ") :].strip().partition(" comment ")
+            found[rule.strip()] = "".join(shlex.split(comment)) if comment.count("'") % 2 == 0 else comment
+    return found
+
+
+def rules(wanted: Firewall) -> list[str]:
+    """The rules that open the ports and forward the packets of pods."""
+    versions = FAMILIES if _has_ipv6() else FAMILIES[:1]
+    found = []
+    for port, sources in wanted.ports.items():
+        protocol, number = split(port)
+        number = number.replace("-", ":")
+        if not sources:
+            found.append(f"allow {number}/{protocol}")
+        for version in versions:
+            for source in of_family(sources, version):
+                found.append(f"allow from {source} to any port {number} proto {protocol}")
+    for device in wanted.devices:
+        found.append(f"route allow in on {device}")
+        for version in versions:
+            for source in of_family(wanted.sources, version):
+                found.append(f"route allow out on {device} from {source}")
+    return found
+
+
+def _has_ipv6() -> bool:
+    return re.search(r"^IPV6=[\"']?no\b", disk.read(DEFAULTS) or "", re.MULTILINE | re.IGNORECASE) is None
+
+
+def add(rule: str) -> None:
+    """Add a rule before the others: it only accepts, and one behind an administrator's `deny` has no effect."""
+    kind, words = _words(rule)
+    must(["ufw", *kind, "prepend", *words, "comment", MARK])
+
+
+def delete(rule: str) -> None:
+    """Delete a rule; nothing if it does not exist."""
+    kind, words = _words(rule)
+    run(["ufw", "--force", *kind, "delete", *words])
+
+
+def _words(rule: str) -> tuple[Sequence[str], Sequence[str]]:
+    words = rule.split()
+    return (words[:1], words[1:]) if words[0] == "route" else ((), words)
+
+
+def open_ports(listed: Iterable[str]) -> list[str]:
+    """The ports that rules allow from somewhere, ``6443/tcp``, ``22`` for both protocols, ``*`` for all."""
+    found = []
+    for rule in listed:
+        if not re.match(r"(allow|limit) ", rule) or " out " in f" {rule} ":
+            continue
+        protocol = re.search(r" proto (tcp|udp)\b", rule)
+        port = re.search(r" port ([0-9:,]+)", rule) or re.search(
+            r"^\w+ (?:in )?(?:on \S+ )?([0-9:,]+)(?:/(tcp|udp))?$", rule
+        )
+        if port:
+            kind = protocol[1] if protocol else (port.groups() + (None,))[1]
+            found += [f"{number.replace(':', '-')}{f'/{kind}' if kind else ''}" for number in port[1].split(",")]
+        elif " from " in rule and not protocol:
+            found.append("*")
+    return found
