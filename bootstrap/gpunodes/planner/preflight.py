@@ -263,14 +263,14 @@ def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iter
 
 def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     if requirements.joins:
-        yield from node_address.problems(_addresses(candidate), requirements.nodes)
+        yield from node_address.problems(_node_addresses(candidate), requirements.nodes)
 
 
 def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    yield from node_address.lost(_addresses(candidate))
+    yield from node_address.lost(_node_addresses(candidate))
 
 
-def _addresses(candidate: MachineFacts) -> node_address.Addresses:
+def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
     return node_address.Addresses(
         candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
     )
