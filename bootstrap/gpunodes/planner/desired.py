@@ -7,13 +7,14 @@ is decided here; only the roles' results in the same run, such as the driver's l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner import gpu, gpu_software, node_software, package_sources, proxies, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -45,6 +46,10 @@ class Given:
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    proxies: Mapping[str, Any] = field(default_factory=dict)
+    """The machine's HTTP proxies (planner/proxies.py) as plain data, {} for none."""
+    endpoint: str = ""
+    """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +109,32 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         runtime=runtime,
         socket=socket,
         images=images,
-        wanted=_node_wanted(given, plan, version, runtime, socket, images),
+        wanted=_through_proxies(given, _node_wanted(given, plan, version, runtime, socket, images)),
         gpu=GpuState(
             gpus=len(plan.gpus),
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
+            wanted=_through_proxies(given, gpu_software.by_role(plan, given.facts, given.sources, runtimes)),
         ),
         labels=labels(given.settings, given.groups),
         taints=_taints(given.settings, plan),
+    )
+
+
+def _through_proxies(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """``wanted`` with the machine's proxies."""
+    # The credentials stay a placeholder: the desired state is shown and kept.
+    if not (found := proxies_of(given)):
+        return wanted
+    return {role: replace(spec, proxies=found) for role, spec in wanted.items()}
+
+
+def proxies_of(given: Given) -> Proxies | None:
+    """The machine's proxies; the API server is reached without them."""
+    if not given.proxies:
+        return None
+    return proxies.with_hosts(
+        Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), [given.endpoint]
     )
 
 
