@@ -15,7 +15,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,6 +48,8 @@ class ForwardProxy:
     port: int = 0
     """0: any free port, which is stored here when the proxy runs."""
     credentials: str = ""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of names that no DNS has; other names are resolved as usual."""
     log: IO[str] | None = None
     """Gets each record as one line of JSON."""
     records: list[Record] = field(default_factory=list)
@@ -104,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         host, _, port = self.path.rpartition(":")
         try:
-            upstream = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+            upstream = socket.create_connection((self._resolved(host.strip("[]")), int(port)), _CONNECT_S)
         except (OSError, ValueError, OverflowError) as error:
             self._refuse(502, str(error))
             return
@@ -124,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(400, "wanted: CONNECT, or an absolute http address")
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _UNFORWARDED}
-        upstream = http.client.HTTPConnection(url.hostname, url.port or 80, timeout=_CONNECT_S)
+        upstream = http.client.HTTPConnection(self._resolved(url.hostname), url.port or 80, timeout=_CONNECT_S)
         with contextlib.closing(upstream):
             try:
                 target = (url.path or "/") + (f"?{url.query}" if url.query else "")
@@ -159,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(407, "credentials required", ("Proxy-Authenticate", 'Basic realm="tests"'))
         return False
 
+    def _resolved(self, host: str) -> str:
+        return self.owner.hosts.get(host.lower(), host)
+
     def _refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
         self.owner.record(self.command, self.path, status)
         body = (reason + "\n").encode(errors="replace")
@@ -185,9 +190,9 @@ def _copy(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def running(credentials: str = "") -> Iterator[ForwardProxy]:
-    """A proxy on loopback."""
-    with ForwardProxy(credentials=credentials) as proxy:
+def running(credentials: str = "", **hosts: str) -> Iterator[ForwardProxy]:
+    """A proxy on loopback; ``hosts`` are addresses by the first part of names below ``.test``."""
+    with ForwardProxy(credentials=credentials, hosts={f"{name}.test": to for name, to in hosts.items()}) as proxy:
         yield proxy
 
 
@@ -197,11 +202,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--listen", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=3128, help="port, 0 for any free one (default: 3128)")
     parser.add_argument("--credentials-file", default="", help="file with USER:PASSWORD that every request must carry")
+    parser.add_argument("--host", action="append", default=[], metavar="NAME=ADDRESS", help="a name that no DNS has")
     options = parser.parse_args(argv)
+    hosts = dict(entry.split("=", 1) for entry in options.host)
     credentials = ""
     if options.credentials_file:
         credentials = Path(options.credentials_file).read_text(encoding="utf-8").strip()
-    with ForwardProxy(options.listen, options.port, credentials, sys.stdout) as proxy:
+    with ForwardProxy(options.listen, options.port, credentials, hosts, sys.stdout) as proxy:
         print(json.dumps({"listening": proxy.address}), flush=True)
         sys.stdin.read()
 

@@ -317,7 +317,7 @@ CHECKS: Sequence[Check] = (
     Check("clock", "the clock agrees with the controller's", _clock),
     Check("ports", "the ports of the role are free", _ports),
     Check("modules", "the kernel has the modules for the pod network", _modules),
-    Check("proxies", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
+    Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
     Check("runtime", "an existing node uses the requested container runtime", _runtime),

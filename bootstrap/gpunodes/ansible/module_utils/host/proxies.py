@@ -28,8 +28,7 @@ def configure(changes: Changes) -> None:
             files.write(changes, File(path, for_apt(spec.proxies, _hosts(changes)), mode_of(spec.proxies)))
     for service in spec.services:
         if service.proxied:
-            drop_in = f"/etc/systemd/system/{service.name}.service.d/30-gpunodes-proxy.conf"
-            variables = variables_file(service.name)
+            drop_in, variables = drop_in_file(service.name), variables_file(service.name)
             if spec.proxies is None:
                 files.remove(changes, drop_in)
                 files.remove(changes, variables)
@@ -42,6 +41,11 @@ def configure(changes: Changes) -> None:
 def apt_file(section: str) -> str:
     """The path of apt's proxy configuration; each section of the ledger has its own, which is removed with it."""
     return f"/etc/apt/apt.conf.d/95gpunodes{f'-{section}' if section else ''}-proxy"
+
+
+def drop_in_file(service: str) -> str:
+    """The path of the drop-in by which a service reads its proxy variables."""
+    return f"/etc/systemd/system/{service}.service.d/30-gpunodes-proxy.conf"
 
 
 def variables_file(service: str) -> str:
