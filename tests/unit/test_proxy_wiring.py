@@ -80,7 +80,7 @@ def test_the_password_reaches_the_module_and_no_output(tmp_path: Path) -> None:
     (_, play), *_ = plays_that_prepare()
     done = played(tmp_path, play["module_defaults"])
     assert done.returncode == 0, done.stdout
-    line = next(line for line in done.stdout.splitlines() if '"msg":' in line)
+    line = next(line for line in done.stdout.splitlines() if '"msg":' in line and "found" in line)
     settings, desired, endpoint = json.loads(json.loads("{" + line.strip().rstrip(",") + "}")["msg"])["found"]
     assert settings == desired
     assert endpoint == "api.test:6443"
