@@ -1,7 +1,7 @@
 """A small forward proxy for tests: CONNECT, and GET with an absolute address; it records what it is asked for.
 
 Tests use the class; on another machine it is a program (``python3 forward_proxy.py --help``) of the standard library.
-It has bounds for everything, and is no proxy for real use: it does not check where it connects to.
+Connections that are idle end. It is no proxy for real use: it does not check where it connects to.
 """
 
 from __future__ import annotations

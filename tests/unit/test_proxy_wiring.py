@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from gpunodes.ansible.module_utils.host import keys
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.engine import runner
 from gpunodes.engine.power import Access, PowerProblem, kinds
 
@@ -115,3 +118,21 @@ def test_a_bmc_is_never_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(PowerProblem):
             kinds.connect("gpu-1", Access("redfish", "127.0.0.2:9", user="a", password="b")).state()
         assert proxy.records == []
+
+
+def test_the_proxy_of_tests_is_a_program_too(tmp_path: Path) -> None:
+    """A machine test runs it on the host of the lab; it ends with its standard input."""
+    (tmp_path / "credentials").write_text("a:b\n")
+    options = ["--port=0", f"--credentials-file={tmp_path / 'credentials'}", "--host=mirror.test=127.0.0.1"]
+    started = subprocess.Popen(
+        [sys.executable, forward_proxy.__file__, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with started:
+        assert started.stdout
+        address = json.loads(started.stdout.readline())["listening"]
+        for credentials in ("", "a:b@"):
+            url = address.replace("//", f"//{credentials}")
+            with pytest.raises(MachineProblem):
+                keys.fetch("http://mirror.test:9/", Proxies(url, url))
+        out, _ = started.communicate("", timeout=30)
+    assert [json.loads(line)["status"] for line in out.splitlines()] == [407, 502]

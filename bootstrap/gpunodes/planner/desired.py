@@ -6,6 +6,7 @@ is decided here; only the roles' results in the same run, such as the driver's l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,12 +131,16 @@ def _through_proxies(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, S
 
 
 def proxies_of(given: Given) -> Proxies | None:
-    """The machine's proxies; the API server is reached without them."""
+    """The machine's proxies; it reaches itself and the API server without them.
+
+    Raises WrongInput for a list of hosts that is too long.
+    """
     if not given.proxies:
         return None
-    return proxies.with_hosts(
-        Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), [given.endpoint]
-    )
+    # The kubelet of a control plane uses the API server at the machine's own address.
+    server = re.sub(r"^https://", "", str(given.facts["kubernetes"].get("server") or ""))
+    hosts = [given.endpoint, server, given.facts.get("default_address") or ""]
+    return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
 
 
 def kubernetes_version(given: Given) -> str:

@@ -19,6 +19,8 @@ from gpunodes.ansible.module_utils.proxies import (
 )
 from gpunodes.errors import WrongInput
 
+_LONGEST = 100_000
+"""Linux limits a variable to 128 KiB (MAX_ARG_STRLEN)."""
 _OWN = ("localhost", "127.0.0.0/8", "::1", ".svc", ".cluster.local")
 """The machine itself, and the names of services: the cluster's domain is always that of kubeadm's default."""
 
@@ -47,9 +49,20 @@ def proxies(settings: Mapping[str, Any], machines: Iterable[str]) -> Proxies | N
 
 
 def with_hosts(found: Proxies, hosts: Iterable[str]) -> Proxies:
-    """``found`` with more hosts that are reached directly: names, addresses, or these with a port."""
+    """``found`` with more hosts that are reached directly: names, addresses, or these with a port, never a network.
+
+    Raises WrongInput for more than an environment variable can hold: no service would start.
+    """
     names = [name for host in hosts if (name := _without_port(str(host)).lower()) and is_exception(name)]
-    return replace(found, no_proxy=(*found.no_proxy, *without_covered(names, found.no_proxy)))
+    hosts = without_covered((name for name in names if "/" not in name), found.no_proxy)
+    complete = replace(found, no_proxy=(*found.no_proxy, *hosts))
+    if len(",".join(complete.no_proxy)) > _LONGEST:
+        raise WrongInput(
+            f"the list of {len(complete.no_proxy)} hosts that no proxy is for has more than {_LONGEST} characters",
+            "one that fits into an environment variable",
+            "name the machines' networks and domains in gpunodes_no_proxy: these machines are then left out",
+        )
+    return complete
 
 
 def credentials(settings: Mapping[str, Any]) -> dict[str, str]:

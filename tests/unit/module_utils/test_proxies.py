@@ -386,8 +386,8 @@ def test_only_proxied_services_get_the_variables(machine: Path) -> None:
 
 
 def test_each_section_of_the_ledger_has_its_own_file_of_apt() -> None:
-    assert host_proxies.apt_file("") == "/etc/apt/apt.conf.d/95gpunodes-proxy"
-    assert host_proxies.apt_file("gpu") == "/etc/apt/apt.conf.d/95gpunodes-gpu-proxy"
+    assert host_proxies.apt_file("") == "/etc/apt/apt.conf.d/zz-gpunodes-proxy"
+    assert host_proxies.apt_file("gpu") == "/etc/apt/apt.conf.d/zz-gpunodes-gpu-proxy"
 
 
 def test_dnf_gets_the_proxy_in_the_sources_and_in_its_environment(

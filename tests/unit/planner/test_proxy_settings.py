@@ -18,7 +18,7 @@ from gpunodes.planner.desired import Desired, desired
 from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, Role
 from gpunodes.planner.proxies import credentials, proxies
 
-from tests.stand_ins import facts, given
+from tests.stand_ins import facts, given, gpu_machine
 
 URL = "http://builder:s%40fe!word@proxy.example:3128"
 SECRET = "s%40fe!word"
@@ -161,6 +161,31 @@ def test_the_api_server_is_excepted(endpoint: str, entry: str | None) -> None:
     spec = state({"endpoint": endpoint}, http_proxy=URL).wanted["kubernetes"]
     assert spec.proxies
     assert (entry in spec.proxies.no_proxy) is (entry is not None)
+
+
+def test_the_machine_itself_is_excepted() -> None:
+    """kubeadm points the kubelet of a control plane at its own API server."""
+    found = gpu_machine()
+    found |= {"default_address": "192.0.2.7", "kubernetes": {**found["kubernetes"], "server": "https://192.0.2.8:6443"}}
+    spec = state({"found": found}, http_proxy=URL).wanted["kubernetes"]
+    assert spec.proxies
+    assert {"192.0.2.7", "192.0.2.8"} <= set(spec.proxies.no_proxy)
+
+
+@pytest.mark.parametrize(
+    "server", ["https://0.0.0.0/0", "https://[::/0]:1", "x", "https://[bad", "https://a,b:1", None]
+)
+def test_a_machine_excepts_no_network(server: str | None) -> None:
+    found = gpu_machine()
+    found |= {"default_address": "0.0.0.0/0", "kubernetes": {**found["kubernetes"], "server": server}}
+    spec = state({"found": found}, http_proxy=URL).wanted["kubernetes"]
+    assert spec.proxies
+    assert {entry for entry in spec.proxies.no_proxy if "/" in entry} == {entry for entry in OWN if "/" in entry}
+
+
+def test_a_list_that_no_variable_can_hold_is_refused() -> None:
+    with pytest.raises(AnsibleFilterError, match="name the machines' networks"):
+        proxies_filter(of(http_proxy=URL), [f"machine-{number}.a-long-domain.example" for number in range(5000)])
 
 
 def test_services_that_make_requests_are_proxied() -> None:

@@ -39,8 +39,11 @@ def configure(changes: Changes) -> None:
 
 
 def apt_file(section: str) -> str:
-    """The path of apt's proxy configuration; each section of the ledger has its own, which is removed with it."""
-    return f"/etc/apt/apt.conf.d/95gpunodes{f'-{section}' if section else ''}-proxy"
+    """The path of apt's proxy configuration; each section of the ledger has its own, which is removed with it.
+
+    apt reads the files in alphabetical order, and the last one decides.
+    """
+    return f"/etc/apt/apt.conf.d/zz-gpunodes{f'-{section}' if section else ''}-proxy"
 
 
 def drop_in_file(service: str) -> str:
