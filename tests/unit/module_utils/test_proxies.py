@@ -150,7 +150,7 @@ def test_the_api_server_is_never_reached_through_a_proxy(monkeypatch: pytest.Mon
         for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.address)
         context = ssl.create_default_context()
-        monkeypatch.setattr(kube_api.ssl, "create_default_context", lambda **_: context)
+        monkeypatch.setattr(ssl, "create_default_context", lambda **_: context)
         config = Kubeconfig("https://127.0.0.2:9", "", "", "")
         with pytest.raises(kube_api.ApiError):
             kube_api.Client(config, patience_s=0).get("/readyz")
@@ -186,6 +186,20 @@ def test_refused_credentials_are_one_finding(site: tuple[str, list[Mapping[str, 
         assert found["proxies"] == [{"url": proxy.address, "error": "it responds 407 Proxy Authentication Required"}]
     assert found["sources"] == []
     assert "wrong" not in json.dumps(found)
+
+
+@pytest.mark.usefixtures("machine_facts")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_of_the_environment_that_refuses_is_the_error_of_each_source(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpunodes has no setting to name."""
+    with forward_proxy.running(DECODED) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", proxy.address)
+        monkeypatch.delenv("no_proxy", raising=False)
+        found = facts.read([source("1", scheme)])
+    assert found["proxies"] == []
+    assert "407 Proxy Authentication Required" in found["sources"][0]["error"]
 
 
 @pytest.mark.usefixtures("machine_facts")
@@ -450,7 +464,7 @@ def test_pulls_of_ctr_use_the_variables_of_containerd(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(docker_images, "must", lambda *_: "")
     images.start_fetching(["a.test/image:1"])
-    assert f"--property=EnvironmentFile=-{images.variables_file('containerd')}" in seen[0][0]
+    assert "--property=EnvironmentFile=-/etc/gpunodes/proxy-containerd.env" in seen[0][0]
     monkeypatch.setattr(docker_images, "_present", lambda _: False)
     with pytest.raises(MachineProblem, match="Docker does not have"):
         docker_images._load(["a.test/image:1"])

@@ -13,9 +13,10 @@ from gpunodes import settings
 from gpunodes.ansible.filter.general import proxies as proxies_filter
 from gpunodes.ansible.filter.general import proxy_credentials
 from gpunodes.errors import WrongInput
+from gpunodes.model import Role
 from gpunodes.planner import preflight, reports
 from gpunodes.planner.desired import Desired, desired
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, Role
+from gpunodes.planner.preflight import ClusterRequirements, MachineFacts
 from gpunodes.planner.proxies import credentials, proxies
 
 from tests.stand_ins import facts, given, gpu_machine

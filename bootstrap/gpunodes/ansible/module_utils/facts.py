@@ -287,10 +287,9 @@ def check_source(source: Mapping[str, Any], proxies: Proxies | None = None) -> N
             raise MachineProblem(f"it responds {error.code} {error.reason}") from error
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)
-        if f"Tunnel connection failed: {_PROXY_AUTHENTICATION_REQUIRED}" in reason:
-            raise ProxyRefused(
-                proxy_of(url, proxies), reason.replace("Tunnel connection failed:", "it responds")
-            ) from error
+        tunnel = f"Tunnel connection failed: {_PROXY_AUTHENTICATION_REQUIRED}"
+        if tunnel in reason and (proxy := proxy_of(url, proxies)):
+            raise ProxyRefused(proxy, reason.replace("Tunnel connection failed:", "it responds")) from error
         raise MachineProblem(f"it does not respond: {reason}") from error
     if key := source.get("key"):
         repository = Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
