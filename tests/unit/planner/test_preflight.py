@@ -47,6 +47,11 @@ def test_a_good_machine_passes() -> None:
             {"sources": [{"name": "kubernetes", "url": "http://m", "ok": False, "error": "no route"}]},
             "no route",
         ),
+        (
+            "proxy",
+            {"proxies": [{"url": "http://proxy:3128", "error": "timed out"}]},
+            "http://proxy:3128 cannot be used",
+        ),
         ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
         (
             "gpu",
