@@ -61,7 +61,7 @@ def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.
     private = tmp_path / "private"
     seen: dict[str, str] = {}
 
-    def run(argv: list[str], _: float) -> CommandResult:
+    def run(argv: list[str], *_: object) -> CommandResult:
         seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
         return CommandResult(argv, 0, "", "")
 
