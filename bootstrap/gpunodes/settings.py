@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from gpunodes.ansible.module_utils import proxies
 from gpunodes.errors import WrongInput, together
 
 
@@ -162,7 +163,8 @@ def _problems_of(key: str, value: Any, option: Mapping[str, Any]) -> Iterator[Se
 
     if "{{" in str(value) or value == defaults().get(key):
         return
-    fact = "cannot be used" if "password" in key else f"is {value!r}"
+    secret = "password" in key or key in {"gpunodes_http_proxy", "gpunodes_https_proxy"}
+    fact = "cannot be used" if secret else f"is {value!r}"
     # Ansible converts any value to a string, and YAML an unquoted 1.30 to the number 1.3.
     not_text = option["type"] == "str" and isinstance(value, (float, list, dict))
     if not_text or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
@@ -239,6 +241,10 @@ def _taint(value: Any) -> bool:
     )
 
 
+def _exceptions(value: Any) -> bool:
+    return all(map(proxies.is_exception, proxies.listed(value)))
+
+
 _URL = r"https?://[^\s/]+\S*"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
@@ -276,6 +282,12 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "gpunodes_image_mirrors",
         "URLs by registry, such as {registry.k8s.io: https://mirror.example}",
         _entries(r"[^\s/]+", _URL),
+    ),
+    ("gpunodes_no_proxy", proxies.EXCEPTIONS_WANTED, _exceptions),
+    (
+        "gpunodes_http*_proxy",
+        proxies.URL_WANTED,
+        _text(proxies.URL),
     ),
     ("gpunodes_driver_branch", 'a branch of the driver, such as "580"', _text(r"\d{3}")),
     ("gpunodes_cuda_versions", 'a list of versions in quotes, such as ["13.0"]', _each(r"\d+\.\d+")),

@@ -195,10 +195,13 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
-    words |= {"gather_facts"}
+    words |= {"gather_facts", "module_defaults"}
     assert {word for play in plays for word in play} == words
     groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
+    # A secret of the settings, which must not be in the desired state.
+    options = {repr(each) for play in plays for each in play.get("module_defaults", {}).values()}
+    assert options == {repr({"proxy_credentials": "{{ settings_proxy_credentials }}"})}
     # Facts that Ansible gathers are read by nothing; another controller's settings may ask for them.
     assert all(play["gather_facts"] is False for play in plays if "hosts" in play)
     imported = {play[word] for play in plays for word in play if "import" in word}

@@ -6,15 +6,26 @@ is decided here; only the roles' results in the same run, such as the driver's l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
-from gpunodes.planner import firewall, gpu, gpu_software, node_address, node_software, package_sources, versions
+from gpunodes.planner import (
+    firewall,
+    gpu,
+    gpu_software,
+    node_address,
+    node_software,
+    package_sources,
+    proxies,
+    versions,
+)
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -52,6 +63,10 @@ class Given:
     """Addresses of the machines and nodes of the cluster; what is no address is left out."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    proxies: Mapping[str, Any] = field(default_factory=dict)
+    """The machine's HTTP proxies (planner/proxies.py) as plain data, {} for none."""
+    endpoint: str = ""
+    """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +130,12 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_node_wanted(given, plan, version, runtime, socket, images),
+        wanted=_through_proxies(given, _node_wanted(given, plan, version, runtime, socket, images)),
         gpu=GpuState(
             gpus=len(plan.gpus),
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
+            wanted=_through_proxies(given, gpu_software.by_role(plan, given.facts, given.sources, runtimes)),
         ),
         labels={**labels(given.settings, given.groups), **_firewall_label(given)},
         taints=_taints(given.settings, plan),
@@ -132,6 +147,29 @@ def _address(given: Given) -> str | Problem:
         return ""
     requested = str(given.settings[node_address.SETTING])
     return node_address.chosen(node_address.Addresses(given.machine, requested, given.reached, given.facts, given.node))
+
+
+def _through_proxies(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """``wanted`` with the machine's proxies."""
+    # The credentials stay a placeholder: the desired state is shown and kept.
+    if not (found := proxies_of(given)):
+        return wanted
+    return {role: replace(spec, proxies=found) for role, spec in wanted.items()}
+
+
+def proxies_of(given: Given) -> Proxies | None:
+    """The machine's proxies; it reaches itself and the API server without them.
+
+    Raises WrongInput for a list of hosts that is too long.
+    """
+    if not given.proxies:
+        return None
+    # The kubelet of a control plane uses the API server at the machine's own address.
+    server = re.sub(r"^https://", "", str(given.facts["kubernetes"].get("server") or ""))
+    address = _address(given)
+    hosts = [given.endpoint, server, "" if isinstance(address, Problem) else address]
+    hosts.append(given.facts.get("default_address") or "")
+    return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
 
 
 def kubernetes_version(given: Given) -> str:

@@ -102,7 +102,7 @@ def containerd(
         files=(config, *_registry_hosts(mirrors)),
         # containerd creates /etc/cni at its first start, regardless of its configuration.
         directories=("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd"),
-        services=(Service("containerd"),),
+        services=(Service("containerd", proxied=True),),
         images=images,
     )
 
@@ -138,7 +138,7 @@ def docker(repositories: Sequence[Repository], system: Mapping[str, Any]) -> Spe
         packages=tuple(RequestedPackage(name, hold=True) for name in names),
         groups=("docker",),
         directories=("/etc/docker", "/var/lib/docker", "/run/docker"),
-        services=(Service("docker"),),
+        services=(Service("docker", proxied=True),),
     )
 
 
@@ -219,7 +219,8 @@ def kubernetes(
         files=(File("/etc/crictl.yaml", crictl), _ORDER, *(gate_files if gates else ())),
         absent=() if gates else tuple(file.path for file in gate_files),
         directories=_DIRECTORIES,
-        services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml"),),
+        # The kubelet calls only the API server; the plugins that it starts for credentials of registries inherit this.
+        services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),),
         images=images,
     )
 

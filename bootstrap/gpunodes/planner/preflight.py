@@ -232,6 +232,15 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
             )
 
 
+def _proxies(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    for proxy in facts.get("proxies", ()):
+        yield Problem(
+            f"the proxy {proxy['url']} cannot be used: {proxy['error']}",
+            "a proxy that the machine reaches, with credentials that it accepts",
+            "correct gpunodes_http_proxy and gpunodes_https_proxy, or start the proxy",
+        )
+
+
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
     if not own["role"]:
@@ -341,6 +350,7 @@ CHECKS: Sequence[Check] = (
     Check("clock", "the clock agrees with the controller's", _clock),
     *(Check(name, title, partial(_network, find), severity) for name, title, find, severity in network_checks.CHECKS),
     Check("modules", "the kernel has the modules for the pod network", _modules),
+    Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
     Check("runtime", "an existing node uses the requested container runtime", _runtime),

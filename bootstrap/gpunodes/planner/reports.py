@@ -116,6 +116,7 @@ _MACHINE = {
     },
     "ledger": bool,
     "gpu": _GPU,
+    "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
 }
 _CLUSTER_NODE = {

@@ -51,7 +51,7 @@ def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
     monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
     monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
     monkeypatch.setattr(command, "kubelet_error", lambda _: "")
-    monkeypatch.setattr(command, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+    monkeypatch.setattr(command, "run_while_connected", lambda argv, *_: CommandResult(argv, 1, "", next(calls)))
     with pytest.raises(MachineProblem, match="Port 10250 is in use"):
         command.run("join", [{"kind": "JoinConfiguration"}], 60)
     assert list(calls) == [""]
@@ -61,7 +61,7 @@ def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.
     private = tmp_path / "private"
     seen: dict[str, str] = {}
 
-    def run(argv: list[str], _: float) -> CommandResult:
+    def run(argv: list[str], *_: object) -> CommandResult:
         seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
         return CommandResult(argv, 0, "", "")
 

@@ -49,6 +49,11 @@ def test_a_good_machine_passes() -> None:
             "no route",
         ),
         ("address", {"default_address": None, "addresses": []}, "no IPv4 default route"),
+        (
+            "proxy",
+            {"proxies": [{"url": "http://proxy:3128", "error": "timed out"}]},
+            "http://proxy:3128 cannot be used",
+        ),
         ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
         (
             "gpu",

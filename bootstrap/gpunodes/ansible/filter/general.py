@@ -147,6 +147,28 @@ def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     ]
 
 
+def proxies(settings: Mapping[str, Any], machines: Sequence[str] = (), addresses: Sequence[str] = ()) -> dict[str, Any]:
+    """The HTTP proxies of a machine by its settings, without their credentials; {} for none.
+
+    ``machines`` and ``addresses`` are those of the whole inventory.
+    """
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.proxies import proxies as compute
+
+    try:
+        found = compute(settings, [*machines, *addresses])
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return {} if found is None else {**dataclasses.asdict(found), "no_proxy": list(found.no_proxy)}
+
+
+def proxy_credentials(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The credentials of these proxies: USER:PASSWORD by ``http`` and ``https``."""
+    from gpunodes.planner.proxies import credentials
+
+    return credentials(settings)
+
+
 def health(
     facts: Mapping[str, Any],
     name: str,
@@ -230,6 +252,8 @@ class FilterModule:
             "node": match,
             "preflight": preflight,
             "program": program,
+            "proxies": proxies,
+            "proxy_credentials": proxy_credentials,
             "registries": registries,
             "sanitizes_output": sanitizes_output,
         }

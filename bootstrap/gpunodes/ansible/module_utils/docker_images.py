@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 
+from .host.proxies import variables_of
 from .problem import MachineProblem
 from .process import PATH, last_line, must, run
 from .report import Difference, Report
@@ -55,7 +56,11 @@ def _load(images: Sequence[str]) -> None:
     ctr = ["ctr", f"--namespace={_NAMESPACE}"]
     with tempfile.TemporaryDirectory(prefix="gpunodes-", dir="/var/tmp") as folder, contextlib.ExitStack() as fetched:
         for name in images:
-            result = run([*ctr, "content", "fetch", "--hosts-dir=/etc/containerd/certs.d", name], _FETCH_LIMIT_S)
+            result = run(
+                [*ctr, "content", "fetch", "--hosts-dir=/etc/containerd/certs.d", name],
+                _FETCH_LIMIT_S,
+                environment=variables_of("containerd"),  # ctr itself fetches
+            )
             fetched.callback(run, [*ctr, "images", "remove", name])
             if not result.ok:
                 raise MachineProblem(

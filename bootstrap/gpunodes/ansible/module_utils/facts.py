@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from . import addresses, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
 from .firewalls import reading
@@ -20,25 +21,46 @@ from .host import keys, swap
 from .host.spec import Repository
 from .probe import identity
 from .problem import MachineProblem
+from .proxies import Proxies, opener, public, unreachable
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
 MODULES = ("overlay", "br_netfilter")
 _RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
+_PROXY_AUTHENTICATION_REQUIRED = 407
 
 
-def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The facts; ``sources`` are checked meanwhile."""
+def read(sources: Sequence[Mapping[str, Any]] = (), proxies: Proxies | None = None) -> dict[str, Any]:
+    """The facts; ``sources`` are checked meanwhile, through ``proxies``.
+
+    A source whose proxy does not work is left out: the proxy is reported instead, once.
+    """
     system = parse_os_release(disk.read("/etc/os-release") or "")
     gpus = gpu_facts.present()
-    checks = [SourceCheck(filled(source, system)) for source in sources if applies(source, system, gpus)]
+    wanted = [filled(source, system) for source in sources if applies(source, system, gpus)]
+    failed = unreachable(proxies) if proxies and wanted else {}
+    checks = [
+        SourceCheck(source, proxies)
+        for source in wanted
+        if not {proxy_of(str(source[field]), proxies) for field in ("url", "key")} & {*failed}
+    ]
     for check in checks:
         check.start()
     facts = _machine()
     for check in checks:
         check.join()
-    facts["sources"] = [check.result for check in checks]
+        failed.update(check.refused)
+    facts["sources"] = [check.result for check in checks if not check.refused]
+    facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     return facts
+
+
+def proxy_of(url: str, proxies: Proxies | None) -> str:
+    """The URL of the proxy for an address, without credentials; "" for none."""
+    with contextlib.suppress(ValueError):
+        address = urlsplit(url)
+        return public(proxies.of(address.scheme, address.hostname or "")) if proxies else ""
+    return ""
 
 
 def _machine() -> dict[str, Any]:
@@ -223,37 +245,55 @@ def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[
 class SourceCheck(threading.Thread):
     """Checks that one outside source is reachable and that its key has the expected fingerprint."""
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
+    def __init__(self, source: Mapping[str, Any], proxies: Proxies | None = None) -> None:
         super().__init__(daemon=True)
         self._source = source
+        self._proxies = proxies
+        self.refused: dict[str, str] = {}
+        """The proxy that refused to pass the request on, and its reason."""
         self.result: dict[str, Any] = {"name": source["name"], "url": source["url"], "ok": True, "error": None}
 
     def run(self) -> None:
         try:
-            check_source(self._source)
+            check_source(self._source, self._proxies)
+        except ProxyRefused as refusal:
+            self.refused = {refusal.url: str(refusal)}
         except MachineProblem as problem:
             self.result.update(ok=False, error=str(problem))
         except Exception as error:
             self.result.update(ok=False, error=f"{type(error).__name__}: {error}")
 
 
-def check_source(source: Mapping[str, Any]) -> None:
-    """Raise MachineProblem unless the source is reachable and its key is right."""
+class ProxyRefused(MachineProblem):
+    """The proxy ``url`` wants other credentials."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(reason)
+        self.url = url
+
+
+def check_source(source: Mapping[str, Any], proxies: Proxies | None = None) -> None:
+    """Raise MachineProblem unless the source is reachable through the proxies and its key is right."""
     import urllib.error
-    import urllib.request
 
     url = str(source["url"])
     if not url.startswith(("http://", "https://")):
         raise MachineProblem("it is not an http or https address", "", "correct the setting")
     try:
-        with urllib.request.urlopen(url, timeout=_RESPONSE_LIMIT_S) as response:  # noqa: S310 - the scheme is checked above
+        with opener(proxies).open(url, timeout=_RESPONSE_LIMIT_S) as response:
             response.read(1)
     except urllib.error.HTTPError as error:
+        if error.code == _PROXY_AUTHENTICATION_REQUIRED and (proxy := proxy_of(url, proxies)):
+            raise ProxyRefused(proxy, f"it responds {error.code} {error.reason}") from error
         # A registry that requires a token is reachable.
         if not (error.code == _UNAUTHORIZED and source.get("kind") == "registry"):
             raise MachineProblem(f"it responds {error.code} {error.reason}") from error
     except OSError as error:
-        raise MachineProblem(f"it does not respond: {getattr(error, 'reason', None) or error}") from error
+        reason = str(getattr(error, "reason", None) or error)
+        tunnel = f"Tunnel connection failed: {_PROXY_AUTHENTICATION_REQUIRED}"
+        if tunnel in reason and (proxy := proxy_of(url, proxies)):
+            raise ProxyRefused(proxy, reason.replace("Tunnel connection failed:", "it responds")) from error
+        raise MachineProblem(f"it does not respond: {reason}") from error
     if key := source.get("key"):
         repository = Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
-        keys.checked_key(keys.fetch(repository.key) if "://" in repository.key else repository.key, repository)
+        keys.checked_key(keys.fetch(repository.key, proxies) if "://" in repository.key else repository.key, repository)

@@ -28,7 +28,7 @@ _OPEN = re.compile(r"\[[^\]]*|(\"\"\"|''')(?:(?!\1).)*|\"[^\"]*|'[^']*|.*\\")
 """Values that continue on the next lines, whatever their indentation."""
 _SHAPES = re.compile(
     r"-----BEGIN (?!PGP PUBLIC KEY)[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)"  # PEM, also a truncated one
-    r"|(?<=://)[^/\s@\"']+(?=@)"  # user and password of a URL
+    r"|(?<=://)[^/\s\"']+(?=@)"  # user and password of a URL, up to the last @
     r"|\b(?:Basic|Bearer)[ \t]+[\w.~+/=-]+"  # an HTTP header
     r"|\beyJ[\w-]{1,500}\.[\w-]{1,4000}\.[\w-]*"  # a service account's token (RFC 7519)
     r"|\b[a-z0-9]{6}\.[a-z0-9]{16}\b",  # a bootstrap token

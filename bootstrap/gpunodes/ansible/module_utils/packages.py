@@ -250,6 +250,10 @@ class Dnf:
 
     _COMMAND = ("dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--disableexcludes=all")
 
+    def __init__(self) -> None:
+        self.environment: Mapping[str, str] = {}
+        """The variables of its proxies; a source's own options come first."""
+
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         listing = run(["rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names]) if names else None
         held = self._held() if names else set()
@@ -303,7 +307,7 @@ class Dnf:
         return {line.rpartition(":")[0].rpartition("-")[0] if ":" in line else line for line in lines}
 
     def _dnf(self, *arguments: str) -> CommandResult:
-        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S)
+        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S, environment=self.environment)
 
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:

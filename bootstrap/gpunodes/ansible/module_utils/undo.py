@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from . import disk, firewall, ledger, lock, packages, tree
 from .firewalls import firewalld, nftables, ufw
 from .firewalls.wanted import MARK
-from .host import gpu_driver, services, swap, users
+from .host import gpu_driver, proxies, services, swap, users
 from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
@@ -131,9 +131,17 @@ class Undoer:
                 self._do(f"load {name}", partial(run, ["modprobe", name]), difference)
 
     def _restarts(self) -> None:
-        """Restart services that existed before gpunodes and still run with files that were just removed."""
-        states = services.states(list(self.ledger.services)) if self.section and self.ledger.services else {}
-        for name, before in self.ledger.services.items():
+        """Restart services that existed before gpunodes and still run with files that were just removed.
+
+        Of the ledger itself only those that still have a proxy in their environment.
+        """
+        concerned = {
+            name: before
+            for name, before in self.ledger.services.items()
+            if self.section or proxies.variables_file(name) in self.ledger.files
+        }
+        states = services.states(list(concerned)) if concerned else {}
+        for name, before in concerned.items():
             if before["active"] and states.get(name, {}).get("active"):
                 difference = Difference(
                     f"service {name}", {"started with": "removed files"}, {"started with": "present files"}

@@ -57,7 +57,7 @@ options:
       services:
         description: >-
           Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
-          it) and C(when_exists) (a file without which it is not started).
+          it), C(when_exists) (a file without which it is not started) and C(proxied) (whether it uses the proxies).
         type: list
         elements: dict
       groups:
@@ -104,11 +104,19 @@ options:
           What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each port,
           such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the cluster's
           machines) and C(pods) (ranges of pods).
+      proxies:
+        description: >-
+          HTTP proxies of the package manager, of keys, and of services that are C(proxied): the URLs C(http) and
+          C(https), and C(no_proxy), the hosts that are reached directly.
         type: dict
       section:
         description: The section of the ledger that records the changes; empty for the ledger itself.
         type: str
         choices: ["", gpu]
+  proxy_credentials:
+    description: >-
+      USER:PASSWORD for the proxies in the desired state whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -188,10 +196,16 @@ from ..module_utils.host.spec import spec_from
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={"wanted": {"type": "dict", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "wanted": {"type": "dict", "required": True},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+        },
+        supports_check_mode=True,
+    )
 
     def work() -> dict[str, object]:
-        changes = converge(spec_from(module.params["wanted"]), module.check_mode)
+        changes = converge(spec_from(module.params["wanted"], module.params["proxy_credentials"]), module.check_mode)
         return {
             "changed": bool(changes.actions),
             "actions": changes.actions,

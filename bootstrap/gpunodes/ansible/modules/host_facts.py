@@ -54,6 +54,15 @@ options:
         type: list
         elements: str
         default: []
+  proxies:
+    description: >-
+      HTTP proxies through which the sources are reached: the URLs C(http) and C(https), and C(no_proxy), the hosts that
+      are reached directly.
+    type: dict
+  proxy_credentials:
+    description: >-
+      USER:PASSWORD for the proxies whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -91,6 +100,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import facts
 from ..module_utils.entry import carry_out
+from ..module_utils.proxies import proxies_from
 
 SOURCE = {
     "name": {"type": "str", "required": True},
@@ -106,10 +116,19 @@ SOURCE = {
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []}},
+        argument_spec={
+            "sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []},
+            "proxies": {"type": "dict"},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+        },
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "host_facts": facts.read(module.params["sources"])}, changes=False)
+
+    def work() -> dict[str, object]:
+        proxies = proxies_from(module.params["proxies"], module.params["proxy_credentials"])
+        return {"changed": False, "host_facts": facts.read(module.params["sources"], proxies)}
+
+    carry_out(module, work, changes=False)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, firewall, gpu_driver, images, installation, kernel, services, swap
+from . import files, firewall, gpu_driver, images, installation, kernel, proxies, services, swap
 from .changes import Changes
 from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
@@ -42,13 +42,15 @@ def converge(spec: Spec, check: bool = False) -> Changes:
     return changes
 
 
-def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
+def diff(
+    wanted: Mapping[str, Mapping[str, Any]], proxy_credentials: Mapping[str, str] | None = None
+) -> tuple[list[str], dict[str, str]]:
     """The roles with pending changes, and the versions of the installed packages."""
     pending = []
     versions: dict[str, str] = {}
     for role, parameters in wanted.items():
         try:
-            changes = converge(spec_from(parameters), check=True)
+            changes = converge(spec_from(parameters, proxy_credentials), check=True)
         except MachineProblem:
             # The role itself reports the problem when it runs.
             pending.append(role)
@@ -60,8 +62,9 @@ def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, 
 
 
 def _install(changes: Changes) -> None:
-    """Configure the package sources, and install packages and files from them."""
+    """Configure proxies and package sources, and install packages and files from them."""
     spec = changes.spec
+    proxies.configure(changes)
     sources = Sources(changes)
     for repository in spec.repositories:
         sources.configure(repository)

@@ -9,6 +9,7 @@ from .. import disk, packages
 from ..process import run
 from ..report import Difference
 from .changes import Changes
+from .proxies import variables_file
 from .spec import filled
 
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
@@ -62,5 +63,11 @@ def was_interrupted(name: str) -> bool:
 def start_fetching(names: Sequence[str]) -> None:
     """Start pulling images in the background; the kubelet pulls those that are still missing when it needs them."""
     if names:
-        unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
+        unit = [
+            f"--unit=gpunodes-images-{os.getpid()}",
+            "--property=BindsTo=containerd.service",
+            "--property=Nice=10",
+            # Before containerd 2.0 ctr itself pulls.
+            f"--property=EnvironmentFile=-{variables_file('containerd')}",
+        ]
         run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", *names])

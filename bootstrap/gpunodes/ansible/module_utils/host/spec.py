@@ -8,6 +8,7 @@ from typing import Any
 
 from ..packages import RequestedPackage
 from ..problem import MachineProblem
+from ..proxies import Proxies, proxies_from
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ class Driver:
 class Service:
     """A systemd service: always enabled; started, and restarted after changes, unless ``started`` is false.
 
-    With ``when_exists`` it is started only if that file exists.
+    With ``when_exists`` it is started only if that file exists. A ``proxied`` one gets the proxies in its environment.
     """
 
     name: str
     started: bool = True
     when_exists: str = ""
+    proxied: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,17 @@ class Spec:
     """
     firewall: Firewall | None = field(default=None, metadata={"kind": Firewall})
     """None: firewalls are left as they are."""
+    proxies: Proxies | None = None
+    """HTTP proxies for the package manager, for keys, and for the services that are ``proxied``."""
     section: str = ""
     """The section of the ledger that records the changes: one of ``ledger.SECTIONS``, or "" for the ledger itself."""
 
 
-def spec_from(wanted: Mapping[str, Any]) -> Spec:
-    """The desired state from plain data with the fields of Spec; raises MachineProblem if it has others."""
+def spec_from(wanted: Mapping[str, Any], proxy_credentials: Mapping[str, str] | None = None) -> Spec:
+    """The desired state from plain data with the fields of Spec; raises MachineProblem if it has others.
+
+    ``proxy_credentials`` are USER:PASSWORD for the URLs ``http`` and ``https`` of its proxies.
+    """
     kinds = {each.name: each.metadata.get("kind") for each in fields(Spec)}
 
     def made(kind: Callable[..., Any] | None, value: Any) -> Any:
@@ -153,7 +160,8 @@ def spec_from(wanted: Mapping[str, Any]) -> Spec:
         return kind(**value) if isinstance(value, Mapping) else tuple(kind(**row) for row in value)
 
     try:
-        return Spec(**{name: made(kinds.get(name), value) for name, value in wanted.items()})
+        values = {name: made(kinds.get(name), value) for name, value in wanted.items()}
+        return Spec(**{**values, "proxies": proxies_from(wanted.get("proxies"), proxy_credentials)})
     except TypeError as error:
         raise MachineProblem(f"the desired state is invalid: {error}", "the fields of host.Spec") from error
 
