@@ -79,10 +79,10 @@ def inspect(
     ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
     """
     control = inventory.control_plane()
-    requested = {
-        machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
-        for machine in machines
+    resolved = {
+        machine.name: settings.resolve({**inventory.variables(machine.name), **variables}) for machine in machines
     }
+    requested = {name: gpu.requested_of(each, "") for name, each in resolved.items()}
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -97,7 +97,13 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
+    candidates = [
+        replace(
+            _candidate(machine, tracker, requested[machine.name]),
+            time_service=str(resolved[machine.name]["gpunodes_time_service"]),
+        )
+        for machine in machines
+    ]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
@@ -126,6 +132,7 @@ def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware)
         facts=None if why else facts,
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
+        asked_at=tracker.asked_at.get(machine.name),
         requested=requested,
         address=machine.address,
     )

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.host.spec import Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner import gpu, gpu_software, node_software, package_sources, time_service, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -169,7 +169,11 @@ def _node_wanted(
     with_docker = runtime == "docker"
     dnf = given.facts["package_manager"] == "dnf"
     found = {
-        "node": node_software.KERNEL,
+        "node": node_software.node(
+            time_service.time_service(given.facts, given.settings),
+            data_folders(runtime),
+            str(given.settings["gpunodes_data_directory"]),
+        ),
         "containerd": node_software.containerd(
             repositories,
             sandbox,
@@ -183,6 +187,7 @@ def _node_wanted(
             kubectl=CONTROL_PLANE in given.groups,
             socket=socket,
             gates=plan.gates,
+            pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
         ),
     }

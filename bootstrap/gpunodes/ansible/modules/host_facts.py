@@ -54,6 +54,15 @@ options:
         type: list
         elements: str
         default: []
+  data_directory:
+    description: Directory on another disk for the data of containerd, Docker and the kubelet; empty for none.
+    type: str
+    default: ""
+  runtime:
+    description: Container runtime whose data belongs there.
+    type: str
+    choices: [containerd, docker]
+    default: containerd
 attributes:
   check_mode:
     support: full
@@ -106,10 +115,19 @@ SOURCE = {
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []}},
+        argument_spec={
+            "sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []},
+            "data_directory": {"type": "str", "default": ""},
+            "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
+        },
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "host_facts": facts.read(module.params["sources"])}, changes=False)
+
+    def work() -> dict[str, object]:
+        given = module.params
+        return {"changed": False, "host_facts": facts.read(given["sources"], given["data_directory"], given["runtime"])}
+
+    carry_out(module, work, changes=False)
 
 
 if __name__ == "__main__":
