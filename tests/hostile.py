@@ -64,7 +64,12 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "python": "3.13.5",
         "cpus": 4,
         "memory_mib": 8000,
-        "disk_free_mib": 90000,
+        "disks": [
+            {"path": path, "device": 1, "mount": "/", "free_mib": 90000}
+            for path in ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")
+        ],
+        "data_directory": {"path": "", "problem": None},
+        "clock": {"began": time.time(), "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": ["/dev/sda2"],
         "hostname": name,

@@ -33,7 +33,12 @@ def facts(**changes: Any) -> dict[str, Any]:
         "python": "3.13.5",
         "cpus": 2,
         "memory_mib": 2000,
-        "disk_free_mib": 9000,
+        "disks": [
+            {"path": path, "device": 1, "mount": "/", "free_mib": 9000}
+            for path in ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")
+        ],
+        "data_directory": {"path": "", "problem": None},
+        "clock": {"began": 1000.0, "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": [],
         "hostname": "worker-1",

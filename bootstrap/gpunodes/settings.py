@@ -233,6 +233,11 @@ def _number(least: int, most: int = 10**9) -> Callable[[Any], bool]:
     return lambda value: least <= int(value) <= most
 
 
+def _pids(value: Any) -> bool:
+    """Whether a pod with this limit can work, and the kernel can have as many processes (PID_MAX_LIMIT)."""
+    return int(value) == -1 or 1024 <= int(value) <= 4194304  # noqa: PLR2004 - the limits in the message
+
+
 def _taint(value: Any) -> bool:
     return isinstance(value, Mapping) and (
         set(value) <= {"key", "value", "effect"}
@@ -308,6 +313,17 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "taints with key, value and effect (NoSchedule, PreferNoSchedule or NoExecute)",
         lambda value: not isinstance(value, list) or all(map(_taint, value)),
     ),
+    (
+        "gpunodes_time_servers",
+        "a list of host names or addresses, such as [ntp.example]",
+        _each(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}"),
+    ),
+    (
+        "gpunodes_data_directory",
+        "the path of a directory, of letters, digits and . _ -, such as /data",
+        _text(r"((/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)+)?"),
+    ),
+    ("gpunodes_pod_pids_limit", "a number of processes, 1024 to 4194304, or -1", _pids),
     ("gpunodes_feature_gates", "true or false by feature gate", _entries(r"[A-Za-z0-9]+", "(?i:true|false)")),
     (
         "gpunodes_kubeadm_timeouts",

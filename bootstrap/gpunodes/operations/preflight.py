@@ -137,6 +137,8 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
         network=networks.settings_of(resolved),
+        asked_at=tracker.asked_at.get(machine.name),
+        time_service=str(resolved["gpunodes_time_service"]),
         address=machine.address,
         node_address=str(resolved[ADDRESS]),
     )

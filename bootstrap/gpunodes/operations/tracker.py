@@ -78,6 +78,8 @@ class Tracker:
         """The results of tasks under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
         """The controller's time when a machine's facts arrived, in seconds since 1970."""
+        self.asked_at: dict[str, float] = {}
+        """The same when the task that reads them started on the machine."""
         self.failures: dict[str, TaskEnded] = {}
         """The first failure of every machine, including machines that were not selected."""
 
@@ -169,3 +171,4 @@ class Tracker:
             if value is not None:
                 self.answers.setdefault(key, {})[event.machine] = value
                 self.answered_at[event.machine] = time.time()
+                self.asked_at[event.machine] = time.time() - event.seconds

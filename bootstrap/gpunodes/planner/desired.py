@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.host.spec import Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
@@ -24,6 +24,7 @@ from gpunodes.planner import (
     node_software,
     package_sources,
     proxies,
+    time_service,
     versions,
 )
 from gpunodes.planner.gpu_model import Facts, Plan
@@ -210,15 +211,16 @@ def _firewall_label(given: Given) -> dict[str, str]:
     return {firewall.LABEL: value} if value else {}
 
 
-def _kernel(given: Given) -> Spec:
-    """The kernel's part of the desired state, with the ports that the machine's firewalls let in."""
-    if given.settings["gpunodes_firewall"] != firewall.OPEN:
-        return node_software.KERNEL
+def _node(given: Given, runtime: str) -> Spec:
+    """The kernel, time service and data of a node, and the ports that the machine's firewalls let in."""
+    settings = given.settings
+    time = time_service.time_service(given.facts, settings)
+    found = node_software.node(time, data_folders(runtime), str(settings["gpunodes_data_directory"]))
+    if settings["gpunodes_firewall"] != firewall.OPEN:
+        return found
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     addresses = [*given.addresses, *filter(None, [given.facts.get("default_address")])]
-    return replace(
-        node_software.KERNEL, firewall=firewall.wanted(role, addresses, str(given.settings["gpunodes_pod_subnet"]))
-    )
+    return replace(found, firewall=firewall.wanted(role, addresses, str(settings["gpunodes_pod_subnet"])))
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
@@ -242,7 +244,7 @@ def _node_wanted(
     with_docker = runtime == "docker"
     dnf = given.facts["package_manager"] == "dnf"
     found = {
-        "node": _kernel(given),
+        "node": _node(given, runtime),
         "containerd": node_software.containerd(
             repositories,
             sandbox,
@@ -256,6 +258,7 @@ def _node_wanted(
             kubectl=CONTROL_PLANE in given.groups,
             socket=socket,
             gates=plan.gates,
+            pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
         ),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import File, Repository, Service, Spec
@@ -22,7 +23,31 @@ KERNEL = Spec(
         "net.ipv4.ip_forward": "1",
     },
     swap_off=True,
+    # Each containerd-shim, kubelet and many programs in pods hold inotify instances and watches of root: with the
+    # kernel's 128 instances pods fail with "too many open files". Sources: kind.sigs.k8s.io, "Known Issues" (watches,
+    # and at least 512 instances); github.com/k3s-io/k3s, issues 10020 and 10325 (the shims; 256 instances are too few).
+    # An instance costs memory only while it is open.
+    # kernel.pid_max: the kernel's maximum, which systemd sets on 64 bits, too (sysctl.d/50-pid-max.conf); without it
+    # some systems have 32768. Source: kubernetes.io, "Process ID Limits And Reservations".
+    raised={
+        "fs.inotify.max_user_instances": "8192",
+        "fs.inotify.max_user_watches": "524288",
+        "kernel.pid_max": "4194304",
+    },
 )
+
+
+def node(time: Spec, moved: Mapping[str, str], data_directory: str) -> Spec:
+    """The kernel of a node, its time service, and where the data of its services is."""
+    return replace(
+        time,
+        modules=KERNEL.modules,
+        sysctls=KERNEL.sysctls,
+        raised=KERNEL.raised,
+        swap_off=KERNEL.swap_off,
+        moved=moved,
+        data_directory=data_directory,
+    )
 
 
 def sandbox(minor: str) -> str:
@@ -199,25 +224,27 @@ def kubernetes(
     kubectl: bool,
     socket: str,
     gates: Mapping[str, bool],
+    pod_pids_limit: int,
     images: Sequence[str],
 ) -> Spec:
     """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
 
     ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
-    refuses it. containerd pulls ``images`` in the background, with ``{kubelet}`` replaced by the kubelet's version.
+    refuses it. A pod may have ``pod_pids_limit`` processes, -1 for any number. containerd pulls ``images`` in the
+    background, with ``{kubelet}`` replaced by the kubelet's version.
     """
     pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
     names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
     crictl = f"# Managed by gpunodes.\nruntime-endpoint: {socket}\nimage-endpoint: {socket}\n"
-    gate_files = _gate_files(gates)
+    own, unused = _kubelet_files(gates, pod_pids_limit)
     return Spec(
         repositories=(repository,),
         packages=(
             *(RequestedPackage(name, pattern, hold=True) for name in names),
             *(RequestedPackage(name) for name in _TOOLS[package_manager]),
         ),
-        files=(File("/etc/crictl.yaml", crictl), _ORDER, *(gate_files if gates else ())),
-        absent=() if gates else tuple(file.path for file in gate_files),
+        files=(File("/etc/crictl.yaml", crictl), _ORDER, *own),
+        absent=unused,
         directories=_DIRECTORIES,
         # The kubelet calls only the API server; the plugins that it starts for credentials of registries inherit this.
         services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),),
@@ -230,25 +257,28 @@ def is_exact(version: str) -> bool:
     return version.count(".") == 2  # noqa: PLR2004 - major, minor and patch
 
 
-def _gate_files(gates: Mapping[str, bool]) -> tuple[File, File]:
-    """All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node only.
+def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequence[File], Sequence[str]]:
+    """The kubelet's configuration of this node only, and the paths of files that it does not need.
 
+    All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node.
     Source: kubernetes.io, "Set Kubelet Parameters Via A Configuration File" (--config-dir, from 1.30 on).
     """
-    config = {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "featureGates": dict(gates),
+    folder = "/etc/gpunodes/kubelet.conf.d"
+    wanted: dict[str, dict[str, Any]] = {
+        f"{folder}/10-feature-gates.conf": {"featureGates": dict(gates)} if gates else {},
+        f"{folder}/10-pod-pids-limit.conf": {"podPidsLimit": pod_pids_limit} if pod_pids_limit >= 0 else {},
     }
-    return (
-        File(
-            "/etc/gpunodes/kubelet.conf.d/10-feature-gates.conf",
-            json.dumps(config, sort_keys=True) + "\n",
-        ),
-        File(
-            "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
-            "# Managed by gpunodes.\n[Service]\n"
-            'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
-            '--config-dir=/etc/gpunodes/kubelet.conf.d"\n',
-        ),
+    kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    files = [
+        File(path, json.dumps({**kind, **content}, sort_keys=True) + "\n")
+        for path, content in wanted.items()
+        if content
+    ]
+    unit = File(
+        "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
+        "# Managed by gpunodes.\n[Service]\n"
+        'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
+        f'--config-dir={folder}"\n',
     )
+    unused = [path for path, content in wanted.items() if not content]
+    return ([*files, unit], unused) if files else ([], [*unused, unit.path])

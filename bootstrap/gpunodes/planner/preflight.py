@@ -18,7 +18,7 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import gates, gpu, network_checks, node_address, tables, versions
+from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, tables, versions
 from gpunodes.planner.networks import NetworkSettings
 
 Facts = Mapping[str, Any]
@@ -35,6 +35,8 @@ class MachineFacts:
     """Why its facts could not be read."""
     read_at: float | None = None
     """The controller's clock when the facts arrived, in seconds since 1970; None if it is unknown."""
+    asked_at: float | None = None
+    """The same when the module that reads them was started."""
     requested: gpu.RequestedSoftware = field(default_factory=lambda: gpu.RequestedSoftware(""))
     """The software that its settings request; the Kubernetes version is that of `ClusterRequirements`."""
     address: str = ""
@@ -44,6 +46,8 @@ class MachineFacts:
     node: Mapping[str, Any] = field(default_factory=dict)
     """Its node in the cluster, which ``judge`` finds; {} if it has none."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    time_service: str = ""
+    """Its setting gpunodes_time_service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +157,16 @@ def _memory(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> It
         )
 
 
-def _disk(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    least = tables.read("limits")["disk_mib"]
-    # A node in a cluster has already used the space that it needs, for its images.
-    if facts["disk_free_mib"] < least and not facts["kubernetes"]["role"]:
-        yield Problem(
-            f"{facts['disk_free_mib']} MiB are free below /var/lib",
-            f"at least {least} MiB",
-            "free some space, or mount a larger disk at /var/lib",
-        )
+def _disk(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, requirements)
+    # Without a plan for the GPUs, which has its own findings, the rest still needs its space.
+    plan = planned if isinstance(planned, gpu.Plan) else gpu.Plan(candidate.name)
+    yield from space.problems(facts, candidate.role, plan, candidate.requested)
+
+
+def _data_directory(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    if problem := facts["data_directory"]["problem"]:
+        yield Problem(problem["found"], problem["wanted"], problem["remedy"])
 
 
 def _cgroup(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
@@ -195,17 +200,11 @@ def _hostname(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterato
 
 
 def _clock(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
-    limit = tables.read("limits")["clock_skew_s"]
-    if candidate.read_at is None:
-        return
-    skew = facts["time"] - candidate.read_at
-    if abs(skew) > limit:
-        direction = "ahead of" if skew > 0 else "behind"
-        yield Problem(
-            f"its clock is {abs(skew):.0f} s {direction} the controller's",
-            f"at most {limit} s",
-            "set it, and run a time service on the machine",
-        )
+    yield from clocks.disagreement(facts, candidate.asked_at, candidate.read_at)
+
+
+def _time(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    yield from clocks.unattended(facts, candidate.asked_at, candidate.read_at, candidate.time_service)
 
 
 def _modules(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -343,12 +342,14 @@ CHECKS: Sequence[Check] = (
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
     Check("cpus", "enough CPUs for the machine's role", _cpus),
     Check("memory", "enough memory for the machine's role", _memory),
-    Check("disk", "enough free disk below /var/lib", _disk),
+    Check("disk", "enough free space for what is installed and pulled, on each file system", _disk),
+    Check("data_directory", "gpunodes_data_directory can be used, and no data would have to move", _data_directory),
     Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
     Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
     Check("hostname", "the host name is valid as a node's name", _hostname),
     Check("clock", "the clock agrees with the controller's", _clock),
     *(Check(name, title, partial(_network, find), severity) for name, title, find, severity in network_checks.CHECKS),
+    Check("time", "a time service runs, and the clock is synchronised", _time, Severity.WARNING),
     Check("modules", "the kernel has the modules for the pod network", _modules),
     Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),

@@ -25,6 +25,9 @@ _HOST = Pattern("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
 _NODE = Pattern("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _ENDPOINT = Pattern("host:port", r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _CA_HASH = Pattern("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}")
+_FOLDER = Pattern("folder", r"(/[A-Za-z0-9._-]+)+")
+_UNIT = Pattern("systemd unit", r"[A-Za-z0-9:_.\\@-]{1,200}")
+_OWN_SERVICE = Pattern("time service", r"(systemd-timesyncd|chronyd)?")
 _ROLE = one_of("control_plane", "worker")
 
 _FUNCTION = {
@@ -52,6 +55,7 @@ _GPU = {
         }
     ),
     "cuda": Optional(Named(_WORD, 100)),
+    "cudnn": Optional(Named(_VERSION, 100, _PACKAGE)),
     "toolkit": Optional(Named(_VERSION, 100, _PACKAGE)),
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
@@ -91,7 +95,12 @@ _MACHINE = {
     "python": Pattern("version", r"[0-9]+(\.[0-9]+){1,3}"),
     "cpus": int,
     "memory_mib": int,
-    "disk_free_mib": int,
+    "disks": Many({"path": _FOLDER, "device": int, "mount": str, "free_mib": int}, 100),
+    "data_directory": {
+        "path": Pattern("folder", rf"({_FOLDER.pattern})?"),
+        "problem": Maybe({"found": str, "wanted": str, "remedy": str}),
+    },
+    "clock": {"began": float, "synchronised": Maybe(bool), "services": Many(_UNIT, 100), "own": _OWN_SERVICE},
     "cgroup": int,
     "swap": Many(str, 1000),
     "hostname": _HOST,

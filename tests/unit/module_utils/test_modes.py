@@ -441,7 +441,7 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources, _: {"sources": list(sources)})
+    machine.monkeypatch.setattr(facts, "read", lambda sources, *_: {"sources": list(sources)})
     return {"sources": []}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import re
@@ -15,26 +16,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import addresses, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
+from . import addresses, clock, data_directory, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
 from .firewalls import reading
 from .host import keys, swap
-from .host.spec import Repository
+from .host.spec import Repository, data_folders
 from .probe import identity
 from .problem import MachineProblem
 from .proxies import Proxies, opener, public, unreachable
 
-PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
+PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
+_SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
+"""Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
 _PROXY_AUTHENTICATION_REQUIRED = 407
 
 
-def read(sources: Sequence[Mapping[str, Any]] = (), proxies: Proxies | None = None) -> dict[str, Any]:
+def read(
+    sources: Sequence[Mapping[str, Any]] = (),
+    proxies: Proxies | None = None,
+    directory: str = "",
+    runtime: str = "containerd",
+) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
 
-    A source whose proxy does not work is left out: the proxy is reported instead, once.
+    A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
+    gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for.
     """
+    began = time.time()
     system = parse_os_release(disk.read("/etc/os-release") or "")
     gpus = gpu_facts.present()
     wanted = [filled(source, system) for source in sources if applies(source, system, gpus)]
@@ -52,6 +62,11 @@ def read(sources: Sequence[Mapping[str, Any]] = (), proxies: Proxies | None = No
         failed.update(check.refused)
     facts["sources"] = [check.result for check in checks if not check.refused]
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
+    facts["data_directory"] = _data_directory(directory, runtime)
+    facts["disks"] = data_directory.free([*_SPACE, *([directory] if directory else [])])
+    # Last: what the module took in between is no part of the round trip (planner/preflight.py).
+    facts["clock"] = {**clock.read(), "began": began}
+    facts["time"] = time.time()
     return facts
 
 
@@ -61,6 +76,16 @@ def proxy_of(url: str, proxies: Proxies | None) -> str:
         address = urlsplit(url)
         return public(proxies.of(address.scheme, address.hostname or "")) if proxies else ""
     return ""
+
+
+def _data_directory(directory: str, runtime: str) -> dict[str, Any]:
+    """The directory, and what is wrong with it as a MachineProblem says it; None if nothing is."""
+    problem = None
+    try:
+        data_directory.check(directory, data_folders(runtime).values(), ledger.load())
+    except MachineProblem as error:
+        problem = dataclasses.asdict(error.problem)
+    return {"path": directory, "problem": problem}
 
 
 def _machine() -> dict[str, Any]:
@@ -77,7 +102,6 @@ def _machine() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": parse_memory(disk.read("/proc/meminfo") or ""),
-        "disk_free_mib": _free_mib("/var/lib"),
         "cgroup": 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else 1,
         "swap": swap.active_swaps(disk.read("/proc/swaps") or ""),
         "hostname": socket.gethostname(),
@@ -86,7 +110,6 @@ def _machine() -> dict[str, Any]:
         "product_serial": _line("/sys/class/dmi/id/product_serial"),
         "macs": identity.macs(),
         "boot_id": _line("/proc/sys/kernel/random/boot_id"),
-        "time": time.time(),
         "default_address": _default_address(),
         "addresses": addresses.own(),
         "network": links,
@@ -176,11 +199,6 @@ def _module(name: str, kernel: str) -> str:
         if re.search(rf"/{name}\.ko", disk.read(f"/lib/modules/{kernel}/{file}") or ""):
             return "available"
     return "missing"
-
-
-def _free_mib(path: str) -> int:
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize // (1 << 20)
 
 
 def _line(path: str) -> str | None:

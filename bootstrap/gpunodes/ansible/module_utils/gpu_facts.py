@@ -71,6 +71,7 @@ def read(root: str = "/") -> dict[str, Any]:
         "headers": _headers(root, kernel, packages),
         "driver": _driver(root, kernel, packages, loaded=loaded),
         "cuda": _cuda(root, packages),
+        "cudnn": {name: package.version for name, package in packages.items() if name.startswith("libcudnn")},
         "toolkit": {name: package.version for name, package in packages.items() if _TOOLKIT.fullmatch(name)},
         "runtimes": {name: packages[name].version for name in _RUNTIMES if name in packages},
         "clients": _clients(root) if loaded else None,
@@ -257,7 +258,9 @@ def installed(root: str) -> dict[str, InstalledPackage]:
     return parse_rpm(run(["rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\t%{VENDOR}\n"], 60).out)
 
 
-_RELATED = re.compile(r"(lib)?(nvidia|cuda)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker")
+_RELATED = re.compile(
+    r"(lib)?(nvidia|cuda|cudnn)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker"
+)
 
 
 def parse_status(text: str) -> dict[str, InstalledPackage]:

@@ -66,6 +66,10 @@ class Ledger:
     """Kernel modules that were loaded before, and that gpunodes unloaded or blocked."""
     initramfs: str = ""
     """"rebuilt" if gpunodes rebuilt it, "seen" if that was not necessary, "" if it was not checked."""
+    mounts: dict[str, str] = field(default_factory=dict)
+    """Folders on which gpunodes mounts a folder of gpunodes_data_directory, with that folder."""
+    data_disk: str = ""
+    """Mount point of the disk of these folders."""
     kubeadm: str = ""
     """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
 
@@ -109,6 +113,10 @@ class Ledger:
         """Remove entries, after what they describe is removed."""
         gone = {*entries}
         self.firewalls[name] = [entry for entry in self.firewalls.get(name, []) if entry not in gone]
+
+    def note_mount(self, folder: str, source: str, data_disk: str) -> None:
+        self.mounts.setdefault(folder, source)
+        self.data_disk = self.data_disk or data_disk
 
     def note_restart(self, name: str) -> None:
         _add(self.restarts, [name])

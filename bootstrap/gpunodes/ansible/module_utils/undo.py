@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import disk, firewall, ledger, lock, packages, tree
+from . import data_directory, disk, firewall, ledger, lock, packages, tree
 from .firewalls import firewalld, nftables, ufw
 from .firewalls.wanted import MARK
-from .host import gpu_driver, proxies, services, swap, users
+from .host import gpu_driver, kernel, proxies, services, swap, users
 from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
@@ -64,7 +64,10 @@ class Undoer:
         """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
         for undoer in (self, *self._sections()):
             folders = undoer._folders()
-            tree.check_unmounted(set(folders) - {*_RUNTIMES, reset.KUBELET}, created=folders)
+            own = data_directory.mounted(undoer.ledger)
+            tree.check_unmounted(
+                set(folders) - {*_RUNTIMES, reset.KUBELET}, created=[path for path in folders if path not in own]
+            )
             if _DOCKER_DATA in folders:
                 tree.check_unmounted([_VOLUMES])
 
@@ -74,8 +77,7 @@ class Undoer:
     def _undo(self) -> None:
         self._drivers()
         self._services()
-        if not self.check:
-            self._mounts()
+        self._mounts()
         self._docker()
         self._firewalls()
         if not self.check:
@@ -244,14 +246,22 @@ class Undoer:
 
     def _folders(self) -> list[str]:
         """The existing folders that gpunodes or its software created, innermost first."""
-        found = sorted(self.ledger.directories, key=len, reverse=True)
+        found = sorted(set(self.ledger.directories) - data_directory.missing(self.ledger), key=len, reverse=True)
         return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
 
     def _mounts(self) -> None:
-        """Check that nothing is mounted in folders to be removed, before package scripts or gpunodes remove them."""
+        """Unmount what gpunodes mounted, and check that nothing else is mounted in folders to be removed.
+
+        That is before package scripts or gpunodes remove them.
+        """
         folders = self._folders()
-        tree.unmount(path for path in folders if path in _RUNTIMES)
-        tree.check_unmounted(folders, created=folders)
+        own = data_directory.mounted(self.ledger)
+        if not self.check:
+            tree.unmount(path for path in {*folders, *own} if path in _RUNTIMES)
+        for folder, source in own.items():
+            self._do(f"unmount {folder}", partial(_unmount, folder, source), Difference("mounts", {folder: source}, {}))
+        if not self.check:
+            tree.check_unmounted(folders, created=folders)
 
     def _directories(self) -> None:
         for path in self._folders():
@@ -260,7 +270,7 @@ class Undoer:
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
-            path = f"/proc/sys/{name.replace('.', '/')}"
+            path = kernel.path_of(name)
             now = disk.read(path)
             if now is not None and now.split() != value.split():
                 difference = Difference("kernel settings", {name: now.strip()}, {name: value})
@@ -288,6 +298,14 @@ class Undoer:
             if os.path.exists(device):
                 difference = Difference("swap", {device: "off"}, {device: "on"})
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]), difference)
+
+
+def _unmount(folder: str, source: str) -> None:
+    """Unmount a folder of a data directory; raises MachineProblem, with its users, while it is in use."""
+    run(["systemctl", "stop", data_directory.unit(folder)])
+    if data_directory.is_mounted(folder, source):
+        run(["umount", "--no-canonicalize", folder])
+        tree.check_unmounted([], created=[folder])
 
 
 def _gone(title: str, name: str) -> Difference:

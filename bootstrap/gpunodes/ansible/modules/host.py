@@ -51,6 +51,17 @@ options:
       sysctls:
         description: Kernel settings, now and at every boot.
         type: dict
+      raised:
+        description: Least values of kernel settings, now and at every boot. A higher value is kept.
+        type: dict
+      moved:
+        description: Folders whose data belongs into C(data_directory), by the service that uses them.
+        type: dict
+      data_directory:
+        description: >-
+          Directory on another disk. A folder in it is mounted on each folder of C(moved), before its service starts.
+          Empty leaves them where they are. Data is never moved.
+        type: str
       swap_off:
         description: Whether to turn off swap and comment it out in C(/etc/fstab).
         type: bool
@@ -124,7 +135,7 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, the kernel's modules and settings, swap, services and rules of firewalls.
+    description: Shows files, packages, the kernel's modules and settings, mounts, swap, services and rules of firewalls.
   platform:
     support: full
     description: Runs on a machine of the inventory.

@@ -63,6 +63,15 @@ options:
     description: >-
       USER:PASSWORD for the proxies whose URLs contain C({credentials}), by C(http) and C(https).
     type: dict
+  data_directory:
+    description: Directory on another disk for the data of containerd, Docker and the kubelet; empty for none.
+    type: str
+    default: ""
+  runtime:
+    description: Container runtime whose data belongs there.
+    type: str
+    choices: [containerd, docker]
+    default: containerd
 attributes:
   check_mode:
     support: full
@@ -120,13 +129,17 @@ def main() -> None:
             "sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []},
             "proxies": {"type": "dict"},
             "proxy_credentials": {"type": "dict", "no_log": True},
+            "data_directory": {"type": "str", "default": ""},
+            "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
         },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        proxies = proxies_from(module.params["proxies"], module.params["proxy_credentials"])
-        return {"changed": False, "host_facts": facts.read(module.params["sources"], proxies)}
+        given = module.params
+        proxies = proxies_from(given["proxies"], given["proxy_credentials"])
+        found = facts.read(given["sources"], proxies, given["data_directory"], given["runtime"])
+        return {"changed": False, "host_facts": found}
 
     carry_out(module, work, changes=False)
 

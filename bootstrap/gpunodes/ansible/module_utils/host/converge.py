@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, firewall, gpu_driver, images, installation, kernel, proxies, services, swap
+from . import files, firewall, gpu_driver, images, installation, kernel, mounts, proxies, services, swap
 from .changes import Changes
 from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
@@ -21,8 +21,10 @@ def converge(spec: Spec, check: bool = False) -> Changes:
     missing = [path for path in spec.directories if not os.path.lexists(path)]
     if missing and not check:
         changes.ledger.note_directories(missing)
+    mounts.move(changes)
     kernel.load_modules(changes)
     kernel.set_sysctls(changes)
+    kernel.raise_sysctls(changes)
     if spec.swap_off:
         swap.turn_off(changes)
     if spec.firewall:

@@ -10,6 +10,13 @@ from ..packages import RequestedPackage
 from ..problem import MachineProblem
 from ..proxies import Proxies, proxies_from
 
+_DATA_FOLDERS = {"containerd": "/var/lib/containerd", "docker": "/var/lib/docker", "kubelet": "/var/lib/kubelet"}
+
+
+def data_folders(runtime: str) -> dict[str, str]:
+    """The folders, by service, whose data gpunodes_data_directory moves on a machine with this container runtime."""
+    return {name: path for name, path in _DATA_FOLDERS.items() if name != "docker" or runtime == "docker"}
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -116,6 +123,12 @@ class Spec:
     modules: Sequence[str] = ()
     """Kernel modules to load now and at every boot; they replace the previous ones, as ``sysctls`` do."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
+    raised: Mapping[str, str] = field(default_factory=dict)
+    """Least values of kernel settings, now and at every boot; a higher value is kept."""
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Folders whose data belongs into ``data_directory``, by the service that uses them."""
+    data_directory: str = ""
+    """Directory on another disk for the data of the folders ``moved``; "" leaves them where they are."""
     swap_off: bool = False
     """Whether to turn off swap and comment it out in /etc/fstab."""
     services: Sequence[Service] = field(default=(), metadata={"kind": Service})
