@@ -26,6 +26,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "init-control-plane": "Another name of init-master.",
         "preflight": "Check what would stop a join; nothing is changed.",
         "join": "Join machines to the cluster as workers.",
+        "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",

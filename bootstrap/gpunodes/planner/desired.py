@@ -45,6 +45,8 @@ class Given:
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    joins: bool = True
+    """Whether the machine is a node or becomes one in this run; otherwise its kubelet stays off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class GpuState:
 
     gpus: int
     """Number of GPUs."""
+    expected: bool
+    """Whether they are only expected, in machines that will boot a copy of this machine's disk."""
     services: Sequence[str]
     labels: Mapping[str, str]
     """Labels of the node that are known without a driver."""
@@ -107,6 +111,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         wanted=_node_wanted(given, plan, version, runtime, socket, images),
         gpu=GpuState(
             gpus=len(plan.gpus),
+            expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
@@ -184,6 +189,7 @@ def _node_wanted(
             socket=socket,
             gates=plan.gates,
             images=[] if with_docker or exact else [proxy],
+            joins=given.joins,
         ),
     }
     if with_docker:

@@ -18,6 +18,7 @@ from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import gates, gpu, tables, versions
+from gpunodes.planner.membership import membership
 
 Facts = Mapping[str, Any]
 
@@ -49,6 +50,8 @@ class ClusterRequirements:
     """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
     nodes: Sequence[Mapping[str, Any]] = ()
     """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
+    joins: bool = True
+    """Whether the machines join, or are nodes. Otherwise they are only prepared, perhaps for an image of their disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +62,25 @@ class Check:
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
     severity: Severity = Severity.ERROR
+    of_node: bool = False
+    """Whether it concerns this machine as a node: it does not apply to a machine that is only prepared."""
 
 
-def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
+def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
         nodes=cluster.get("nodes", ()),
+        joins=joins,
     )
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
-    shared = _shared(candidates, requirements)
+    shared = _shared(candidates, requirements) if requirements.joins else {}
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -85,6 +91,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
+            if requirements.joins or not check.of_node
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
@@ -226,6 +233,9 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
 
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
+    if not requirements.joins:
+        yield from filter(None, [membership(candidate.name, facts)])
+        return
     if not own["role"]:
         return
     if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
@@ -299,14 +309,14 @@ CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
-    Check("cpus", "enough CPUs for the machine's role", _cpus),
-    Check("memory", "enough memory for the machine's role", _memory),
+    Check("cpus", "enough CPUs for the machine's role", _cpus, of_node=True),
+    Check("memory", "enough memory for the machine's role", _memory, of_node=True),
     Check("disk", "enough free disk below /var/lib", _disk),
     Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
     Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
-    Check("hostname", "the host name is valid as a node's name", _hostname),
+    Check("hostname", "the host name is valid as a node's name", _hostname, of_node=True),
     Check("clock", "the clock agrees with the controller's", _clock),
-    Check("ports", "the ports of the role are free", _ports),
+    Check("ports", "the ports of the role are free", _ports, of_node=True),
     Check("modules", "the kernel has the modules for the pod network", _modules),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),

@@ -51,6 +51,7 @@ _GPU = {
     "toolkit": Optional(Named(_VERSION, 100, _PACKAGE)),
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
+    "expected": Optional(Many(_HEX, 16)),
 }
 _SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
 _MACHINE = {

@@ -313,9 +313,9 @@ def node_removed(machine: Machine) -> dict[str, Any]:
 
 
 def images_of_docker(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(docker_images, "_present", lambda name: name in machine.images)
+    machine.monkeypatch.setattr(docker_images, "present", lambda name: name in machine.images)
     machine.monkeypatch.setattr(docker_images, "_load", machine.images.update)
-    machine.monkeypatch.setattr(docker_images, "_kubeadm_images", lambda _: [])
+    machine.monkeypatch.setattr(docker_images, "kubeadm_images", lambda _: [])
     return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
 
 

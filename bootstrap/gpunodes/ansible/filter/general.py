@@ -27,8 +27,13 @@ def preflight(
     cluster: Mapping[str, Any] | None,
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
+    *,
+    joins: bool = True,
 ) -> list[str]:
-    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
+    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine.
+
+    ``joins``: they join a cluster; otherwise they are only prepared.
+    """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.gpu import requested_of
@@ -41,8 +46,15 @@ def preflight(
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes)
+    requirements = requirements_of(cluster, kubernetes, joins=joins)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
+
+
+def membership(facts: Mapping[str, Any], machine: str) -> str:
+    """Why a machine cannot be prepared for a later join, "" if it can: it is a node already."""
+    from gpunodes.planner.membership import membership as found
+
+    return str(found(machine, facts) or "")
 
 
 def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, Any]:
@@ -210,6 +222,7 @@ class FilterModule:
             "key": key_text,
             "kubeconfig": kubeconfig,
             "machine": machine,
+            "membership": membership,
             "node": match,
             "preflight": preflight,
             "program": program,

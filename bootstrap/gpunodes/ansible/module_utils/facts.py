@@ -27,14 +27,14 @@ _RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
 
 
-def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The facts; ``sources`` are checked meanwhile."""
+def read(sources: Sequence[Mapping[str, Any]] = (), expected_gpus: Sequence[str] = ()) -> dict[str, Any]:
+    """The facts; ``sources`` are checked meanwhile. ``expected_gpus``: see ``gpu_facts.read``."""
     system = parse_os_release(disk.read("/etc/os-release") or "")
-    gpus = gpu_facts.present()
+    gpus = gpu_facts.present() or bool(expected_gpus)
     checks = [SourceCheck(filled(source, system)) for source in sources if applies(source, system, gpus)]
     for check in checks:
         check.start()
-    facts = _machine()
+    facts = {**_machine(), "gpu": gpu_facts.read(expected=expected_gpus)}
     for check in checks:
         check.join()
     facts["sources"] = [check.result for check in checks]
@@ -71,7 +71,6 @@ def _machine() -> dict[str, Any]:
         "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
         "kubernetes": kubernetes(),
         "ledger": os.path.exists(ledger.PATH),
-        "gpu": gpu_facts.read(),
     }
 
 

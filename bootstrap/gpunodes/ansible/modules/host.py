@@ -56,7 +56,7 @@ options:
       services:
         description: >-
           Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
-          it) and C(when_exists) (a file without which it is not started).
+          it), C(when_exists) (a file without which it is not started) and C(off) (true stops and disables it).
         type: list
         elements: dict
       groups:
@@ -89,7 +89,7 @@ options:
         description: Module stream of dnf that contains the packages.
         type: str
       driver:
-        description: A GPU driver, with C(modules) and C(conflicting_module).
+        description: A GPU driver, with C(modules), C(conflicting_module) and C(loaded) (false only builds its modules).
         type: dict
       devices:
         description: Whether to keep a CDI specification of the GPUs for containers.

@@ -54,6 +54,13 @@ options:
         type: list
         elements: str
         default: []
+  expected_gpus:
+    description: >-
+      PCI device ids of the GPUs of machines that will boot a copy of this disk. A machine without GPUs reports them,
+      and what is needed to install their software.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -106,10 +113,17 @@ SOURCE = {
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []}},
+        argument_spec={
+            "sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []},
+            "expected_gpus": {"type": "list", "elements": "str", "default": []},
+        },
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "host_facts": facts.read(module.params["sources"])}, changes=False)
+
+    def work() -> dict[str, object]:
+        return {"changed": False, "host_facts": facts.read(module.params["sources"], module.params["expected_gpus"])}
+
+    carry_out(module, work, changes=False)
 
 
 if __name__ == "__main__":

@@ -71,18 +71,21 @@ class Driver:
 
     modules: Sequence[str]
     conflicting_module: str = ""
+    loaded: bool = True
+    """Whether to load them now; if not, they are only built: this machine has no GPU."""
 
 
 @dataclass(frozen=True)
 class Service:
     """A systemd service: always enabled; started, and restarted after changes, unless ``started`` is false.
 
-    With ``when_exists`` it is started only if that file exists.
+    With ``when_exists`` it is started only if that file exists. With ``off`` it is stopped and disabled instead.
     """
 
     name: str
     started: bool = True
     when_exists: str = ""
+    off: bool = False
 
 
 @dataclass(frozen=True)
