@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance
+from gpunodes.cli import gpu, maintenance, provision
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -448,13 +448,14 @@ ELSEWHERE = {
     "init-control-plane": "it is init-master",
     "lab": "it creates its own machines",
     "playbook": "the playbooks are walked above",
+    "provision seed": "it contacts no machine",
     "version": "it contacts no machine",
 }
 
 
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
-    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS}
+    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from gpunodes.cli import common, complete, terminal
-from gpunodes.errors import ExitCode
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.operations import checked
 from gpunodes.operations.prepare import OPERATION
+
+
+class _DeviceId(click.ParamType):
+    """A PCI device id."""
+
+    name = "id"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
+        if not re.fullmatch(r"[0-9A-Fa-f]{4}", value):
+            raise WrongInput(
+                f"{value!r} is not a PCI device id",
+                "four hexadecimal digits, such as 2330 for the H100 SXM5",
+                "correct --gpu-device; `lspci -nn -d 10de:` on a machine with these GPUs shows 10de:ID",
+            )
+        return value.lower()
 
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
 @click.option(
     "--gpu-device",
+    type=_DeviceId(),
     metavar="ID",
     multiple=True,
     help="PCI device id of GPUs that machines with this disk will have, such as 2330, if this one has none; may be "
@@ -42,7 +59,6 @@ def command(
     """
     inventory = checked.inventory(flags.inventory, checked.Needs.MACHINES)
     given = {"gpunodes_prepare_gpus": list(gpu_device)} if gpu_device else {}
-    checked.options(given)
     flags = common.requesting(flags, {**requested, **given})
     code = common.execute(OPERATION, inventory, inventory.select(machines), flags)
     if code == ExitCode.DONE and not flags.options.dry_run:

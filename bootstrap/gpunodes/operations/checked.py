@@ -49,12 +49,6 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
     return found
 
 
-def options(variables: Mapping[str, Any]) -> None:
-    """Raise WrongInput for options whose settings (``variables``) would be wrong in an inventory."""
-    for problem in settings.problems(variables):
-        raise WrongInput(f"{problem.key} {problem.found}", problem.wanted, "correct the option")
-
-
 def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
     """Groups of ``gpunodes_pools`` that do not exist, and a machine in several of them."""
     resolved = settings.resolve(variables)
