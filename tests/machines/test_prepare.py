@@ -5,6 +5,8 @@ worker-1 is prepared as for an image, worker-2 stays bare. The reset of a prepar
 
 from __future__ import annotations
 
+import time
+
 import yaml
 
 from .conftest import BARE, STATE, LabSpec, Operator, lines
@@ -12,6 +14,7 @@ from .conftest import BARE, STATE, LabSpec, Operator, lines
 LAB = LabSpec("debian13", workers=2)
 ALONE = "alone/hosts.yml"
 KUBELET = "systemctl show -p ActiveState -p UnitFileState --value kubelet"
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 IMAGES = "ctr --namespace k8s.io images ls --quiet"
 PACKAGES = "dpkg-query -W -f '${Package} ${Version} ${Status}\\n'; cat /var/log/dpkg.log | grep -c ' status installed '"
 
@@ -71,8 +74,12 @@ def test_plain_ansible_agrees(operator: Operator) -> None:
 
 def test_a_prepared_machine_survives_a_boot(operator: Operator) -> None:
     """As a copy of its disk would: the kubelet stays off, and containerd has its images."""
-    operator.lab("power", "worker-1", "cycle")
-    operator.gpunodes("prepare", "worker-1", "-i", ALONE, code=None)
+    boot = operator.ssh("worker-1", BOOT)
+    assert operator.lab("power", "worker-1", "cycle").returncode == 0
+    deadline = time.monotonic() + 900
+    while operator.lab("ssh", "worker-1", BOOT).stdout in {"", boot}:
+        assert time.monotonic() < deadline
+        time.sleep(3)
     assert operator.ssh("worker-1", KUBELET).split() == ["inactive", "disabled"]
     assert "kube-proxy" in operator.ssh("worker-1", IMAGES)
     document = operator.document("prepare", "worker-1", "-i", ALONE)

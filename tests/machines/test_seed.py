@@ -65,19 +65,11 @@ def test_a_seeded_machine_passes_preflight(operator: Operator) -> None:
 
 def test_it_has_that_user_only_and_accepts_no_password(operator: Operator) -> None:
     key, host = operator.folder / "seed-key", address(operator)
-    options = [
-        "-F",
-        "none",
-        "-o",
-        "StrictHostKeyChecking=no",
-        "-o",
-        "UserKnownHostsFile=/dev/null",
-        "-o",
-        "LogLevel=ERROR",
-    ]
+    settings = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "IdentitiesOnly=yes")
+    options = [word for setting in settings for word in ("-o", setting)]
 
     def ssh(user: str, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-        argv = ["ssh", *options, "-i", str(key), "-o", "IdentitiesOnly=yes", *more, f"{user}@{host}", command]
+        argv = ["ssh", "-F", "none", *more, *options, "-i", str(key), f"{user}@{host}", command]
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
 
     waited = ssh(USER, "cloud-init status --wait >/dev/null; hostname; sudo -n id -u; cat /proc/swaps | wc -l")

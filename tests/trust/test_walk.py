@@ -249,6 +249,20 @@ def test_a_stand_in_machine_is_prepared_without_a_cluster(
     assert {line.partition("/")[0] for line in fleet.asked} == {"worker-1"}
 
 
+def test_a_prepared_stand_in_machine_is_reset_without_a_control_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, {"workers": ["worker-1"]})
+    fleet.answer("worker-1", "cluster_info", {"cluster": None})
+    done = played(fleet, "reset.yml")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert {"host_undo", "kubeadm_reset"} <= modules(fleet)
+    ended = gpunodes(fleet, "reset", "worker-1", "--dry-run")
+    check(fleet, ended.stdout + ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_stand_in_machine_that_is_a_node_is_not_prepared(fleet: Machines) -> None:
     """Also if preflight is skipped: nothing is sent that could change it."""
     for words in ((), ("--skip-tags", "preflight")):
