@@ -14,7 +14,7 @@ from gpunodes.operations import checked
 from gpunodes.operations.prepare import OPERATION
 
 
-class _DeviceId(click.ParamType):
+class _DeviceId(click.ParamType[str]):
     """A PCI device id."""
 
     name = "id"

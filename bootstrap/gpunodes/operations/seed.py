@@ -84,7 +84,12 @@ def render(seed: Seed, kind: Format) -> dict[str, str]:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write the files into ``folder``, which is made, with mode 0600; returns their paths."""
+    """Write the files into ``folder``, which is made, with mode 0600; returns their paths.
+
+    Raises WrongInput if ``folder`` is something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise WrongInput(f"{folder} is not a folder", "a folder, or a name that does not exist", "correct --output")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for name, text in files.items():

@@ -139,14 +139,22 @@ def test_a_service_that_is_to_be_off_is_stopped_and_disabled_once(
 ) -> None:
     """Debian's package of the kubelet starts it; a later join enables it; the ledger keeps the first state."""
     systemd = Systemd(monkeypatch, tmp_path)
+    first = {"kubelet": {"enabled": False, "active": False}}
+    ledger.Ledger(services=dict(first)).save()
     assert converge(OFF, check=True).actions == ["stop kubelet", "disable kubelet"]
     assert systemd.calls == []
     assert converge(OFF).actions == ["stop kubelet", "disable kubelet"]
-    assert ledger.load().services == {"kubelet": {"enabled": True, "active": True}}
+    assert systemd.state == {"enabled": False, "active": False}
     assert converge(OFF).actions == []
     joins = Spec(services=(Service("kubelet", when_exists=str(tmp_path / "none")),))
     assert converge(joins).actions == ["enable kubelet"]
-    assert ledger.load().services == {"kubelet": {"enabled": True, "active": True}}
+    assert ledger.load().services == first
+
+
+def test_a_service_that_was_on_before_gpunodes_stays_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    systemd = Systemd(monkeypatch, tmp_path)
+    assert converge(OFF).actions == []
+    assert systemd.state == {"enabled": True, "active": True}
 
 
 def test_a_driver_without_a_gpu_is_built_and_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -183,6 +191,7 @@ def test_a_reset_after_a_preparation_leaves_no_ledger(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
     monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
     monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
+    ledger.Ledger(services={"kubelet": {"enabled": False, "active": False}}).save()
     converge(OFF)
     machine_id = Path("/etc/machine-id")
     if machine_id.exists() and (own := machine_id.read_text().strip()):

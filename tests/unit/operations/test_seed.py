@@ -303,6 +303,13 @@ def test_the_command_writes_a_nocloud_seed(command: Command, tmp_path: Path) -> 
         assert (tmp_path / "made" / name).read_text() == content
 
 
+def test_a_file_in_place_of_the_folder_is_refused(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("--key", "key.pub", "--output", "key.pub")
+    assert code == 2
+    assert "key.pub is not a folder" in err
+    assert (tmp_path / "key.pub").read_text() == KEY
+
+
 def test_wrong_input_writes_nothing(command: Command, tmp_path: Path) -> None:
     for words in (["--hostname", "x y"], ["--format", "preseed"], ["--user", "root"]):
         code, out, err = command("--key", "key.pub", "--output", "made", *words)

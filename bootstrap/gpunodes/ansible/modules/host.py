@@ -56,7 +56,8 @@ options:
       services:
         description: >-
           Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
-          it), C(when_exists) (a file without which it is not started) and C(off) (true stops and disables it).
+          it), C(when_exists) (a file without which it is not started) and C(off) (true stops
+          and disables it, unless it was on before).
         type: list
         elements: dict
       groups:

@@ -43,12 +43,14 @@ def start_all(changes: Changes) -> None:
 
 
 def _turn_off(changes: Changes, name: str, state: Mapping[str, bool]) -> None:
-    """Stop and disable a service that its package may have started."""
-    title = f"service {name}"
-    if state["active"] and changes.step(f"stop {name}", Difference(title, {"active": True}, {"active": False})):
+    """Stop and disable a service that its package has started; one that was on before gpunodes stays on."""
+    title, before = f"service {name}", changes.ledger.services[name]
+    stopped = Difference(title, {"active": True}, {"active": False})
+    disabled = Difference(title, {"enabled": True}, {"enabled": False})
+    if state["active"] and not before["active"] and changes.step(f"stop {name}", stopped):
         must(["systemctl", "stop", name])
         run(["systemctl", "reset-failed", name])
-    if state["enabled"] and changes.step(f"disable {name}", Difference(title, {"enabled": True}, {"enabled": False})):
+    if state["enabled"] and not before["enabled"] and changes.step(f"disable {name}", disabled):
         must(["systemctl", "disable", name])
     changes.ledger.restarted(name)
 

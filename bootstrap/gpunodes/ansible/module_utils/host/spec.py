@@ -79,7 +79,8 @@ class Driver:
 class Service:
     """A systemd service: always enabled; started, and restarted after changes, unless ``started`` is false.
 
-    With ``when_exists`` it is started only if that file exists. With ``off`` it is stopped and disabled instead.
+    With ``when_exists`` it is started only if that file exists. With ``off`` it is stopped and disabled
+    instead, unless it was on before gpunodes.
     """
 
     name: str
