@@ -36,8 +36,8 @@ class Inspection:
     """Why the API of its cluster does not respond, "" if it does or there is no cluster."""
     interrupted: bool
     log: Path
-    joins: bool = True
-    """Whether the machines join or are nodes; otherwise they are only prepared."""
+    prepares: bool = False
+    """Whether the machines are only prepared, and join later."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -104,7 +104,7 @@ def inspect(
     candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if without_cluster:
-        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, joins=False)
+        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=True)
     cluster = checked_cluster(tracker, control)
     requested_kubernetes = str(
         settings.resolve({**inventory.variables(control), **variables})["gpunodes_kubernetes_version"]
@@ -151,7 +151,9 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
 
 def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> list[PreflightFinding]:
     """Compare the facts with the limits; an existing cluster decides the version."""
-    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes, joins=seen.joins))
+    findings = preflight.judge(
+        seen.candidates, preflight.requirements_of(seen.cluster, kubernetes, prepares=seen.prepares)
+    )
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:

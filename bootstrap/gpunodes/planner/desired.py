@@ -45,8 +45,8 @@ class Given:
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
-    joins: bool = True
-    """Whether the machine is a node or becomes one in this run; otherwise its kubelet stays off."""
+    prepares: bool = False
+    """Whether the machine is only prepared, and joins later: its kubelet stays off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _node_wanted(
             socket=socket,
             gates=plan.gates,
             images=[] if with_docker or exact else [proxy],
-            joins=given.joins,
+            prepares=given.prepares,
         ),
     }
     if with_docker:

@@ -200,13 +200,13 @@ def kubernetes(
     socket: str,
     gates: Mapping[str, bool],
     images: Sequence[str],
-    joins: bool = True,
+    prepares: bool = False,
 ) -> Spec:
     """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
 
     ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
     refuses it. containerd pulls ``images`` in the background, with ``{kubelet}`` replaced by the kubelet's version.
-    Unless the machine ``joins``, its kubelet is off: without a configuration it would fail every ten seconds.
+    If the machine only ``prepares``, its kubelet is off: without a configuration it would fail every ten seconds.
     """
     pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
     names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
@@ -222,7 +222,9 @@ def kubernetes(
         absent=() if gates else tuple(file.path for file in gate_files),
         directories=_DIRECTORIES,
         services=(
-            Service("kubelet", when_exists="/var/lib/kubelet/config.yaml") if joins else Service("kubelet", off=True),
+            Service("kubelet", off=True)
+            if prepares
+            else Service("kubelet", when_exists="/var/lib/kubelet/config.yaml"),
         ),
         images=images,
     )

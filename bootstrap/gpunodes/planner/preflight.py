@@ -50,8 +50,8 @@ class ClusterRequirements:
     """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
     nodes: Sequence[Mapping[str, Any]] = ()
     """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
-    joins: bool = True
-    """Whether the machines join, or are nodes. Otherwise they are only prepared, perhaps for an image of their disk."""
+    prepares: bool = False
+    """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,23 @@ class Check:
     """Whether it concerns this machine as a node: it does not apply to a machine that is only prepared."""
 
 
-def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True) -> ClusterRequirements:
+def requirements_of(
+    cluster: Mapping[str, Any] | None, kubernetes: str, *, prepares: bool = False
+) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
     return ClusterRequirements(
         kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
         ca_hash=cluster.get("ca_hash"),
         nodes=cluster.get("nodes", ()),
-        joins=joins,
+        prepares=prepares,
     )
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
-    shared = _shared(candidates, requirements) if requirements.joins else {}
+    shared = {} if requirements.prepares else _shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -91,7 +93,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
-            if requirements.joins or not check.of_node
+            if not (requirements.prepares and check.of_node)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
@@ -233,7 +235,7 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
 
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
-    if not requirements.joins:
+    if requirements.prepares:
         yield from filter(None, [membership(candidate.name, facts)])
         return
     if not own["role"]:

@@ -24,15 +24,15 @@ def made(**more: Any) -> Desired:
     return found
 
 
-@pytest.mark.parametrize("joins", [True, False])
-def test_the_kubelet_of_a_machine_that_does_not_join_is_off(joins: bool) -> None:
-    kubelet = made(joins=joins).wanted["kubernetes"].services[0]
-    assert (kubelet.name, kubelet.off) == ("kubelet", not joins)
+@pytest.mark.parametrize("prepares", [True, False])
+def test_the_kubelet_of_a_machine_that_does_not_join_is_off(prepares: bool) -> None:
+    kubelet = made(prepares=prepares).wanted["kubernetes"].services[0]
+    assert (kubelet.name, kubelet.off) == ("kubelet", prepares)
 
 
 def test_only_the_kubelet_differs_from_a_join() -> None:
     """A later join changes nothing else."""
-    one, other = made(joins=True), made(joins=False)
+    one, other = made(prepares=False), made(prepares=True)
     assert {name for name in one.wanted if one.wanted[name] != other.wanted[name]} == {"kubernetes"}
     assert one.gpu == other.gpu
     assert one.images == other.images
@@ -85,18 +85,20 @@ def test_a_node_cannot_be_prepared(own: dict[str, Any], words: str) -> None:
     assert "gpunodes reset worker-1" in found.remedy
 
 
-def findings(joins: bool, *reported: dict[str, Any]) -> set[str]:
+def findings(prepares: bool, *reported: dict[str, Any]) -> set[str]:
     candidates = [preflight.MachineFacts(f"m-{number}", Role.WORKER, each) for number, each in enumerate(reported)]
-    return {each.check for each in preflight.judge(candidates, preflight.requirements_of(None, "1.36", joins=joins))}
+    return {
+        each.check for each in preflight.judge(candidates, preflight.requirements_of(None, "1.36", prepares=prepares))
+    }
 
 
 def test_name_size_and_identity_of_a_machine_that_becomes_an_image_do_not_matter() -> None:
     small = facts(hostname="localhost", cpus=0, memory_mib=100, listening=[10250], gpu={"functions": []})
-    assert findings(True, small, small) >= {"hostname", "cpus", "memory", "ports", "machine_id"}
-    assert findings(False, small, small) == set()
+    assert findings(False, small, small) >= {"hostname", "cpus", "memory", "ports", "machine_id"}
+    assert findings(True, small, small) == set()
 
 
 def test_what_the_installation_needs_is_checked() -> None:
-    assert findings(False, facts(arch="m68k", disk_free_mib=1)) == {"arch", "disk"}
-    assert findings(False, facts(kubernetes=NODE)) == {"cluster"}
-    assert findings(False, facts(packages={"kubelet": "1.35.1-1.1"})) == {"version"}
+    assert findings(True, facts(arch="m68k", disk_free_mib=1)) == {"arch", "disk"}
+    assert findings(True, facts(kubernetes=NODE)) == {"cluster"}
+    assert findings(True, facts(packages={"kubelet": "1.35.1-1.1"})) == {"version"}

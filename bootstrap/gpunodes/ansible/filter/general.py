@@ -28,11 +28,11 @@ def preflight(
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
     *,
-    joins: bool = True,
+    prepares: bool = False,
 ) -> list[str]:
     """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine.
 
-    ``joins``: they join a cluster; otherwise they are only prepared.
+    ``prepares``: they are only prepared, and join later.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
@@ -46,7 +46,7 @@ def preflight(
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes, joins=joins)
+    requirements = requirements_of(cluster, kubernetes, prepares=prepares)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 
