@@ -70,7 +70,7 @@ def phases_of(name: str) -> Sequence[Phase]:
 
 
 FAILURES = {
-    ("init-master", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
+    ("init-master", "join", "prepare", "up", "remove", "reset", "gpu install", "gpu remove"): (
         "a phase failed on some machines",
         "a phase failed on all machines, or preflight stopped the command before anything was changed",
     ),

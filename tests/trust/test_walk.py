@@ -12,13 +12,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance
+from gpunodes.cli import gpu, maintenance, provision
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -43,6 +44,7 @@ ACTING = (
     "kubeadm_join",
     "kubeadm_reset",
     "node_removed",
+    "prepared",
 )
 LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one", "remedy": "look"}
 
@@ -108,9 +110,11 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     return {module: {**more, **answer} for module, answer in own.items()}
 
 
-def make(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: Any) -> Machines:
+def make(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, groups: Mapping[str, list[str]] = GROUPS, **variables: Any
+) -> Machines:
     """Machines of which every free text is an attack."""
-    made = machines(folder, GROUPS, {**SETTINGS, "gpunodes_kubeconfig_path": str(folder / "admin.conf"), **variables})
+    made = machines(folder, groups, {**SETTINGS, "gpunodes_kubeconfig_path": str(folder / "admin.conf"), **variables})
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     speak(made)
@@ -189,6 +193,9 @@ WALKS = {
     "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
+    # 2: two of the machines are nodes already.
+    "prepare.yml": (2, "host_facts"),
+    "prepare_facts.yml": (0, "host_facts"),
     "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
@@ -227,6 +234,55 @@ def test_all_that_is_installed_on_a_stand_in_machine(
     check(fleet, done.stdout + done.stderr)
     assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
     assert ("docker_images" in modules(fleet)) == (runtime == "docker")
+
+
+@pytest.mark.parametrize("groups", [GROUPS, {"workers": ["worker-1"]}], ids=["in a cluster's inventory", "alone"])
+def test_a_stand_in_machine_is_prepared_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[str]]
+) -> None:
+    """The same roles as for a join; the control plane is neither asked nor needed in the inventory."""
+    fleet = make(tmp_path, monkeypatch, groups)
+    done = played(fleet, "prepare.yml", "--limit", "worker-1")
+    check(fleet, done.stdout + done.stderr)
+    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS), done.stdout
+    assert modules(fleet) == {"host_facts", "host_diff", "host", "gpu_verify", "prepared"}
+    assert {line.partition("/")[0] for line in fleet.asked} == {"worker-1"}
+
+
+def test_a_prepared_stand_in_machine_is_reset_without_a_control_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, {"workers": ["worker-1"]})
+    fleet.answer("worker-1", "cluster_info", {"cluster": None})
+    done = played(fleet, "reset.yml")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert {"host_undo", "kubeadm_reset"} <= modules(fleet)
+    ended = gpunodes(fleet, "reset", "worker-1", "--dry-run")
+    check(fleet, ended.stdout + ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_stand_in_machine_that_is_a_node_is_not_prepared(fleet: Machines) -> None:
+    """Also if preflight is skipped: nothing is sent that could change it."""
+    for words in ((), ("--skip-tags", "preflight")):
+        done = played(fleet, "prepare.yml", "--limit", "worker-2", *words)
+        assert "it is already a worker" in done.stdout
+        assert done.returncode
+        assert modules(fleet) == {"host_facts"}
+
+
+def test_a_stand_in_machine_without_gpus_gets_the_expected_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is installed; the GPUs, which only copies of the disk have, are not verified."""
+    fleet = make(tmp_path, monkeypatch, gpunodes_prepare_gpus=["2330"])
+    own = report("worker-1")
+    own["gpu"] = {**own["gpu"], "functions": [], "expected": ["2330"]}
+    fleet.answer("worker-1", "host_facts", {"host_facts": own})
+    done = played(fleet, "prepare.yml", "--limit", "worker-1")
+    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS), done.stdout
+    assert modules(fleet) == {"host_facts", "host_diff", "host", "prepared"}
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -378,6 +434,7 @@ COMMANDS = {
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
+    "prepare worker-1 --dry-run": "",
     "remove worker-2 --dry-run": "",
     "reset worker-2 --dry-run --yes": "",
     "gpu install worker-1 --dry-run": "",
@@ -405,13 +462,14 @@ ELSEWHERE = {
     "init-control-plane": "it is init-master",
     "lab": "it creates its own machines",
     "playbook": "the playbooks are walked above",
+    "provision seed": "it contacts no machine",
     "version": "it contacts no machine",
 }
 
 
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
-    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS}
+    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}

@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "preflight": "Check what would stop a join; nothing is changed.",
         "ports": "List the ports that must be open between the machines.",
         "join": "Join machines to the cluster as workers.",
+        "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
@@ -46,6 +47,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "history": "Show the recorded verdicts and repairs of one machine, or of all.",
     },
     "Tools": {
+        "provision": "Get bare machines ready for gpunodes.",
         "playbook": "Run a playbook of gpunodes with ansible-playbook.",
         "content": "Print the folder of the Ansible collection that gpunodes runs.",
         "lab": "Virtual machines to try gpunodes on.",
@@ -186,8 +188,8 @@ def _format(argv: Sequence[str]) -> str:
     """``json``, ``yaml`` or nothing."""
     if "--json" in argv:
         return "json"
-    # The --output of `kubeconfig` is a file.
-    words = [] if "kubeconfig" in argv else argv
+    # The --output of `kubeconfig` is a file, that of `provision seed` a folder.
+    words = [] if {"kubeconfig", "provision"} & set(argv) else argv
     given = [
         word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
     ]

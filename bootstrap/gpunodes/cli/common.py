@@ -288,7 +288,14 @@ def execute_confirmed(
     terminal.check_confirmable(f"{operation.name} of {names}", yes=yes)
     view = text.progress()
     try:
-        chosen = nodes.choose(operation.name, inventory, machines, view, needs_cluster=needs_cluster)
+        chosen = nodes.choose(
+            operation.name,
+            inventory,
+            machines,
+            view,
+            needs_cluster=needs_cluster,
+            without_cluster=operation.without_cluster,
+        )
     finally:
         view.close()
     for line in chosen.lines:

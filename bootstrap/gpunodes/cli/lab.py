@@ -190,6 +190,27 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("machine")
+@click.argument("folder", type=click.Path(path_type=Path))
+@options.json_option
+@click.pass_obj
+def seed(layout: Layout, machine: str, folder: Path, as_json: bool) -> None:
+    """Replace MACHINE's disk by one without a user, on which cloud-init applies the NoCloud seed in FOLDER.
+
+    The machine must be off; it is started. `gpunodes provision seed --output FOLDER` makes a seed.
+    """
+    from gpunodes.lab import lab
+
+    with contextlib.closing(steps.progress()) as view:
+        lab.seed(layout, machine, folder, view.report)
+    _show(
+        {"schema": "gpunodes.lab-seed/1", "machine": machine, "seed": str(folder.absolute())},
+        as_json,
+        lambda: terminal.echo(f"{machine}: started with the seed {folder}"),
+    )
+
+
+@command.command()
+@click.argument("machine")
 @click.argument("fault", metavar="FAULT")
 @click.argument("code", type=options.Whole(min=0), required=False)
 @options.number_option("--gpu", (0, None), 0, "Which GPU, from 0.")

@@ -24,6 +24,7 @@ from gpunodes.lab import (
     mirror,
     network,
     processes,
+    seeded,
     ssh,
     trial,
 )
@@ -165,6 +166,17 @@ def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
     """
     record = load(layout)
     bmc.power(record, record.machine(name), action)
+
+
+def seed(layout: Layout, name: str, folder: Path, report: Report) -> None:
+    """Give a machine a new disk without a user, on which cloud-init applies the NoCloud seed in ``folder``.
+
+    Raises:
+        WrongInput: the folder is no seed, or the machine is on.
+        GpunodesError: a step failed, or the machine does not start.
+    """
+    with _locked(layout), hypervisor.connect(layout) as machines:
+        seeded.reinstall(layout, load(layout), name, folder, machines, report)
 
 
 def snapshot(layout: Layout, name: str) -> float:

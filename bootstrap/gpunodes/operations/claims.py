@@ -171,6 +171,15 @@ def _unrenewed(control: str) -> PreflightFinding:
     )
 
 
+def no_lock(control: str, error: GpunodesError) -> PreflightFinding:
+    """The warning of a command that needs no cluster, and continues although it cannot lock its machines there."""
+    return _warning(
+        control,
+        f"no lock can be taken: {error.problem.found}; other commands are not excluded",
+        "make sure that no other command changes the same machines now",
+    )
+
+
 def _unlocked(control: str, error: GpunodesError) -> PreflightFinding:
     return _warning(
         control,

@@ -36,16 +36,23 @@ class Chosen:
 
 
 def choose(
-    command: str, inventory: Inventory, machines: Sequence[Machine], view: RunView, *, needs_cluster: bool = True
+    command: str,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    view: RunView,
+    *,
+    needs_cluster: bool = True,
+    without_cluster: bool = False,
 ) -> Chosen:
     """Read the machines and their cluster, and match machines and nodes; nothing is changed.
 
-    ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond. Raises
+    ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond.
+    ``without_cluster``: the inventory has no control plane. Raises
     GpunodesError in that case, and if a machine and a node contradict each other; then no machine is changed.
     """
     view.begin(command, machines)
     folder = journal.open_run(command)
-    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False, without_cluster=without_cluster)
     if seen.interrupted:
         raise Interrupted
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]

@@ -90,6 +90,11 @@ READY = Phase(
     "Verify that the node is ready",
     "Node Ready, kube-proxy and network running, a pod reaches the API service.",
 )
+PREPARED = Phase(
+    "prepared",
+    "Complete the machine",
+    "Wait until all images are pulled; remove the ids that containerd and Docker gave the machine.",
+)
 DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, delete the node from the cluster.")
 RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
@@ -111,6 +116,7 @@ LONG_TASKS = {
     "Install and configure the container toolkit": _PACKAGES,
     "Install CUDA": _PACKAGES,
     "Load images into Docker": "pulling images",
+    "Wait until all images are pulled, and remove ids of the machine": "pulling images",
     "Reboot the machine": "waiting for the machine to boot",
     "Start the control plane": "waiting for the API server",
     "Create a token": "waiting for the API server",

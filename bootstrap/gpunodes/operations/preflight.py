@@ -28,7 +28,7 @@ class Inspection:
 
     candidates: Sequence[preflight.MachineFacts]
     control: str
-    """The control-plane machine."""
+    """The control-plane machine, "" if it was not contacted."""
     cluster: Mapping[str, Any] | None
     """The report of the module ``cluster_info``, or None without a cluster."""
     control_failure: TaskEnded | None
@@ -37,6 +37,8 @@ class Inspection:
     """Why the API of its cluster does not respond, "" if it does or there is no cluster."""
     interrupted: bool
     log: Path
+    prepares: bool = False
+    """Whether the machines are only prepared, and join later."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -74,12 +76,14 @@ def inspect(
     variables: Mapping[str, Any],
     *,
     sources: bool = True,
+    without_cluster: bool = False,
 ) -> Inspection:
     """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
 
-    ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
+    ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
+    report the GPUs that copies of their disks will find. Raises GpunodesError if Ansible fails on the controller.
     """
-    control = inventory.control_plane()
+    control = "" if without_cluster else inventory.control_plane().name
     resolved = {
         machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
@@ -87,9 +91,9 @@ def inspect(
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
     wanted = [machine.name for machine in machines]
-    names = list(dict.fromkeys([*wanted, control.name]))
+    names = list(dict.fromkeys([*wanted, *([control] if control else ())]))
     play = runner.Play(
-        "facts.yml",
+        "prepare_facts.yml" if without_cluster else "facts.yml",
         inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
@@ -99,9 +103,11 @@ def inspect(
     tracker.check_controller(ended)
     candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
-    cluster = checked_cluster(tracker, control.name)
+    if without_cluster:
+        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=True)
+    cluster = checked_cluster(tracker, control)
     requested_kubernetes = str(
-        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
+        settings.resolve({**inventory.variables(control), **variables})["gpunodes_kubernetes_version"]
     )
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
@@ -109,8 +115,8 @@ def inspect(
         again = folder / "again"
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
-    failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    failure, reason = tracker.failures.get(control), tracker.answers.get("unresponsive", {}).get(control, "")
+    return Inspection(candidates, control, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -160,7 +166,8 @@ def judge(
     seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
 ) -> list[PreflightFinding]:
     """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
-    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes, joins=joins))
+    requirements = preflight.requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
+    findings = preflight.judge(seen.candidates, requirements)
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
@@ -169,12 +176,24 @@ def judge(
     return findings
 
 
-def requested_version(inventory: Inventory, given: str | None) -> str:
-    """The Kubernetes version that the user or the settings request; raises WrongInput for an unknown one."""
-    requested = (
-        given or settings.resolve(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
-    )
-    return versions.check(str(requested))
+def requested_version(inventory: Inventory, given: str | None, machines: Sequence[Machine] = ()) -> str:
+    """The Kubernetes version that the user or the settings request: those of the control plane, or of ``machines``.
+
+    Raises WrongInput for an unknown version, and for machines whose settings differ.
+    """
+    if given:
+        return versions.check(given)
+    names = [machine.name for machine in machines] or [inventory.control_plane().name]
+    requested = {
+        str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
+    }
+    if len(requested) > 1:
+        raise WrongInput(
+            f"gpunodes_kubernetes_version is {' and '.join(sorted(requested))}, depending on the machine",
+            "one version for all selected machines",
+            "select those of one version, or use --kubernetes-version",
+        )
+    return versions.check(next(iter(requested)))
 
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:

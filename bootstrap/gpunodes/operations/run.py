@@ -14,7 +14,18 @@ from gpunodes.engine import journal, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
+from gpunodes.model import (
+    Event,
+    Machine,
+    MachineResult,
+    Only,
+    Outcome,
+    Phase,
+    PreflightFinding,
+    Role,
+    RunResult,
+    Severity,
+)
 from gpunodes.operations import claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
@@ -31,6 +42,8 @@ class Operation:
     phases: Sequence[Phase]
     needs_cluster: bool = False
     """Whether a cluster must already exist."""
+    without_cluster: bool = False
+    """Whether it contacts no cluster: the settings decide the versions, and the inventory needs no control plane."""
     ends_cluster: bool = False
     """Whether it removes the cluster together with its control plane."""
     after_interruption: str = ""
@@ -66,8 +79,8 @@ def carry_out(
     """
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
-    control = inventory.control_plane()
-    version = preflight.requested_version(inventory, options.kubernetes)
+    control = _control(operation, inventory)
+    version = preflight.requested_version(inventory, options.kubernetes, machines if operation.without_cluster else ())
     variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
 
     folder = journal.open_run(operation.name)
@@ -76,7 +89,7 @@ def carry_out(
     findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    applicable = _applicable(inventory, machines, options, control.name)
+    applicable = _applicable(inventory, machines, options, control)
     unlocked: GpunodesError | None = None
     claim: claims.Claim | None = None
     with contextlib.ExitStack() as held:
@@ -84,11 +97,14 @@ def carry_out(
             claim = held.enter_context(_claimed(operation, inventory, machines, view, options))
         except (NoSession, locks.NoLock) as error:
             unlocked = error
+        warnings = _lock_warnings(operation, control, claim, unlocked)
         if phase_list.PREFLIGHT in phases:
-            seen = preflight.inspect(inventory, machines, folder, view, variables)
+            seen = preflight.inspect(
+                inventory, machines, folder, view, variables, without_cluster=operation.without_cluster
+            )
             needs = {"needs_cluster": operation.needs_cluster, "joins": operation.joins}
             findings = [] if seen.interrupted else preflight.judge(seen, version, **needs)
-            findings = [*(claim.findings if claim else ()), *findings]
+            findings = [*warnings, *findings]
             if phase_list.POOL in phases and not seen.interrupted:
                 findings = [*findings, *pools.changes(inventory, machines, seen)]
             view.findings(findings)
@@ -102,16 +118,16 @@ def carry_out(
                 )
             facts, cluster = seen.facts, seen.cluster or {}
             applicable |= _by_facts(seen.facts)
-        elif claim and claim.findings:
-            findings = claim.findings
+        elif warnings:
+            findings = warnings
             view.findings(findings)
-        if unlocked:
+        if unlocked and not operation.without_cluster:
             # Preflight has not reported the reason.
             raise _not_locked(unlocked)
         if claim:
             if facts is None:
                 # Commands that know a machine by another name must find the same lock.
-                facts, cluster = _identities(inventory, machines, folder, view, variables)
+                facts, cluster = _identities(operation, inventory, machines, folder, view, variables)
             claim.take_more(facts)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
@@ -147,10 +163,19 @@ def carry_out(
 def _claimed(
     operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
 ) -> contextlib.AbstractContextManager[claims.Claim | None]:
-    """The locks of this run; none for a dry run, which changes nothing."""
-    if options.dry_run:
+    """The locks of this run; none for a dry run, which changes nothing, and none without a control plane."""
+    if options.dry_run or not _control(operation, inventory):
         return contextlib.nullcontext()
     return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
+
+
+def _lock_warnings(
+    operation: Operation, control: str, claim: claims.Claim | None, unlocked: GpunodesError | None
+) -> Sequence[PreflightFinding]:
+    """Warnings about the locks. An operation without a cluster continues without a lock."""
+    if unlocked and operation.without_cluster:
+        return [claims.no_lock(control, unlocked)]
+    return claim.findings if claim else ()
 
 
 def _not_locked(error: GpunodesError) -> GpunodesError:
@@ -175,18 +200,32 @@ def _by_facts(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
 
 
 def _identities(
-    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: RunView, variables: Mapping[str, Any]
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    folder: Path,
+    view: RunView,
+    variables: Mapping[str, Any],
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The reports of machines and their cluster if preflight was skipped."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
-    seen = preflight.inspect(inventory, machines, own, view, variables, sources=False)
+    seen = preflight.inspect(
+        inventory, machines, own, view, variables, sources=False, without_cluster=operation.without_cluster
+    )
     return seen.facts, seen.cluster or {}
 
 
-def _at_work(operation: Operation, tracker: Tracker, control: Machine) -> bool:
+def _control(operation: Operation, inventory: Inventory) -> str:
+    """The name of the control-plane machine; "" if there is none, and the operation needs none."""
+    if operation.without_cluster and not inventory.machines(Role.CONTROL_PLANE):
+        return ""
+    return inventory.control_plane().name
+
+
+def _at_work(operation: Operation, tracker: Tracker, control: str) -> bool:
     """Whether the run is changing the control plane now, which may stop its API."""
-    return operation.ends_cluster or tracker.works_on(control.name)
+    return operation.ends_cluster or tracker.works_on(control)
 
 
 def _play(

@@ -68,6 +68,8 @@ class Given:
     """The machine's HTTP proxies (planner/proxies.py) as plain data, {} for none."""
     endpoint: str = ""
     """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
+    prepares: bool = False
+    """Whether the machine is only prepared, and joins later: its kubelet stays off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class GpuState:
 
     gpus: int
     """Number of GPUs."""
+    expected: bool
+    """Whether they are only expected, in machines that will boot a copy of this machine's disk."""
     services: Sequence[str]
     labels: Mapping[str, str]
     """Labels of the node that are known without a driver."""
@@ -134,6 +138,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         wanted=_through_proxies(given, _node_wanted(given, plan, version, runtime, socket, images)),
         gpu=GpuState(
             gpus=len(plan.gpus),
+            expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=_through_proxies(given, gpu_software.by_role(plan, given.facts, given.sources, runtimes)),
@@ -260,6 +265,7 @@ def _node_wanted(
             gates=plan.gates,
             pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
+            prepares=given.prepares,
         ),
     }
     if with_docker:

@@ -17,7 +17,18 @@ from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
-from gpunodes.planner.gpu_case import Case, Row, branches, cite, fill, gpus_of, is_gpu, number, version_of
+from gpunodes.planner.gpu_case import (
+    Case,
+    Row,
+    branches,
+    cite,
+    expected_gpus,
+    fill,
+    gpus_of,
+    is_gpu,
+    number,
+    version_of,
+)
 from gpunodes.planner.gpu_installed import reboot
 from gpunodes.planner.gpu_model import (
     Facts,
@@ -229,6 +240,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     return Plan(
         case.machine,
         gpus=case.gpus,
+        expected=bool(expected_gpus(case.facts)),
         generations=tuple(row["name"] for row in case.generations),
         flavour=flavour,
         branch=branch,

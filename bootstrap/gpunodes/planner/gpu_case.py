@@ -74,9 +74,19 @@ class Case:
 
 
 def gpus_of(facts: Facts) -> tuple[Gpu, ...]:
-    """The GPUs of a machine, without those that it passes through to virtual machines."""
+    """The GPUs of a machine, without those that it passes through to virtual machines.
+
+    A machine without GPUs has those that are expected in the machines that will boot a copy of its disk, if any.
+    """
+    if ids := expected_gpus(facts):
+        return tuple(_gpu({"address": "", "device": device}) for device in ids)
     functions = (facts.get("gpu") or {}).get("functions") or ()
     return tuple(_gpu(function) for function in functions if is_gpu(function) and function.get("driver") != "vfio-pci")
+
+
+def expected_gpus(facts: Facts) -> tuple[str, ...]:
+    """PCI device ids of GPUs that this machine has not, and that copies of its disk will find."""
+    return tuple((facts.get("gpu") or {}).get("expected") or ())
 
 
 def system_of(id_: str, version: str) -> str | None:

@@ -86,6 +86,7 @@ class Gpu:
     """A GPU on the PCI bus."""
 
     address: str
+    """Its PCI address, "" for an expected GPU."""
     device: str
     """Its PCI device id, four hexadecimal digits."""
     product: str
@@ -122,6 +123,8 @@ class Plan:
 
     machine: str
     gpus: tuple[Gpu, ...] = ()
+    expected: bool = False
+    """Whether its GPUs are only expected: in machines that will boot a copy of this machine's disk."""
     generations: tuple[str, ...] = ()
     flavour: Flavour | None = None
     branch: str = ""

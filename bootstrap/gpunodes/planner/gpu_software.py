@@ -88,8 +88,9 @@ def _driver(packages: Spec, plan: Plan, kernel: str) -> Spec:
         files=files,
         # Data of DKMS, including its signing key.
         directories=("/var/lib/dkms", f"/lib/modules/{kernel}/updates"),
-        driver=Driver(modules, conflicting),
-        services=tuple(map(Service, services(plan))),
+        driver=Driver(modules, conflicting, loaded=not plan.expected),
+        # Without a GPU these do not start.
+        services=tuple(Service(name, started=not plan.expected) for name in services(plan)),
     )
 
 
@@ -154,7 +155,7 @@ def _container_toolkit(packages: Spec, plan: Plan, runtimes: Sequence[str]) -> S
             "/etc/nvidia-container-toolkit",
             "/run/cdi",
         ),
-        devices=True,
+        devices=not plan.expected,
         services=tuple(map(Service, runtimes)),
     )
 

@@ -226,12 +226,14 @@ def kubernetes(
     gates: Mapping[str, bool],
     pod_pids_limit: int,
     images: Sequence[str],
+    prepares: bool = False,
 ) -> Spec:
     """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
 
     ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
     refuses it. A pod may have ``pod_pids_limit`` processes, -1 for any number. containerd pulls ``images`` in the
     background, with ``{kubelet}`` replaced by the kubelet's version.
+    If the machine only ``prepares``, its kubelet is off: without a configuration it would fail every ten seconds.
     """
     pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
     names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
@@ -247,7 +249,11 @@ def kubernetes(
         absent=unused,
         directories=_DIRECTORIES,
         # The kubelet calls only the API server; the plugins that it starts for credentials of registries inherit this.
-        services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),),
+        services=(
+            Service("kubelet", off=True)
+            if prepares
+            else Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),
+        ),
         images=images,
     )
 

@@ -19,6 +19,7 @@ from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, tables, versions
+from gpunodes.planner.membership import membership
 from gpunodes.planner.networks import NetworkSettings
 
 Facts = Mapping[str, Any]
@@ -64,6 +65,8 @@ class ClusterRequirements:
     """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
+    prepares: bool = False
+    """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,13 @@ class Check:
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
     severity: Severity = Severity.ERROR
+    of_node: bool = False
+    """Whether it concerns this machine as a node: it does not apply to a machine that is only prepared."""
 
 
-def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True) -> ClusterRequirements:
+def requirements_of(
+    cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True, prepares: bool = False
+) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
     return ClusterRequirements(
@@ -84,6 +91,7 @@ def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str, *, joins
         ca_hash=cluster.get("ca_hash"),
         nodes=cluster.get("nodes", ()),
         joins=joins,
+        prepares=prepares,
     )
 
 
@@ -93,7 +101,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     own = _own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     requirements = replace(requirements, addresses=_addresses(candidates, requirements))
-    shared = _shared(candidates, requirements)
+    shared = {} if requirements.prepares else _shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -104,6 +112,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
+            if not (requirements.prepares and check.of_node)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
@@ -242,6 +251,9 @@ def _proxies(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator
 
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
+    if requirements.prepares:
+        yield from filter(None, [membership(candidate.name, facts)])
+        return
     if not own["role"]:
         return
     if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
@@ -340,15 +352,18 @@ CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
-    Check("cpus", "enough CPUs for the machine's role", _cpus),
-    Check("memory", "enough memory for the machine's role", _memory),
+    Check("cpus", "enough CPUs for the machine's role", _cpus, of_node=True),
+    Check("memory", "enough memory for the machine's role", _memory, of_node=True),
     Check("disk", "enough free space for what is installed and pulled, on each file system", _disk),
     Check("data_directory", "gpunodes_data_directory can be used, and no data would have to move", _data_directory),
     Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
     Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
-    Check("hostname", "the host name is valid as a node's name", _hostname),
+    Check("hostname", "the host name is valid as a node's name", _hostname, of_node=True),
     Check("clock", "the clock agrees with the controller's", _clock),
-    *(Check(name, title, partial(_network, find), severity) for name, title, find, severity in network_checks.CHECKS),
+    *(
+        Check(name, title, partial(_network, find), severity, of_node=True)
+        for name, title, find, severity in network_checks.CHECKS
+    ),
     Check("time", "a time service runs, and the clock is synchronised", _time, Severity.WARNING),
     Check("modules", "the kernel has the modules for the pod network", _modules),
     Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),

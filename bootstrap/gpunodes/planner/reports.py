@@ -59,6 +59,7 @@ _GPU = {
     "toolkit": Optional(Named(_VERSION, 100, _PACKAGE)),
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
+    "expected": Optional(Many(_HEX, 16)),
 }
 # These two are part of commands in messages.
 _DEVICE = Pattern("network device's name", r"[A-Za-z0-9_.:@+-]{1,15}")

@@ -31,6 +31,7 @@ from gpunodes.ansible.module_utils import (
     lock,
     packages,
     pools,
+    prepared,
     undo,
 )
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
@@ -314,10 +315,28 @@ def node_removed(machine: Machine) -> dict[str, Any]:
 
 
 def images_of_docker(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(docker_images, "_present", lambda name: name in machine.images)
+    machine.monkeypatch.setattr(docker_images, "present", lambda name: name in machine.images)
     machine.monkeypatch.setattr(docker_images, "_load", machine.images.update)
-    machine.monkeypatch.setattr(docker_images, "_kubeadm_images", lambda _: [])
+    machine.monkeypatch.setattr(docker_images, "kubeadm_images", lambda _: [])
     return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
+
+
+def completed(machine: Machine) -> dict[str, Any]:
+    """A machine whose containerd lacks an image, and has an id."""
+    folder = machine.root / "containerd"
+    (folder / "introspection").mkdir(parents=True)
+    (folder / "introspection" / "uuid").write_text("its id")
+    ledger.Ledger(directories=[str(folder)]).save()
+    machine.monkeypatch.setattr(prepared, "IDS", {str(folder): "introspection/uuid"})
+
+    def pull(name: str, _: float) -> CommandResult:
+        machine.images.add(name)
+        return CommandResult([], 0, "", "")
+
+    machine.monkeypatch.setattr(images, "pull", pull)
+    machine.monkeypatch.setattr(images, "fetching", lambda: False)
+    machine.monkeypatch.setattr(images, "lister", lambda: lambda name: name in machine.images)
+    return {"images": ["registry.k8s.io/pause:3.10"]}
 
 
 LOGIN = {
@@ -432,6 +451,13 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         node_removed,
         {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},
     ),
+    "prepared": (
+        completed,
+        {
+            "ids of the machine": ({"{root}/containerd/introspection/uuid": "present"}, {}),
+            "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
+        },
+    ),
 }
 """Modules that change something: a machine on which they do, and the differences, (before, after) by title."""
 
@@ -441,8 +467,8 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources, *_: {"sources": list(sources)})
-    return {"sources": []}
+    machine.monkeypatch.setattr(facts, "read", lambda sources, *given: {"sources": list(sources), "gpus": given[-1]})
+    return {"sources": [], "expected_gpus": ["2330"]}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:

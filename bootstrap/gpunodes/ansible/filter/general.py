@@ -30,11 +30,12 @@ def preflight(
     addresses: Mapping[str, str],
     *,
     joins: bool,
+    prepares: bool = False,
 ) -> list[str]:
     """All errors of all machines, one line each.
 
     By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
-    the machines are to be nodes.
+    the machines are to be nodes. ``prepares``: they are only prepared, and join later.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
@@ -59,7 +60,15 @@ def preflight(
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     requirements = requirements_of(cluster, kubernetes, joins=joins)
+    requirements = requirements_of(cluster, kubernetes, prepares=prepares)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
+
+
+def membership(facts: Mapping[str, Any], machine: str) -> str:
+    """Why a machine cannot be prepared for a later join, "" if it can: it is a node already."""
+    from gpunodes.planner.membership import membership as found
+
+    return str(found(machine, facts) or "")
 
 
 def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, Any]:
@@ -249,6 +258,7 @@ class FilterModule:
             "key": key_text,
             "kubeconfig": kubeconfig,
             "machine": machine,
+            "membership": membership,
             "node": match,
             "preflight": preflight,
             "program": program,

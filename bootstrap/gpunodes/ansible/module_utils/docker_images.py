@@ -28,8 +28,8 @@ def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: 
 
     Raises MachineProblem if a mirror does not have an image, or Docker does not keep it.
     """
-    requested = [*images, *_kubeadm_images(control_plane)] if mirrored else []
-    missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not _present(name)]
+    requested = [*images, *kubeadm_images(control_plane)] if mirrored else []
+    missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not present(name)]
     if missing and not check:
         _load(missing)
     report = Report()
@@ -38,12 +38,12 @@ def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: 
     return report
 
 
-def _present(name: str) -> bool:
+def present(name: str) -> bool:
     """Whether Docker has an image with this name, which may include a digest."""
     return run(["docker", "image", "inspect", "--format={{.Id}}", name]).ok
 
 
-def _kubeadm_images(control_plane: bool) -> list[str]:
+def kubeadm_images(control_plane: bool) -> list[str]:
     """The images that the installed kubeadm needs on this machine; none if it is not installed yet."""
     if not shutil.which("kubeadm", path=PATH):
         return []
@@ -71,7 +71,7 @@ def _load(images: Sequence[str]) -> None:
         # A single archive contains shared layers only once.
         must([*ctr, "images", "export", f"{folder}/images.tar", *images], _FETCH_LIMIT_S)
         loaded = run(["docker", "load", "--quiet", f"--input={folder}/images.tar"], _LOAD_LIMIT_S)
-    lost = [name for name in images if not _present(name)]
+    lost = [name for name in images if not present(name)]
     if lost or not loaded.ok:
         raise MachineProblem(
             f"Docker does not have {', '.join(lost or images)} after loading it: {last_line(loaded.text)}",

@@ -38,15 +38,17 @@ def read(
     proxies: Proxies | None = None,
     directory: str = "",
     runtime: str = "containerd",
+    expected_gpus: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
 
     A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
-    gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for.
+    gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
+    ``gpu_facts.read``.
     """
     began = time.time()
     system = parse_os_release(disk.read("/etc/os-release") or "")
-    gpus = gpu_facts.present()
+    gpus = gpu_facts.present() or bool(expected_gpus)
     wanted = [filled(source, system) for source in sources if applies(source, system, gpus)]
     failed = unreachable(proxies) if proxies and wanted else {}
     checks = [
@@ -56,7 +58,7 @@ def read(
     ]
     for check in checks:
         check.start()
-    facts = _machine()
+    facts = {**_machine(), "gpu": gpu_facts.read(expected=expected_gpus)}
     for check in checks:
         check.join()
         failed.update(check.refused)
@@ -120,7 +122,6 @@ def _machine() -> dict[str, Any]:
         "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
         "kubernetes": kubernetes(),
         "ledger": os.path.exists(ledger.PATH),
-        "gpu": gpu_facts.read(),
     }
 
 

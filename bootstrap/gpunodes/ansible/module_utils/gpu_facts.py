@@ -10,7 +10,7 @@ import glob
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,16 @@ class InstalledPackage:
     """Its maintainer: dpkg's Maintainer, rpm's Vendor."""
 
 
-def read(root: str = "/") -> dict[str, Any]:
-    """The facts below ``root``; programs are run only if ``root`` is /."""
+def read(root: str = "/", expected: Sequence[str] = ()) -> dict[str, Any]:
+    """The facts below ``root``; programs are run only if ``root`` is /.
+
+    ``expected`` are PCI device ids of the GPUs of machines that will boot a copy of this disk. Without a GPU of its
+    own, the machine reports them, and all that the planner needs for them.
+    """
     functions = list(_functions(root))
     kernel = platform.release() if root == "/" else _text(root, "/proc/sys/kernel/osrelease") or ""
     loaded = _exists(root, "/sys/module/nvidia")
-    if not functions and not loaded:
+    if not functions and not loaded and not expected:
         return {"functions": [], "nvswitches": 0}
     packages = installed(root)
     return {
@@ -75,6 +79,7 @@ def read(root: str = "/") -> dict[str, Any]:
         "toolkit": {name: package.version for name, package in packages.items() if _TOOLKIT.fullmatch(name)},
         "runtimes": {name: packages[name].version for name in _RUNTIMES if name in packages},
         "clients": _clients(root) if loaded else None,
+        **({"expected": list(expected)} if expected and not functions else {}),
     }
 
 

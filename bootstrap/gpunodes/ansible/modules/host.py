@@ -68,7 +68,8 @@ options:
       services:
         description: >-
           Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
-          it), C(when_exists) (a file without which it is not started) and C(proxied) (whether it uses the proxies).
+          it), C(when_exists) (a file without which it is not started), C(proxied) (whether it uses the proxies) and
+          C(off) (true stops and disables it, unless it was on before).
         type: list
         elements: dict
       groups:
@@ -101,7 +102,7 @@ options:
         description: Module stream of dnf that contains the packages.
         type: str
       driver:
-        description: A GPU driver, with C(modules) and C(conflicting_module).
+        description: A GPU driver, with C(modules), C(conflicting_module) and C(loaded) (false only builds its modules).
         type: dict
       devices:
         description: Whether to keep a CDI specification of the GPUs for containers.

@@ -72,6 +72,13 @@ options:
     type: str
     choices: [containerd, docker]
     default: containerd
+  expected_gpus:
+    description: >-
+      PCI device ids of the GPUs of machines that will boot a copy of this disk. A machine without GPUs reports them,
+      and what is needed to install their software.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -131,6 +138,7 @@ def main() -> None:
             "proxy_credentials": {"type": "dict", "no_log": True},
             "data_directory": {"type": "str", "default": ""},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
+            "expected_gpus": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -138,8 +146,8 @@ def main() -> None:
     def work() -> dict[str, object]:
         given = module.params
         proxies = proxies_from(given["proxies"], given["proxy_credentials"])
-        found = facts.read(given["sources"], proxies, given["data_directory"], given["runtime"])
-        return {"changed": False, "host_facts": found}
+        others = (given["data_directory"], given["runtime"], given["expected_gpus"])
+        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others)}
 
     carry_out(module, work, changes=False)
 

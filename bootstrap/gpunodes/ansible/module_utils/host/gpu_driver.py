@@ -33,7 +33,7 @@ _LOAD_LIMIT_S = 180
 
 
 def load_driver(changes: Changes, driver: Driver) -> None:
-    """Load the driver's modules; if that requires a reboot, the reason is recorded in the changes.
+    """Load the driver's modules, or only build them; if a reboot is required, the reason is recorded in the changes.
 
     Raises MachineProblem with the first cause: the compiler's first error, or a module that the kernel rejects.
     """
@@ -55,7 +55,10 @@ def load_driver(changes: Changes, driver: Driver) -> None:
     missing = [module for module in driver.modules if not _loaded(module)]
     if not missing:
         return
+    # Also of modules that only the boot of another machine, with this disk, will load: its reset unloads them.
     changes.ledger.note_modules(missing)
+    if not driver.loaded:
+        return
     difference = Difference("kernel modules", dict.fromkeys(missing, "not loaded"), dict.fromkeys(missing, "loaded"))
     if changes.step(f"load kernel modules {', '.join(missing)}", difference):
         for module in missing:

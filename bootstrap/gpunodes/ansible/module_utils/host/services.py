@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..problem import MachineProblem
 from ..process import must, run
@@ -12,12 +12,18 @@ from .changes import Changes
 
 
 def start_all(changes: Changes) -> None:
-    """Enable and start the services of the desired state; restart those whose files or packages have changed."""
+    """Enable and start the services of the desired state; restart those whose files or packages have changed.
+
+    Services that are to be off are stopped and disabled.
+    """
     found = states([service.name for service in changes.spec.services])
     for service in changes.spec.services:
         state = found.get(service.name, {"enabled": False, "active": False})
         wanted = service.started and (not service.when_exists or os.path.exists(service.when_exists))
         changes.ledger.note_service(service.name, state)
+        if service.off:
+            _turn_off(changes, service.name, state)
+            continue
         restart = service.name in changes.ledger.restarts
         if restart and not changes.check:
             run(["systemctl", "daemon-reload"])
@@ -34,6 +40,19 @@ def start_all(changes: Changes) -> None:
         elif wanted and restart and changes.step(f"restart {service.name}", restarted):
             start(service.name, "restart")
         changes.ledger.restarted(service.name)
+
+
+def _turn_off(changes: Changes, name: str, state: Mapping[str, bool]) -> None:
+    """Stop and disable a service that its package has started; one that was on before gpunodes stays on."""
+    title, before = f"service {name}", changes.ledger.services[name]
+    stopped = Difference(title, {"active": True}, {"active": False})
+    disabled = Difference(title, {"enabled": True}, {"enabled": False})
+    if state["active"] and not before["active"] and changes.step(f"stop {name}", stopped):
+        must(["systemctl", "stop", name])
+        run(["systemctl", "reset-failed", name])
+    if state["enabled"] and not before["enabled"] and changes.step(f"disable {name}", disabled):
+        must(["systemctl", "disable", name])
+    changes.ledger.restarted(name)
 
 
 def start(name: str, verb: str) -> None:

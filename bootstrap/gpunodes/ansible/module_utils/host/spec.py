@@ -79,6 +79,8 @@ class Driver:
 
     modules: Sequence[str]
     conflicting_module: str = ""
+    loaded: bool = True
+    """Whether to load them now; if not, they are only built: this machine has no GPU."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,14 @@ class Service:
     """A systemd service: always enabled; started, and restarted after changes, unless ``started`` is false.
 
     With ``when_exists`` it is started only if that file exists. A ``proxied`` one gets the proxies in its environment.
+    With ``off`` it is stopped and disabled instead, unless it was on before gpunodes.
     """
 
     name: str
     started: bool = True
     when_exists: str = ""
     proxied: bool = False
+    off: bool = False
 
 
 @dataclass(frozen=True)
