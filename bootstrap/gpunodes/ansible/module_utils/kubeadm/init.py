@@ -16,7 +16,7 @@ from ..cluster.tokens import new_token
 from ..host import services
 from ..kube_api import ApiError, Client
 from ..ledger import Ledger
-from ..problem import MachineProblem
+from ..problem import MachineProblem, Problem
 from ..process import run
 from ..report import Difference, Report, of_file
 from . import command, reset
@@ -126,11 +126,12 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
         )
     if unfinished and not _finalised():
         return False
-    cause = kubelet_error() or "its API server does not respond"
+    cause = kubelet_error() or Problem("its API server does not respond")
+    see = "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine"
     raise MachineProblem(
-        f"the control plane on this machine does not work: {cause}",
+        f"the control plane on this machine does not work: {cause.found}",
         "a working control plane, or none",
-        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine",
+        f"{cause.remedy}; {see}" if cause.remedy else see,
     )
 
 
