@@ -7,13 +7,13 @@ is decided here; only the roles' results in the same run, such as the driver's l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner import gpu, gpu_software, node_software, package_sources, systems, versions
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -85,6 +85,8 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
 
     Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
     """
+    allowed = bool(given.settings.get("gpunodes_unsupported_os"))
+    given = replace(given, facts=systems.treated(given.facts, unsupported=allowed))
     version = kubernetes_version(given)
     plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
     if not isinstance(plan, Plan):

@@ -52,7 +52,15 @@ _GPU = {
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
 }
-_SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
+_WORDS = Pattern("plain words", r"[A-Za-z0-9 ._+~-]{0,300}")
+_SYSTEM = {
+    "id": Maybe(_WORD),
+    "version": Maybe(_VERSION),
+    "codename": Maybe(_WORD),
+    "name": Maybe(str),
+    "like": Optional(Maybe(_WORDS)),
+    "base": Optional(Maybe(_WORD)),
+}
 _MACHINE = {
     "os": _SYSTEM,
     "arch": _WORD,

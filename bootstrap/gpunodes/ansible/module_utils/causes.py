@@ -167,7 +167,7 @@ _IMAGE = (
         whole=False,
     ),
     Known(
-        rf"(dial tcp|read tcp|proxyconnect tcp|connect) {_REST}(refused|timed out|i/o timeout|no route|unreachable)",
+        rf"(dial tcp|read tcp|proxyconnect tcp|connect) {_REST}(refused|timed out|i/o timeout|no route to|unreachable)",
         _REACH,
         whole=False,
     ),
