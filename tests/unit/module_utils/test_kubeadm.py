@@ -144,7 +144,7 @@ class Api:
         return {"items": items} if path.endswith("/secrets") else {}
 
     def find(self, _: str) -> Any:
-        return {}
+        return {"metadata": {"resourceVersion": "1"}}
 
     def delete(self, path: str) -> None:
         del self.tokens[path.rpartition("/")[2]]
