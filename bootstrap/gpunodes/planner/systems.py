@@ -35,19 +35,20 @@ def nearest(system: Mapping[str, Any]) -> Row | None:
     words = [str(system.get("id") or ""), *str(system.get("like") or "").split()]
     families = tables.read("systems")["families"]
     named = (name for word in words for name, members in families.items() if word == name or word in members)
-    rows = {name: [row for row in tables.read("systems")["system"] if row["family"] == name] for name in families}
-    family = next(named, None) or next((row["family"] for row in _all() if row["id"] in words), None)
+    every = tables.read("systems")["system"]
+    family = next(named, None) or next((row["family"] for row in every if row["id"] in words), None)
     if family is None:
         return None
+    rows = [row for row in every if row["family"] == family]
     # A family's own system stands for those that derive from it: RHEL for Oracle Linux.
-    ids = {row["id"] for row in rows[family]}
-    own = words[0] if words[0] in ids else family
-    candidates = sorted((row for row in rows[family] if row["id"] == own), key=lambda row: _numbers(row["version"]))
+    own = words[0] if words[0] in {row["id"] for row in rows} else family
+    candidates = sorted((row for row in rows if row["id"] == own), key=lambda row: _numbers(row["version"]))
     names = {system.get("codename"), system.get("base")} - {None, ""}
     by_name = [row for row in candidates if row["codename"] in names]
     version = _numbers(str(system.get("version") or ""))
     older = [row for row in candidates if not version or _numbers(row["version"]) <= version]
-    return (by_name or older or candidates[:1])[-1]
+    found: Row = (by_name or older or candidates[:1])[-1]
+    return found
 
 
 def treated(facts: Mapping[str, Any], *, unsupported: bool) -> Mapping[str, Any]:
@@ -58,10 +59,6 @@ def treated(facts: Mapping[str, Any], *, unsupported: bool) -> Mapping[str, Any]
         return facts
     other = {"id": row["id"], "version": row["version"], "codename": row["codename"] or None, "name": row["title"]}
     return {**facts, "os": other}
-
-
-def _all() -> list[Row]:
-    return list(tables.read("systems")["system"])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

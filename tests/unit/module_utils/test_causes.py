@@ -390,6 +390,17 @@ def test_a_hostile_output_costs_little_and_controls_nothing(program: Program) ->
     assert len(cause.found) < 500
 
 
+def test_a_login_in_an_address_is_not_shown() -> None:
+    """dnf shows the whole address of a source, and kubeadm a token."""
+    url = "https://admin:hunter2@mirror.example/repodata/repomd.xml"
+    cause = causes.of(Program.DNF, f"  - Curl error (7): Couldn't connect to server for {url} [refused]\n")
+    assert "hunter2" not in str(cause)
+    assert "@mirror.example/repodata" in cause.found
+    assert "abcdef.0123456789abcdef" not in str(
+        causes.of(Program.KUBEADM, "error: token abcdef.0123456789abcdef: no\n")
+    )
+
+
 def test_a_long_line_is_cut_around_its_cause() -> None:
     line = f"dpkg: error: cannot write '/{'a' * 1500}': No space left on device, {'b' * 200}\n"
     assert "No space left on device" in causes.of(Program.APT, line).found

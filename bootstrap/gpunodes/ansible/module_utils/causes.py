@@ -1,7 +1,7 @@
 """The first cause of a program's failure: the line of its output that an experienced operator would look for. Pure.
 
-The output is untrusted: it is bounded, and what is shown of it has no control characters. The texts that the patterns
-match are recorded, with their sources, in tests/unit/module_utils/test_causes.py.
+The output is untrusted: it is bounded, and what is shown of it has no control characters and no logins. The texts that
+the patterns match are recorded, with their sources, in tests/unit/module_utils/test_causes.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from .masking import Mask
 from .problem import Problem
 from .tree import shown
 
@@ -299,8 +300,9 @@ def bounded(output: str) -> str:
 def _lines(output: str) -> Iterator[str]:
     """The lines without control characters and indentation; a line that ends with a colon is joined with the next."""
     heading = ""
+    mask = Mask()
     for raw in bounded(output).splitlines():
-        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", raw[:_LONGEST_LINE])
+        text = mask.shapes(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", raw[:_LONGEST_LINE]))
         line = shown(" ".join(text.split())).removeprefix("- ")
         indented = text[:1].isspace()
         if heading and not (indented and line):

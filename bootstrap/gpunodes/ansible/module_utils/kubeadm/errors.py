@@ -18,10 +18,10 @@ _LONGEST_CHECK = 500
 def failure(verb: str, result: CommandResult, kubelet: Problem | None) -> MachineProblem:
     """Why kubeadm failed; with the cause in the kubelet's journal if kubeadm only waited for the kubelet or the API."""
     cause = kubeadm_error(result.text)
-    timed_out = result.code == _TIMED_OUT or re.search(r"kubelet|timed out|deadline|wait|connect", cause.found)
-    timed_out = timed_out and not cause.found.startswith("[ERROR ")
+    waited = result.code == _TIMED_OUT or re.search(r"kubelet|timed out|deadline|wait|connect", cause.found)
     found = f"kubeadm {verb}: {cause.found}"
-    if kubelet and timed_out:
+    # kubeadm's own checks fail before it starts the kubelet.
+    if kubelet and waited and not cause.found.startswith("[ERROR "):
         return MachineProblem(f"{found}; kubelet: {kubelet.found}", "", kubelet.remedy or cause.remedy, result.text)
     return MachineProblem(found, "", cause.remedy, result.text)
 
