@@ -384,6 +384,32 @@ def test_a_stand_in_machine_with_ansible_s_reserved_keys_ends_no_run(fleet: Mach
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_stand_in_machine_alone_is_control_plane_and_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gpus: bool
+) -> None:
+    """Its node gets labels, the device plugin and the verification of a worker's GPUs, without a group of workers."""
+    settings = {**SETTINGS, "gpunodes_control_plane_schedulable": True, "gpunodes_pool": "all"}
+    fleet = machines(tmp_path, {"control_plane": ["control-1"]}, settings)
+    for name, value in fleet.environment.items():
+        monkeypatch.setenv(name, value)
+    made = machine_report("control-1", 1, swap=[])
+    made["gpu"]["functions"] = made["gpu"]["functions"] if gpus else []
+    fleet.answer("control-1", "host_facts", {"host_facts": made})
+    fleet.answer("control-1", "cluster_info", {"cluster": None})
+    fleet.answer("control-1", "host", {"actions": [], "versions": {"kubeadm": "1.36.3-1.1"}, "reboot": ""})
+    fleet.answer("control-1", "gpu_verify", {"gpu_levels": [], "labels": {"gpunodes.dev/gpu-count": "1"}})
+    fleet.answer("control-1", "kubeadm_init", {"actions": ["kubeadm init"], "changed": True})
+    done = played(fleet, "up.yml")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    seen = modules(fleet)
+    assert {"kubeadm_init", "node_pools", "node_ready"} <= seen
+    assert not {"kubeadm_join", "join_token"} & seen
+    assert ({"gpu_verify", "gpu_served"} <= seen) == gpus
+    assert fleet.asked.count("control-1/kube_objects") == 1 + gpus  # the network, and the device plugin
+
+
 def test_an_invalid_cluster_report_is_refused_whatever_else_the_stand_in_reports(fleet: Machines) -> None:
     """Ansible lets a module report its own task as skipped."""
     for word in ({}, {"skipped": True}):

@@ -161,6 +161,22 @@ def reboot_option(command: _Command) -> _Command:
     return wrapped  # type: ignore[return-value]  # as above
 
 
+def unsupported_os_option(command: _Command) -> _Command:
+    """--unsupported-os, added to the settings of the run in ``flags``; above run_options."""
+
+    @click.option(
+        "--unsupported-os",
+        is_flag=True,
+        help="Treat an operating system that is not supported as the nearest one of the same family.",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, unsupported_os: bool, flags: CommonOptions, **kwargs: Any) -> Any:
+        requested = {"gpunodes_unsupported_os": True} if unsupported_os else {}
+        return command(*args, flags=requesting(flags, requested), **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # as above
+
+
 def connection_options(command: _Command) -> _Command:
     """--user, --key and --port, passed as ``connection``; raises WrongInput for invalid values."""
 

@@ -17,6 +17,7 @@ from gpunodes.operations.init_master import OPERATION
 @click.argument("machine", required=False, shell_complete=complete.machines)
 @common.connection_options
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 

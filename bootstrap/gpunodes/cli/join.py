@@ -21,6 +21,7 @@ from gpunodes.operations.join import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(
     machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
 ) -> int:

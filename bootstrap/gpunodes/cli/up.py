@@ -16,6 +16,7 @@ from gpunodes.operations.up import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """Set up the whole inventory: control plane and workers, prepared in parallel.
 

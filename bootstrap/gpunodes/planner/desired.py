@@ -24,6 +24,7 @@ from gpunodes.planner import (
     node_software,
     package_sources,
     proxies,
+    systems,
     time_service,
     versions,
 )
@@ -114,6 +115,8 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
 
     Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
     """
+    allowed = bool(given.settings.get("gpunodes_unsupported_os"))
+    given = replace(given, facts=systems.treated(given.facts, unsupported=allowed))
     version = kubernetes_version(given)
     plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
     address = _address(given)

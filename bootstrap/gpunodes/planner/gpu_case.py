@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.planner import tables
+from gpunodes.planner import systems, tables
 from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 
 Row = Mapping[str, Any]
@@ -30,7 +30,7 @@ class Case:
         self.reasons: list[Reason] = []
         os = facts.get("os") or {}
         self.id = str(os.get("id") or "")
-        self.system = system_of(self.id, str(os.get("version") or ""))
+        self.system = _system_of(os)
         self.gpus = gpus_of(facts)
         self.generations = [row for row in tables.read("drivers")["generation"] if self.has(row["name"])]
 
@@ -89,12 +89,10 @@ def expected_gpus(facts: Facts) -> tuple[str, ...]:
     return tuple((facts.get("gpu") or {}).get("expected") or ())
 
 
-def system_of(id_: str, version: str) -> str | None:
+def _system_of(system: Row) -> str | None:
     """The name of a system in the tables (``debian 13``; ``rhel 9`` for 9.4), None for an unknown one."""
-    for row in tables.read("systems")["system"]:
-        if id_ == row["id"] and (version == row["version"] or version.startswith(row["version"] + ".")):
-            return f"{row['id']} {row['version']}"
-    return None
+    row = systems.known(system)
+    return f"{row['id']} {row['version']}" if row else None
 
 
 def title_of(system: str | None) -> str:

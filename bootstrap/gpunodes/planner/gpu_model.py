@@ -68,6 +68,8 @@ class RequestedSoftware:
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
+    unsupported_os: bool = False
+    """A system that no row knows is treated as the nearest one."""
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -78,6 +80,7 @@ class RequestedSoftware:
             "gpunodes_cudnn_version": self.cudnn,
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
+            "gpunodes_unsupported_os": self.unsupported_os,
         }
 
 

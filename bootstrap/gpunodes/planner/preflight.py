@@ -18,7 +18,7 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import described, reported
 from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, tables, versions
+from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, systems, tables, versions
 from gpunodes.planner.membership import membership
 from gpunodes.planner.networks import NetworkSettings
 
@@ -125,13 +125,24 @@ def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirem
     return {name: address for name, address in {**found, **own}.items() if address}
 
 
-def _system(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     os = facts["os"]
-    rows = [row for row in tables.read("systems")["system"] if row["id"] == os["id"]]
-    version = str(os["version"] or "")
-    if not any(version == row["version"] or version.startswith(row["version"] + ".") for row in rows):
-        known = ", ".join(row["title"] for row in tables.read("systems")["system"])
-        yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {known}", "install one of these")
+    row = systems.nearest(os)
+    if systems.known(os) is None and not (row and candidate.requested.unsupported_os):
+        titles = ", ".join(each["title"] for each in tables.read("systems")["system"])
+        remedy = f", or use --unsupported-os, which treats it as {row['title']}" if row else ""
+        yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {titles}", f"install one of these{remedy}")
+
+
+def _treated(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    os = facts["os"]
+    row = systems.nearest(os) if candidate.requested.unsupported_os else None
+    if row and systems.known(os) is None:
+        yield Problem(
+            f"{os['name'] or os['id']} is not supported, and is treated as {row['title']} (gpunodes_unsupported_os)",
+            "a supported system",
+            "packages for another release may not install or work: try it on a machine that you can reinstall",
+        )
 
 
 def _architecture(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -230,7 +241,10 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
     planned = _planned(candidate, facts, requirements)
     packages = planned.packages if isinstance(planned, gpu.Plan) else ()
     unused = {source.value for source in gpu.Source} - {package.source.value for package in packages}
+    treated = candidate.requested.unsupported_os and systems.known(facts["os"]) is None
     for source in facts["sources"]:
+        if treated and not source["name"].startswith("images of "):
+            continue  # the machine checked the addresses for its own system, not for the one that it is treated as
         # An installed driver, or one from another source, does not need NVIDIA's source.
         if not source["ok"] and source["name"] not in unused:
             yield Problem(
@@ -350,6 +364,7 @@ def _network(
 
 CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
+    Check("os", "no system is treated as another one (--unsupported-os)", _treated, Severity.WARNING),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
     Check("cpus", "enough CPUs for the machine's role", _cpus, of_node=True),

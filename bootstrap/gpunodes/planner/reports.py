@@ -88,7 +88,15 @@ _FIREWALL = {
     "writable": bool,
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
-_SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
+_WORDS = Pattern("plain words", r"[A-Za-z0-9 ._+~-]{0,300}")
+_SYSTEM = {
+    "id": Maybe(_WORD),
+    "version": Maybe(_VERSION),
+    "codename": Maybe(_WORD),
+    "name": Maybe(str),
+    "like": Optional(Maybe(_WORDS)),
+    "base": Optional(Maybe(_WORD)),
+}
 _MACHINE = {
     "os": _SYSTEM,
     "arch": _WORD,

@@ -15,6 +15,8 @@ def test_os_release() -> None:
         "version": "13",
         "codename": "trixie",
         "name": "Debian GNU/Linux 13 (trixie)",
+        "like": None,
+        "base": None,
     }
 
 

@@ -133,6 +133,8 @@ class Source(packages.Apt):
         self.read = late
         self.calls: list[str] = []
 
+    unread = ""
+
     def _trusted(self) -> bool:
         return accepts(self.key_file.parent, self.key_file.read_text(), "by-subkey")
 

@@ -11,9 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 
+from . import causes
+from .causes import Program
 from .host.proxies import variables_of
 from .problem import MachineProblem
-from .process import PATH, last_line, must, run
+from .process import PATH, must, run
 from .report import Difference, Report
 
 _NAMESPACE = "gpunodes"
@@ -63,10 +65,12 @@ def _load(images: Sequence[str]) -> None:
             )
             fetched.callback(run, [*ctr, "images", "remove", name])
             if not result.ok:
+                cause = causes.of(Program.IMAGE, result.text)
                 raise MachineProblem(
-                    f"the image {name} cannot be pulled: {last_line(result.err)}",
+                    f"the image {name} cannot be pulled: {cause.found}",
                     "a mirror that has it",
-                    "see gpunodes_image_mirrors",
+                    cause.remedy or "see gpunodes_image_mirrors",
+                    result.text,
                 )
         # A single archive contains shared layers only once.
         must([*ctr, "images", "export", f"{folder}/images.tar", *images], _FETCH_LIMIT_S)
@@ -74,7 +78,8 @@ def _load(images: Sequence[str]) -> None:
     lost = [name for name in images if not present(name)]
     if lost or not loaded.ok:
         raise MachineProblem(
-            f"Docker does not have {', '.join(lost or images)} after loading it: {last_line(loaded.text)}",
+            f"Docker does not have {', '.join(lost or images)} after loading it: "
+            f"{causes.of(Program.IMAGE, loaded.text).found}",
             "an image with this name",
             # github.com/moby/moby, issue 43570: the older store keeps digests only of images that Docker itself pulled.
             "use Docker's containerd image store, which names with a digest require, or use only the tag"

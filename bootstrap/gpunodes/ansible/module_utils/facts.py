@@ -178,6 +178,9 @@ def parse_os_release(text: str) -> dict[str, str | None]:
         "id": values.get("ID"),
         "version": values.get("VERSION_ID"),
         "codename": values.get("VERSION_CODENAME"),
+        "like": values.get("ID_LIKE"),
+        # The code name of the system that it derives from.
+        "base": values.get("UBUNTU_CODENAME") or values.get("DEBIAN_CODENAME"),
         "name": _pretty(text),
     }
 

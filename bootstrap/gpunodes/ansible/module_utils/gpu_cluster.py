@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import devices, kube_api
-from .cluster.nodes import GPU_BOOT, on_node, pod_problem
+from .cluster.nodes import GPU_BOOT, event_text, on_node, pod_problem
 from .gpu_verify import Level
 from .kube_api import ApiError, Client
 
@@ -175,7 +175,7 @@ def _events(client: Client, job_name: str) -> list[str]:
         return []
     matching = [event for event in found if str(event.get("involvedObject", {}).get("name", "")).startswith(job_name)]
     matching.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return [f"{event['reason']}: {event['message']}" for event in matching[-1:]]
+    return [event_text(event) for event in matching[-1:]]
 
 
 def _delete(client: Client, name: str) -> None:

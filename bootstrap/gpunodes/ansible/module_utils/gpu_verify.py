@@ -20,7 +20,8 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from . import gpu_facts
+from . import causes, gpu_facts
+from .causes import Program
 from .host import gpu_driver
 from .problem import MachineProblem
 from .process import PATH, CommandResult, last_line, run
@@ -185,10 +186,11 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
     name = f"gpunodes-verify-{secrets.token_hex(3)}"
     pulled, command, cleanup = (_docker if runtime == "docker" else _containerd)(image, name)
     if not pulled.ok:
+        cause = causes.of(Program.IMAGE, pulled.text)
         raise MachineProblem(
-            f"the image {image} cannot be pulled: {last_line(pulled.text)}",
+            f"the image {image} cannot be pulled: {cause.found}",
             "an image to run",
-            "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
+            cause.remedy or "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
         )
     result = run_or_abandon(command, _CONTAINER_LIMIT_S)
     if not result.ok:

@@ -63,9 +63,13 @@ class Mask:
             return self._hidden(str(value))
         return self.text(value) if isinstance(value, str) else value
 
+    def shapes(self, text: str) -> str:
+        """``text`` without what has the shape of a secret, whatever its name: a login in a URL, a token, a key."""
+        return _SHAPES.sub(lambda found: self._hidden(found.group()), text)
+
     def text(self, text: str) -> str:
         """``text`` without secrets, and without characters that UTF-8 cannot encode."""
-        shaped = _SHAPES.sub(lambda found: self._hidden(found.group()), text)
+        shaped = self.shapes(text)
         parts = []
         end = 0
         for found in _ASSIGNED.finditer(shaped):

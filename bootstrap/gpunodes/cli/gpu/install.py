@@ -17,6 +17,7 @@ from gpunodes.operations.gpu_install import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(machines: tuple[str, ...], flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """Install the GPU software of machines, with or without a cluster.
 

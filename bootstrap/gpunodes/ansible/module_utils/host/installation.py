@@ -65,7 +65,7 @@ def _choose(
     for package in missing:
         same = {**present, **chosen}.get(package.same_as, "")
         exact = packages.RequestedPackage(package.name, f"{packages.upstream(same)}*") if same else package
-        chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
+        chosen[package.name] = packages.choose(exact, available.get(package.name, ()), sources.unread)
     return chosen
 
 
@@ -99,7 +99,7 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
         manager.install(chosen)
     except MachineProblem as problem:
         # Outdated lists name files that no longer exist. dnf checks keys only during the installation.
-        if "404" not in str(problem) and "Unable to fetch" not in str(problem) and not sources.renew_keys():
+        if not isinstance(problem, packages.NotFetched) and not sources.renew_keys():
             raise
         sources.refresh()
         manager.install(chosen)

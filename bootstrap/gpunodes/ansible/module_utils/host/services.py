@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 
+from .. import causes
+from ..causes import Program
 from ..problem import MachineProblem
 from ..process import must, run
 from ..report import Difference
@@ -56,14 +59,25 @@ def _turn_off(changes: Changes, name: str, state: Mapping[str, bool]) -> None:
 
 
 def start(name: str, verb: str) -> None:
-    """Start or restart a service; raises MachineProblem with the last line of its journal if it fails."""
+    """Start or restart a service; raises MachineProblem with the first cause in its journal if it fails."""
     run(["systemctl", "reset-failed", name])
+    began = time.time()
     result = run(["systemctl", verb, name], 300)
     if not result.ok:
-        output = run(["journalctl", "--unit", name, "--lines", "1", "--output", "cat", "--no-pager"]).out.strip()
-        raise MachineProblem(
-            f"{name} does not start: {output or result.text.strip()}", "", f"see `journalctl -u {name}`"
-        )
+        journal = [
+            "journalctl",
+            "--unit",
+            name,
+            f"--since=@{began - 1:.0f}",
+            "--lines=500",
+            "--output=cat",
+            "--no-pager",
+        ]
+        output = run(journal).out
+        cause = causes.find(Program.SERVICE, output) or causes.of(Program.SERVICE, result.text)
+        see = f"see `journalctl -u {name}`"
+        remedy = f"{cause.remedy}; {see}" if cause.remedy else see
+        raise MachineProblem(f"{name} does not start: {cause.found}", "", remedy, f"{result.text}\n{output}")
 
 
 def states(names: Sequence[str]) -> dict[str, dict[str, bool]]:

@@ -72,6 +72,11 @@ class Sources:
                 raise
             self.manager.refresh(paths)
 
+    @property
+    def unread(self) -> str:
+        """Why sources could not be read when they were last refreshed, "" if all were."""
+        return self.manager.unread
+
     def renew_keys(self) -> bool:
         """Fetch the keys of the sources again, once per run; whether one changed.
 

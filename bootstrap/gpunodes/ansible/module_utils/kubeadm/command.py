@@ -11,7 +11,6 @@ from typing import Any
 
 from .. import disk, firewall, tree
 from ..ledger import Ledger
-from ..problem import MachineProblem
 from ..process import CommandResult, run_while_connected
 from .errors import failure, kubelet_error
 
@@ -72,7 +71,7 @@ def run(
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
-        raise MachineProblem(f"kubeadm {verb}: {failure(result, kubelet_error(began))}")
+        raise failure(verb, result, kubelet_error(began))
 
 
 def without_proxies() -> dict[str, str]:
