@@ -15,7 +15,7 @@ from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
-from gpunodes.operations import claims, pools, preflight
+from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu
@@ -126,6 +126,7 @@ def carry_out(
         ended, lost = _play(
             play, folder, tracker.on_event, claim, functools.partial(_at_work, operation, tracker, control), view
         )
+        burn_in_history.note(inventory.cluster, [machine.name for machine in machines], tracker.answers)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
     interrupted = ended.interrupted and lost is None
@@ -221,6 +222,7 @@ def _applicable(
     return {
         Only.GPUS: set(requested),
         Only.NODES: set(requested),
+        Only.BURN_IN: {name for name, request in requested.items() if request["gpunodes_burn_in"]},
         Only.CUDA: {
             name
             for name, request in requested.items()
