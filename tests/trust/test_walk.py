@@ -397,6 +397,7 @@ COMMANDS = {
     "gpu install worker-1 --dry-run": "",
     "gpu remove worker-2 --dry-run": "",
     "gpu verify worker-2": "",
+    "gpu burn-in worker-2 --dry-run": "",
 }
 
 
