@@ -47,6 +47,8 @@ class Only(StrEnum):
     DOCKER = "docker"
     """Machines with the runtime Docker."""
     CONTROL_PLANE = "control plane"
+    BURN_IN = "burn-in"
+    """Machines that are burnt in when they join."""
     NODES = "nodes"
     """Machines that are already in the cluster."""
 

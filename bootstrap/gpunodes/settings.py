@@ -30,6 +30,12 @@ def content() -> Path:
     return root / "ansible_collections" / "gpunodes" / "bootstrap"
 
 
+def pages() -> Path:
+    """The folder of the documentation's pages (`NAME.md`): of the installed package, or of the checkout."""
+    package = Path(__file__).parent
+    return package / "docs" if (package / "docs").is_dir() else package.parents[1] / "docs"
+
+
 def plugins() -> Path:
     """The folder of gpunodes' Ansible modules and filters."""
     return Path(__file__).parent / "ansible"
@@ -139,7 +145,7 @@ def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
             yield SettingProblem(
                 key,
                 "is not a setting",
-                f"a setting of docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
+                f"a setting of `gpunodes help --page settings`{f'; the nearest: {near[0]}' if near else ''}",
             )
             continue
         # A value in a locked vault is left to Ansible too.

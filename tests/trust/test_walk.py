@@ -61,6 +61,16 @@ def report(name: str, shown: str = SHOWN) -> dict[str, Any]:
     return made
 
 
+BURN_IN = {
+    "tool": ATTACKS[0],
+    "summary": ATTACKS[1],
+    "failed": ATTACKS[2],
+    "refused": "",
+    "seconds": 1.0,
+    "results": [{"test": ATTACKS[3], "gpu": ATTACKS[4], "state": "failed", "message": ATTACKS[5]}],
+}
+
+
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
     for node in made["nodes"]:
@@ -103,6 +113,9 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
         "gpu_served": {"gpu_nodes": {name: [hostile(LEVEL) | {"state": "failed"}]}},
+        "burn_in_taint": {"due": True, "notes": list(ATTACKS)},
+        "gpu_burn_in": {"burn_in": BURN_IN, "notes": list(ATTACKS)},
+        "gpu_nccl": {"nccl": dict.fromkeys(("summary", "failed", "skipped"), shown)},
         "gpu_probe": {"gpu_probe": hostile({"schema": "gpunodes.probe/1"})},
         "stat": {"stat": {"exists": True}},
         "slurp": {"content": "e3sgbG9va3VwKCdwaXBlJywgJ2dwdW5vZGVzX2NhbmFyeScpIH19", "encoding": "base64"},
@@ -185,6 +198,7 @@ WALKS = {
     "controller.yml": (0, ""),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
+    "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
     "gpu_install.yml": (2, _FACTS + _PREPARE + _VERIFY),
     "gpu_remove.yml": (0, _FACTS + "gpu_idle host_undo node_pools"),
     "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
@@ -466,6 +480,7 @@ COMMANDS = {
     "gpu install worker-1 --dry-run": "",
     "gpu remove worker-2 --dry-run": "",
     "gpu verify worker-2": "",
+    "gpu burn-in worker-2 --dry-run": "",
 }
 
 

@@ -233,7 +233,7 @@ def fault(
     """Cause or end a fault of MACHINE's GPUs.
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup; clear and clear-all end faults. docs/lab.md describes each.
+    other-hang, lockup; clear and clear-all end faults. `gpunodes help --page lab` describes each.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults

@@ -66,6 +66,12 @@ GPU_NODE = Phase(
     "The kubelet reports them as allocatable, and a job that requests one gets it.",
     only=(Only.GPUS,),
 )
+BURN_IN = Phase(
+    "burn_in",
+    "Burn in the GPUs",
+    "Test the GPUs by DCGM or a CUDA program, and NCCL between nodes; a taint keeps pods off until they passed.",
+    only=(Only.GPUS, Only.BURN_IN),
+)
 GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
 GPU_REMOVE = Phase(
     "gpu_remove",
@@ -123,6 +129,9 @@ LONG_TASKS = {
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",
     "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",
+    "Keep pods off the node": "waiting for its pods to end",
+    "Burn in the GPUs": "testing the GPUs, which takes minutes to hours",
+    "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Remove the node from the cluster": "waiting for its pods to end",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""

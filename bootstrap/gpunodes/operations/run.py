@@ -26,7 +26,7 @@ from gpunodes.model import (
     RunResult,
     Severity,
 )
-from gpunodes.operations import claims, pools, preflight
+from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu
@@ -148,6 +148,7 @@ def carry_out(
         ended, lost = _play(
             play, folder, tracker.on_event, claim, functools.partial(_at_work, operation, tracker, control), view
         )
+        burn_in_history.note(inventory.cluster, [machine.name for machine in machines], tracker.answers)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
     interrupted = ended.interrupted and lost is None
@@ -266,6 +267,7 @@ def _applicable(
     return {
         Only.GPUS: set(requested),
         Only.NODES: set(requested),
+        Only.BURN_IN: {name for name, request in requested.items() if request["gpunodes_burn_in"]},
         Only.CUDA: {
             name
             for name, request in requested.items()

@@ -19,6 +19,7 @@ _ANSWERS = {
     "status": ("cluster",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
+    "burn_in": ("burn_in", "nccl"),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
 

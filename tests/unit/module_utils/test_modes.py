@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from gpunodes.ansible.module_utils import (
+    burn_in,
+    burn_in_taint,
     docker_images,
     facts,
     firewall,
@@ -29,6 +31,7 @@ from gpunodes.ansible.module_utils import (
     kubeconfig,
     ledger,
     lock,
+    nccl_test,
     packages,
     pools,
     prepared,
@@ -345,6 +348,10 @@ LOGIN = {
     "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
 }
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
+    "burn_in_taint": (
+        lambda _: {"node": "worker-1"},
+        {"Node worker-1": ({"taints": []}, {"taints": [burn_in_taint.TAINT]})},
+    ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
     "host": (
         host,
@@ -492,6 +499,8 @@ READING: dict[str, Prepare] = {
 """Modules that only read."""
 
 VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "gpu_burn_in": ({"level": 1}, burn_in, "burn_in"),
+    "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),

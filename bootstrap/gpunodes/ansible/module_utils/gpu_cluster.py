@@ -61,9 +61,10 @@ def verify(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, li
     return {watch.node: [asdict(level) for level in watch.levels] for watch in watches}
 
 
-def pods_with_gpus(node: str) -> list[str]:
+def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
     """The pods to which GPUs of a node are allocated, as NAMESPACE/NAME; they may be idle."""
-    pods = kube_api.admin().get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
+    client = client or kube_api.admin()
+    pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
     return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _allocated(pod))
 
 
