@@ -156,6 +156,7 @@ def preflight_facts() -> dict[str, object]:
         "hostname": "gpu-1",
         "machine_id": "0a",
         "product_uuid": "1A",
+        "default_address": "10.0.0.2",
         "listening": [],
         "modules": {},
         "packages": {},
