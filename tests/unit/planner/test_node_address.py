@@ -93,7 +93,7 @@ def test_a_machine_without_an_ipv4_address(default: str | None) -> None:
 @pytest.mark.parametrize("role", ["worker", "control_plane"])
 def test_a_node_keeps_its_address(role: str) -> None:
     """Nodes that joined before this setting existed have the address that the kubelet chose."""
-    joined = {"role": role, "node": "192.168.7.11"}
+    joined: dict[str, Any] = {"role": role, "node": "192.168.7.11"}
     assert address(reached="10.0.0.11", **joined) == "192.168.7.11"
     assert address("192.168.7.11", **joined) == "192.168.7.11"
     assert address("192.168.7.0/24", **joined) == "192.168.7.11"
@@ -146,7 +146,7 @@ def test_preflight_reports_it_before_anything_is_changed() -> None:
 
 def test_preflight_finds_the_node_of_a_machine() -> None:
     worker = two_networks("worker", boot_id="b7", hostname="worker-1")
-    node = {"boot_id": "b7", "address": "192.168.7.11", "addresses": ["192.168.7.11"]}
+    node: dict[str, Any] = {"boot_id": "b7", "address": "192.168.7.11", "addresses": ["192.168.7.11"]}
     assert judged("192.168.7.0/24", worker, **node) == []
     [finding] = judged("10.0.0.11", worker, **node)
     assert (
@@ -156,7 +156,7 @@ def test_preflight_finds_the_node_of_a_machine() -> None:
 
 def test_a_lost_address_is_a_warning() -> None:
     worker = two_networks("worker", boot_id="b7", hostname="worker-1", addresses=["192.168.7.12"], default_address=None)
-    node = {"boot_id": "b7", "address": "192.168.7.11", "addresses": ["192.168.7.11"]}
+    node: dict[str, Any] = {"boot_id": "b7", "address": "192.168.7.11", "addresses": ["192.168.7.11"]}
     [finding] = judged("", worker, **node)
     assert (finding.check, finding.severity) == ("address", Severity.WARNING)
     assert (
@@ -167,7 +167,7 @@ def test_a_lost_address_is_a_warning() -> None:
 @pytest.mark.parametrize(("role", "refused"), [("control_plane", True), ("worker", False)])
 def test_no_machine_joins_a_cluster_with_ipv6(role: str, refused: bool) -> None:
     """Only the control plane decides: a worker that reports an IPv6 address must not stop all joins."""
-    node = {"boot_id": "x", "machine_id": "ff", "product_uuid": "ff", "name": "other", "role": role}
+    node: dict[str, Any] = {"boot_id": "x", "machine_id": "ff", "product_uuid": "ff", "name": "other", "role": role}
     found = judged("", two_networks(), **node, address="10.0.0.1", addresses=["10.0.0.1", "fd00::1", "other"])
     assert [finding.problem.found for finding in found] == (
         ["the control plane of its cluster has the address fd00::1"] if refused else []
@@ -188,7 +188,11 @@ def test_the_desired_state_has_the_address_of_a_node() -> None:
 
 
 def test_plain_ansible_reports_the_same() -> None:
-    requested = {"gpunodes_driver_branch": "", "gpunodes_driver_source": "", "gpunodes_cuda_versions": []}
+    requested: dict[str, Any] = {
+        "gpunodes_driver_branch": "",
+        "gpunodes_driver_source": "",
+        "gpunodes_cuda_versions": [],
+    }
     requested |= {"gpunodes_cudnn_version": "", "gpunodes_runtime": "containerd", "gpunodes_feature_gates": {}}
     requested["gpunodes_node_address"] = "10.0.0.12"
     arguments = ({"gpu-1": two_networks()}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
