@@ -41,6 +41,7 @@ ODD: tuple[Any, ...] = (
 FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
+    ("disks", "mount"), *(("data_directory", "problem", name) for name in ("found", "wanted", "remedy")),
     ("sources", "name"), ("sources", "url"), ("sources", "error"),
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
