@@ -15,6 +15,15 @@ from gpunodes.planner.gpu_model import Group
 _PREBUILT = ("linux-modules-nvidia", "kmod-nvidia")
 """Packages with modules that are built already."""
 
+PATHS = {
+    "usr": "/usr",
+    "cache": "/var/cache",
+    "lib": "/var/lib",
+    "boot": "/boot",
+    "tmp": "/tmp",  # noqa: S108 - its free space is compared, nothing is written
+}
+"""The folder of each file system in the table, except `data`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -51,14 +60,7 @@ def problems(
 def needs(facts: Mapping[str, Any], role: Role, plan: gpu.Plan, requested: gpu.RequestedSoftware) -> list[Need]:
     """What is not installed yet, in the order of the table; CUDA once for each version."""
     counts = {**_node(facts, role, requested), **_gpu(facts, plan, requested)}
-    paths = {
-        "usr": "/usr",
-        "cache": "/var/cache",
-        "lib": "/var/lib",
-        "boot": "/boot",
-        "tmp": "/tmp",  # noqa: S108 - its free space is compared, nothing is written
-        "data": facts["data_directory"]["path"] or "/var/lib",
-    }
+    paths = {**PATHS, "data": facts["data_directory"]["path"] or "/var/lib"}
     return [
         Need(row["title"], paths[row["where"]], row["mib"] * counts[row["for"]])
         for row in tables.read("space")["space"]

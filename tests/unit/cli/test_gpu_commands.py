@@ -152,7 +152,7 @@ def preflight_facts() -> dict[str, object]:
         "memory_mib": 2000,
         "disks": [],
         "data_directory": {"path": "", "problem": None},
-        "clock": {"began": 0, "synchronised": True, "services": [], "own": ""},
+        "clock": {"began": 0, "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": [],
         "hostname": "gpu-1",

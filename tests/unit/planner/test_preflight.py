@@ -34,7 +34,13 @@ def test_a_good_machine_passes() -> None:
         ("python", {"python": "3.6.8"}, "3.6.8"),
         ("cpus", {"cpus": 0}, "0 CPUs"),
         ("memory", {"memory_mib": 512}, "512 MiB"),
-        ("disk", {"disk_free_mib": 100}, "100 MiB"),
+        ("disk", {"disks": [{"path": "/var/lib", "device": 1, "mount": "/", "free_mib": 100}]}, "100 MiB"),
+        (
+            "data_directory",
+            {"data_directory": {"path": "/data", "problem": {"found": "no", "wanted": "a disk", "remedy": "mount it"}}},
+            "no",
+        ),
+        ("time", {"clock": {"began": 1000.0, "synchronised": False, "services": [], "own": ""}}, "no time service"),
         ("cgroup", {"cgroup": 1}, "cgroup v1"),
         ("hostname", {"hostname": "localhost"}, "localhost"),
         ("hostname", {"hostname": "gpu_1"}, "gpu_1"),
@@ -159,7 +165,7 @@ CLUSTER = ClusterRequirements("1.36.3", "sha256:aa", [{"name": "worker-1", "mach
 
 def test_a_node_of_this_cluster_passes_although_its_ports_and_its_name_are_in_use() -> None:
     own = [listener(10250, "kubelet", "kubelet.service"), listener(10256, "kube-proxy", "pods")]
-    assert check({"kubernetes": JOINED, "sockets": own, "disk_free_mib": 10}, requirements=CLUSTER) == []
+    assert check({"kubernetes": JOINED, "sockets": own, "disks": []}, requirements=CLUSTER) == []
 
 
 def test_a_node_of_another_cluster_is_refused() -> None:

@@ -42,6 +42,7 @@ FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
     ("sockets", "program"), ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("disks", "mount"), *(("data_directory", "problem", name) for name in ("found", "wanted", "remedy")),
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),
