@@ -51,7 +51,7 @@ def test_a_machine_is_prepared_without_a_cluster(operator: Operator) -> None:
 
 
 def test_nothing_of_gpunodes_identifies_the_machine(operator: Operator) -> None:
-    """/etc/machine-id and the SSH host keys are left to whoever makes the image."""
+    """/etc/machine-id and the SSH host keys are removed by the user who makes the image."""
     identities = (
         "cat /etc/machine-id /sys/class/dmi/id/product_uuid /etc/hostname; cut -d' ' -f2 /etc/ssh/ssh_host_*.pub"
     )
