@@ -163,10 +163,21 @@ def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -
 
 
 def _is_available(root: str, name: str) -> bool:
-    """Whether apt's sources contain the package; assumed if their lists were never read."""
-    if root != "/" or not glob.glob("/var/lib/apt/lists/*_Packages*"):
+    """Whether apt's sources contain the package; assumed unless the lists of all of them were read.
+
+    gpunodes itself may have read only the lists of its own sources.
+    """
+    if root != "/":
+        return True
+    files = run(["apt-get", "indextargets", "--format", "$(FILENAME)", "Created-By: Packages"], 30).out.splitlines()
+    if not files or not all(map(_was_read, files)):
         return True
     return run(["apt-cache", "show", "--no-all-versions", name], 30).ok
+
+
+def _was_read(file: str) -> bool:
+    # apt keeps lists compressed with any of its methods.
+    return bool(glob.glob(glob.escape(file.partition("_Packages")[0]) + "_Packages*"))
 
 
 def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *, loaded: bool) -> dict[str, Any]:
