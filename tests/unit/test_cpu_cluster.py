@@ -7,7 +7,8 @@ import json
 from gpunodes.model import GpuVerification, Role
 from gpunodes.operations import gpu_verify
 from gpunodes.planner import gpu
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.preflight import judge
 from gpunodes.views import gpu as plans
 from gpunodes.views import gpu_verification
 

@@ -16,7 +16,7 @@ from gpunodes.model import Machine
 from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import RunView
 from gpunodes.planner import gpu, reports, versions
-from gpunodes.planner.preflight import requirements_of
+from gpunodes.planner.candidates import requirements_of
 
 PHASES = (phases.PREFLIGHT,)
 

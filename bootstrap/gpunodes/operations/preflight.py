@@ -17,6 +17,7 @@ from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Ru
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, networks, preflight, reports, versions
+from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
@@ -26,7 +27,7 @@ PHASES = (phases.PREFLIGHT,)
 class Inspection:
     """The facts that a preflight read."""
 
-    candidates: Sequence[preflight.MachineFacts]
+    candidates: Sequence[MachineFacts]
     control: str
     """The control-plane machine, "" if it was not contacted."""
     cluster: Mapping[str, Any] | None
@@ -128,14 +129,14 @@ def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
     return found
 
 
-def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> preflight.MachineFacts:
+def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:
     """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
     if facts is not None:
         why = reports.machine_problem(facts)
-    return preflight.MachineFacts(
+    return MachineFacts(
         name=machine.name,
         role=machine.role,
         facts=None if why else facts,
@@ -166,7 +167,7 @@ def judge(
     seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
 ) -> list[PreflightFinding]:
     """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
-    requirements = preflight.requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
+    requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
     findings = preflight.judge(seen.candidates, requirements)
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())

@@ -13,7 +13,7 @@ from gpunodes.engine import identities
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import nodes, preflight
 from gpunodes.operations.run import Operation, RunOptions
-from gpunodes.planner.preflight import MachineFacts
+from gpunodes.planner.candidates import MachineFacts
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from gpunodes.model import Role, Severity
 from gpunodes.planner import firewall, networks, ports, reports
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.networks import NetworkSettings
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.preflight import judge
 
 from tests.stand_ins import facts, filtered, given, gpu_machine, listener
 

@@ -11,7 +11,8 @@ from gpunodes.ansible.filter import general as filters
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import node_address
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.preflight import judge
 
 from tests.stand_ins import facts, filtered, given, gpu_machine
 

@@ -9,9 +9,10 @@ import pytest
 from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import tables
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.desired import Desired, desired
 from gpunodes.planner.gpu import RequestedSoftware
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.preflight import judge
 
 from tests.stand_ins import facts, given, gpu_machine
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from gpunodes.model import PreflightFinding, Role, Severity
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
-from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.preflight import CHECKS, judge
 
 from tests.stand_ins import facts, listener
 

@@ -8,6 +8,7 @@ import pytest
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import Role
 from gpunodes.planner import desired, preflight, reports
+from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.desired import Desired
 from gpunodes.planner.gpu_case import gpus_of
 from gpunodes.planner.membership import membership
@@ -86,10 +87,8 @@ def test_a_node_cannot_be_prepared(own: dict[str, Any], words: str) -> None:
 
 
 def findings(prepares: bool, *reported: dict[str, Any]) -> set[str]:
-    candidates = [preflight.MachineFacts(f"m-{number}", Role.WORKER, each) for number, each in enumerate(reported)]
-    return {
-        each.check for each in preflight.judge(candidates, preflight.requirements_of(None, "1.36", prepares=prepares))
-    }
+    candidates = [MachineFacts(f"m-{number}", Role.WORKER, each) for number, each in enumerate(reported)]
+    return {each.check for each in preflight.judge(candidates, requirements_of(None, "1.36", prepares=prepares))}
 
 
 def test_name_size_and_identity_of_a_machine_that_becomes_an_image_do_not_matter() -> None:

@@ -15,8 +15,8 @@ from gpunodes.ansible.filter.general import proxy_credentials
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import preflight, reports
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.desired import Desired, desired
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts
 from gpunodes.planner.proxies import credentials, proxies
 
 from tests.stand_ins import facts, given, gpu_machine

@@ -10,6 +10,7 @@ import pytest
 from gpunodes.model import Role
 from gpunodes.operations import gpu_verify
 from gpunodes.planner import gpu, gpu_software, preflight, reports
+from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.settings import defaults
 
 from tests.hostile import ATTACKS, PIN, cluster_report, machine_report
@@ -89,8 +90,8 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
                 assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == violation
             continue
         assert free(where) or value not in ATTACKS, (where, value)
-        candidate = preflight.MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
-        assert preflight.judge([candidate], preflight.requirements_of(CLUSTER, "1.36")) is not None
+        candidate = MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
+        assert preflight.judge([candidate], requirements_of(CLUSTER, "1.36")) is not None
         requested = gpu.requested_of(defaults(), "1.36.3")
         found = gpu.plan("worker-1", document, requested)
         if isinstance(found, gpu.Plan):
@@ -103,8 +104,8 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
         document = changed(CLUSTER, where, value)
         if not reports.cluster_problem(document):
             assert free(where) or value not in ATTACKS, (where, value)
-            candidate = preflight.MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
-            assert preflight.judge([candidate], preflight.requirements_of(document, "1.36")) is not None
+            candidate = MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
+            assert preflight.judge([candidate], requirements_of(document, "1.36")) is not None
 
 
 @pytest.mark.parametrize("name", CLUSTER["nodes"][0])

@@ -9,8 +9,9 @@ from gpunodes.ansible.module_utils import facts as machine_facts
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role, Severity
 from gpunodes.planner import package_sources, reports, systems, tables
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
-from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts
+from gpunodes.planner.preflight import CHECKS
 
 # os-release(5) files of the systems, shortened, and the row that each is treated as.
 DERIVED = {

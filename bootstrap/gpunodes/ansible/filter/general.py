@@ -39,10 +39,11 @@ def preflight(
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
+    from gpunodes.planner.candidates import MachineFacts, requirements_of
     from gpunodes.planner.gpu import requested_of
     from gpunodes.planner.networks import settings_of
     from gpunodes.planner.node_address import SETTING
-    from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
+    from gpunodes.planner.preflight import judge
 
     try:
         candidates = [
@@ -59,8 +60,7 @@ def preflight(
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes, joins=joins)
-    requirements = requirements_of(cluster, kubernetes, prepares=prepares)
+    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 
