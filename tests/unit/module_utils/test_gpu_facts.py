@@ -274,16 +274,18 @@ def test_headers_are_missing_only_if_all_lists_of_apt_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool, shown: bool, available: bool
 ) -> None:
     """gpunodes reads the lists of its own sources first: the distribution's may never have been read."""
-    own, distribution = tmp_path / "gpunodes_Packages", tmp_path / "debian_Packages"
-    (tmp_path / "gpunodes_Packages.lz4").touch()
+    (tmp_path / "own_InRelease").touch()
     if listed:
-        (tmp_path / "debian_Packages.xz").touch()
+        # Of a source without an InRelease file.
+        (tmp_path / "debian_dists_trixie_Release").touch()
+    uris = "'http://own/InRelease' own_InRelease 0 \n'http://debian/InRelease' debian_dists_trixie_InRelease 0 \n"
 
     def run(argv: list[str], limit_s: float) -> CommandResult:
         assert limit_s
-        if argv[:2] == ["apt-get", "indextargets"]:
-            return CommandResult(argv, 0, f"{own}\n{distribution}\n", "")
+        if argv == ["apt-get", "update", "--print-uris"]:
+            return CommandResult(argv, 0, uris, "")
         return CommandResult(argv, 0 if shown else 100, "", "")
 
+    monkeypatch.setattr(gpu_facts, "_APT_LISTS", str(tmp_path))
     monkeypatch.setattr(gpu_facts, "run", run)
     assert gpu_facts._is_available("/", "linux-headers-6.1.0-1-amd64") is available

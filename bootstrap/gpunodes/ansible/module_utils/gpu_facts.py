@@ -148,6 +148,9 @@ def _mok(root: str) -> dict[str, Any]:
     return {"key": None, "enrolled": False}
 
 
+_APT_LISTS = "/var/lib/apt/lists"
+
+
 def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -> dict[str, Any]:
     """Whether the running kernel's headers are installed, and their package; None if no package is known."""
     build = f"/lib/modules/{kernel}/build"
@@ -169,15 +172,16 @@ def _is_available(root: str, name: str) -> bool:
     """
     if root != "/":
         return True
-    files = run(["apt-get", "indextargets", "--format", "$(FILENAME)", "Created-By: Packages"], 30).out.splitlines()
-    if not files or not all(map(_was_read, files)):
+    # Lines such as 'http://host/debian/dists/trixie/InRelease' host_debian_dists_trixie_InRelease 0; nothing is fetched.
+    sources = re.findall(r"^'[^']*' (\S+)Release ", run(["apt-get", "update", "--print-uris"], 30).out, re.MULTILINE)
+    if not all(map(_was_read, sources)):
         return True
     return run(["apt-cache", "show", "--no-all-versions", name], 30).ok
 
 
-def _was_read(file: str) -> bool:
-    # apt keeps lists compressed with any of its methods.
-    return bool(glob.glob(glob.escape(file.partition("_Packages")[0]) + "_Packages*"))
+def _was_read(source: str) -> bool:
+    prefix = f"{_APT_LISTS}/{source.removesuffix('In')}"
+    return os.path.exists(f"{prefix}InRelease") or os.path.exists(f"{prefix}Release")
 
 
 def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *, loaded: bool) -> dict[str, Any]:
