@@ -172,7 +172,7 @@ def _is_available(root: str, name: str) -> bool:
     """
     if root != "/":
         return True
-    # Lines such as 'http://host/debian/dists/trixie/InRelease' host_debian_dists_trixie_InRelease 0; nothing is fetched.
+    # Lines such as 'http://host/dists/trixie/InRelease' host_dists_trixie_InRelease 0; nothing is fetched.
     sources = re.findall(r"^'[^']*' (\S+)Release ", run(["apt-get", "update", "--print-uris"], 30).out, re.MULTILINE)
     if not all(map(_was_read, sources)):
         return True
