@@ -2,8 +2,8 @@
 """Write the reference pages from the code that they describe: `make docs`; `--check` only lists stale pages.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
-meta/argument_specs.yml; between their marks, the tables in supported.md, gpu.md and preparing.md come from the planner's
-tables, that in health.md from the rules of health, and that in mirrors.md from the settings. record.py draws
+meta/argument_specs.yml; between their marks, the tables in supported.md, gpu.md and preparing.md come from those of the
+planner, that in health.md from the rules of health, and that in mirrors.md from the settings. record.py draws
 recording.svg. `--man FOLDER` writes manual pages.
 """
 

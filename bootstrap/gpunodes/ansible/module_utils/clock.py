@@ -45,7 +45,7 @@ def synchronised() -> bool | None:
 
 def services(root: str = "") -> list[str]:
     """The running time services by the names of their systemd units; a time service in a container does not count."""
-    found = set()
+    found: set[str] = set()
     for path in glob.glob(f"{root}/proc/[0-9]*/comm"):
         try:
             if (disk.read(path) or "").strip() in _PROGRAMS:
