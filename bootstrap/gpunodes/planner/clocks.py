@@ -41,7 +41,7 @@ def unattended(
         )
     elif clock["synchronised"] is False:
         yield Problem(
-            f"its clock is not synchronised, although {' and '.join(clock['services'])} runs{known}",
+            f"its clock is not synchronised, although a time service runs ({', '.join(clock['services'])}){known}",
             "a synchronised clock",
             "check that its servers respond (`chronyc sources`, `timedatectl timesync-status`, `ntpq -p`)",
         )

@@ -73,7 +73,9 @@ def test_a_machine_without_a_time_service_is_a_warning_with_its_remedy() -> None
 def test_a_service_that_does_not_synchronise_is_a_warning() -> None:
     clock = {**NO_SERVICE, "services": ["chrony", "ptp4l"]}
     (finding,) = findings("time", facts(clock=clock))
-    assert finding.problem.found.startswith("its clock is not synchronised, although chrony and ptp4l runs")
+    assert finding.problem.found.startswith(
+        "its clock is not synchronised, although a time service runs (chrony, ptp4l); "
+    )
     assert findings("time", facts(clock={**clock, "synchronised": None})) == []
     assert findings("time") == []
 

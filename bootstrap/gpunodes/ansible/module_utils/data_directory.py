@@ -52,6 +52,11 @@ def check(directory: str, folders: Iterable[str], found: ledger.Ledger) -> None:
             _check_new(folder, source(directory, folder), found)
 
 
+def is_path(directory: str) -> bool:
+    """Whether a setting is a path that needs no escape in the file of a unit."""
+    return re.fullmatch(r"(/[A-Za-z0-9._-]+)+", directory) is not None
+
+
 def data_directory(found: ledger.Ledger) -> str:
     """The directory that the machine uses, "" for none."""
     return next((os.path.dirname(path) for path in found.mounts.values()), "")
@@ -98,7 +103,7 @@ def _check_directory(directory: str, folders: Iterable[str]) -> None:
     def refuse(fact: str, wanted: str, remedy: str) -> MachineProblem:
         return MachineProblem(f"gpunodes_data_directory {directory} {fact}", wanted, remedy)
 
-    if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", directory):
+    if not is_path(directory):
         raise refuse("is not a path", "a path of letters, digits and . _ -, such as /data", "choose another directory")
     try:
         state = os.lstat(directory)
@@ -168,7 +173,7 @@ def _check_new(folder: str, path: str, found: ledger.Ledger) -> None:
     if os.path.lexists(path) and path not in found.directories:
         raise MachineProblem(
             f"{path} exists, and gpunodes did not create it",
-            "a directory without it: what is in it may belong to somebody, or to an earlier installation",
+            "a directory without it: it may be the data of other software, or of an earlier installation",
             "move it away, or choose another directory",
         )
 

@@ -65,7 +65,7 @@ def read(
     facts["sources"] = [check.result for check in checks if not check.refused]
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
-    facts["disks"] = data_directory.free([*_SPACE, *([directory] if directory else [])])
+    facts["disks"] = data_directory.free([*_SPACE, *([path] if (path := facts["data_directory"]["path"]) else [])])
     # Last: what the module took in between is no part of the round trip (planner/preflight.py).
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()
@@ -81,13 +81,13 @@ def proxy_of(url: str, proxies: Proxies | None) -> str:
 
 
 def _data_directory(directory: str, runtime: str) -> dict[str, Any]:
-    """The directory, and what is wrong with it as a MachineProblem says it; None if nothing is."""
+    """The directory, "" for none or an invalid path, and what is wrong with it; None if nothing is."""
     problem = None
     try:
         data_directory.check(directory, data_folders(runtime).values(), ledger.load())
     except MachineProblem as error:
         problem = dataclasses.asdict(error.problem)
-    return {"path": directory, "problem": problem}
+    return {"path": directory if data_directory.is_path(directory) else "", "problem": problem}
 
 
 def _machine() -> dict[str, Any]:

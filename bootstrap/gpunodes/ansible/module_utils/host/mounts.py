@@ -55,12 +55,15 @@ def move(changes: Changes) -> None:
             found.note_directories(path for path in (source, folder) if not os.path.lexists(path))
         unit = data_directory.unit(folder)
         values = {"service": service, "folder": folder, "source": source, "disk": found.data_disk}
-        files.write(changes, File(f"{_FOLDER}/{unit}", _MOUNT.format(**values)))
-        files.write(changes, File(f"{_FOLDER}/{service}.service.d/15-gpunodes-data.conf", _DROP_IN.format(**values)))
+        units = {unit: _MOUNT, f"{service}.service.d/15-gpunodes-data.conf": _DROP_IN}
+        written = [
+            files.write(changes, File(f"{_FOLDER}/{name}", content.format(**values))) for name, content in units.items()
+        ]
+        if any(written) and not changes.check:
+            run(["systemctl", "daemon-reload"])
         if data_directory.is_mounted(folder, source):
             continue
         if changes.step(f"mount {source} on {folder}", Difference("mounts", {}, {folder: source})):
             os.makedirs(source, mode=_MODE, exist_ok=True)
             os.chmod(source, _MODE)
-            run(["systemctl", "daemon-reload"])
             must(["systemctl", "start", unit])
