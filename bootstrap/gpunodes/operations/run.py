@@ -148,7 +148,7 @@ def carry_out(
         ended, lost = _play(
             play, folder, tracker.on_event, claim, functools.partial(_at_work, operation, tracker, control), view
         )
-        burn_in_history.note(inventory.cluster, [machine.name for machine in machines], tracker.answers)
+        burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
     interrupted = ended.interrupted and lost is None

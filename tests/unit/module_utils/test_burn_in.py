@@ -256,7 +256,10 @@ def test_dcgm_finds_a_broken_gpu(programs: Path) -> None:
 def test_xids_fail_a_burn_in_that_dcgm_passes(programs: Path) -> None:
     (programs.parent / "engine").touch()
     tests = [{"name": "memory", "results": [{"entity_id": 0, "status": "Pass"}]}]
-    dcgmi(programs, {"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}})
+    report = {"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}
+    dcgmi(programs, report)
+    assert burn_in.burn_in(1, "containerd", "", [])["failed"].endswith("dcgmi: exit code 2, although no test failed")
+    dcgmi(programs, report, f"cat {programs.parent}/diag")
     assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
     (programs.parent / "log").write_text("NVRM: Xid (PCI:0000:3b:00): 63, pid=1\n")
     assert "Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]

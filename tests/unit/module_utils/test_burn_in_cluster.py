@@ -199,7 +199,12 @@ def measure(minimum: float = 0) -> dict[str, Any]:
 def test_nccl_between_two_nodes(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[dict[str, Any]] = []
     call = api.call
-    monkeypatch.setattr(api, "call", lambda *args: (kept.append(args[2]), call(*args))[1])
+
+    def keep(*arguments: Any) -> Any:
+        kept.append(arguments[2])
+        return call(*arguments)
+
+    monkeypatch.setattr(api, "call", keep)
     api.output = REPORT.format(0, 181.5)
     assert measure()["summary"] == "NCCL all_reduce between 2 nodes: 181.5 GB/s bus bandwidth"
     first, second, secret, launcher = kept

@@ -31,9 +31,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def noted(report: Any, nccl: Any = None) -> list[tuple[str, str, str]]:
-    answers = {"burn_in": {"gpu-1": report}, **({"nccl": {"gpu-1": nccl}} if nccl else {})}
-    burn_in_history.note("10.0.0.1", ["gpu-1", "gpu-2"], answers)
+def noted(report: Any, nccl: Any = None, **failures: TaskEnded) -> list[tuple[str, str, str]]:
+    answers: dict[str, dict[str, Any]] = {"burn_in": {"gpu-1": report}, **({"nccl": {"gpu-1": nccl}} if nccl else {})}
+    burn_in_history.note("10.0.0.1", ["gpu-1", "gpu-2"], answers, failures)
     return [(each.what, each.outcome, each.detail) for each in history.read("gpu-1")]
 
 
@@ -52,6 +52,13 @@ def test_nccl_counts_for_machines_that_passed_the_rest() -> None:
     slow = {**NCCL, "failed": "NCCL all_reduce between gpu-1, gpu-2: 2 GB/s"}
     assert noted(REPORT, NCCL)[0][1:] == ("passed", f"{REPORT['summary']}; {NCCL['summary']}")
     assert noted(REPORT, slow)[1][1:] == ("failed", slow["failed"])
+
+
+def test_a_broken_nccl_test_is_no_pass() -> None:
+    task = "Test NCCL between the nodes"
+    assert f"- name: {task}\n" in (ROOT / "roles/burn_in/tasks/main.yml").read_text()
+    broken = TaskEnded("other", "burn_in", task, Outcome.FAILED, 1.0, {"msg": "no SSH server"})
+    assert noted(REPORT, other=broken)[0][1:] == ("failed", "no SSH server")
 
 
 @pytest.mark.parametrize(

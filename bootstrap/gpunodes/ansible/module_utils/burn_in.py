@@ -121,7 +121,10 @@ def _diagnostics(level: int) -> tuple[str, list[TestResult]]:
             "a report of its tests",
             "see `journalctl -u nvidia-dcgm` and /var/log/nvidia-dcgm; the taint stays until a burn-in passes",
         )
-    return tool, list(found.results)
+    results = list(found.results)
+    if ended.code and not any(each.state == FAILED for each in results):
+        results.append(TestResult("dcgmi", "", FAILED, f"exit code {ended.code}, although no test failed"))
+    return tool, results
 
 
 @contextlib.contextmanager

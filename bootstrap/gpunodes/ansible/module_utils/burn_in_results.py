@@ -49,8 +49,9 @@ def diagnosis(text: str, addresses: Mapping[str, str]) -> Diagnosis:
     document = _document(text)
     if document is None:
         return Diagnosis(error=_text(_last(text)) or "it printed nothing")
-    root = next((document[name] for name in _NAMES if isinstance(document.get(name), dict)), {})
-    metadata = document.get("metadata") if isinstance(document.get("metadata"), dict) else {}
+    root = next((found for found in map(document.get, _NAMES) if isinstance(found, dict)), {})
+    metadata = document.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     version = _text(str(metadata.get("version") or root.get("version") or ""))
     if error := root.get("runtime_error"):
         return Diagnosis(version, error=_text(str(error)))
