@@ -3,7 +3,8 @@
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
 meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
-in health.md from the rules of health, that in mirrors.md from the settings, and that in ports.md from the table of ports. record.py draws recording.svg.
+in health.md from the rules of health, that in mirrors.md from the settings, that in ports.md from the ports.
+record.py draws recording.svg.
 `--man FOLDER` writes manual pages.
 """
 

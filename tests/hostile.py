@@ -81,7 +81,7 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "sockets": [
             {
                 "protocol": "tcp",
-                "address": "0.0.0.0",
+                "address": "::",
                 "port": 31000,
                 "pid": 700,
                 "program": "x",

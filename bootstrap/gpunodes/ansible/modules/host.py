@@ -101,9 +101,9 @@ options:
         elements: str
       firewall:
         description: >-
-          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each port,
-          such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the cluster's
-          machines) and C(pods) (ranges of pods).
+          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each
+          port, such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the
+          cluster's machines) and C(pods) (ranges of pods).
         type: dict
       section:
         description: The section of the ledger that records the changes; empty for the ledger itself.
