@@ -142,7 +142,7 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
         "gpus": 0,
         "gpus_verified": False,
         "managed": {
-            "labels": {"gpunodes.dev/pool": "a"},
+            "labels": {"gpunodes.dev/pool": "a", "gpunodes.dev/firewall": "ufw"},
             "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
         },
     }
