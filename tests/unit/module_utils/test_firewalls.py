@@ -151,6 +151,17 @@ def test_a_machine_that_left_the_cluster_loses_its_rules(monkeypatch: pytest.Mon
     assert opened(rules=fewer).actions == []
 
 
+def test_a_rule_of_the_administrator_that_refuses_the_same_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ufw skips a new rule that differs from an existing one in its action only."""
+    there = Ufw(monkeypatch, "ufw reject 6443/tcp\n")
+    with pytest.raises(MachineProblem, match="ufw reject 6443/tcp"):
+        opened()
+    assert there.rules == {"reject 6443/tcp": ""}
+    there.rules = {"limit 6443/tcp": ""}
+    opened()
+    assert "allow 6443/tcp" not in there.rules
+
+
 def test_ufw_without_ipv6_gets_no_ipv6_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Ufw(monkeypatch, "")
     Path(ufw.DEFAULTS).write_text("IPV6=no\n")

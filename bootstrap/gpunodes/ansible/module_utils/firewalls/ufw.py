@@ -69,6 +69,17 @@ def _has_ipv6() -> bool:
     return re.search(r"^IPV6=[\"']?no\b", disk.read(DEFAULTS) or "", re.MULTILINE | re.IGNORECASE) is None
 
 
+def opposed(rule: str, present: Iterable[str]) -> str:
+    """The administrator's rule that refuses the same packets, "" for none: ufw then skips the new one."""
+    others = {rule.replace("allow ", f"{action} ", 1) for action in ("deny", "reject")}
+    return next((each for each in present if each in others), "")
+
+
+def is_limited(rule: str, present: Iterable[str]) -> bool:
+    """Whether the administrator allows the same packets up to a rate."""
+    return rule.replace("allow ", "limit ", 1) in present
+
+
 def add(rule: str) -> None:
     """Add a rule before the others: it only accepts, and one behind an administrator's `deny` has no effect."""
     kind, words = _words(rule)

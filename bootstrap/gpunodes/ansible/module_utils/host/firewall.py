@@ -32,7 +32,14 @@ def open_ports(changes: Changes, firewall: Firewall) -> None:
 def _ufw(changes: Changes, firewall: Firewall) -> None:
     present, needed = ufw.added(), ufw.rules(firewall)
     # The same rule of the administrator is theirs: it stays at a reset.
-    missing = [rule for rule in needed if rule not in present]
+    missing = [rule for rule in needed if rule not in present and not ufw.is_limited(rule, present)]
+    for rule in missing:
+        if opposite := ufw.opposed(rule, present):
+            raise MachineProblem(
+                f"ufw has the rule `ufw {opposite}`",
+                f"`ufw {rule}`, which a node needs",
+                f"delete it (`ufw delete {opposite}`), or set gpunodes_firewall to leave",
+            )
     recorded = changes.ledger.firewalls.get("ufw", ())
     stale = [rule for rule in recorded if rule not in needed and present.get(rule) == wanted.MARK]
     if not missing and not stale:
