@@ -86,7 +86,7 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "sockets": [
             {
                 "protocol": "tcp",
-                "address": "0.0.0.0",
+                "address": "::",
                 "port": 31000,
                 "pid": 700,
                 "program": "x",
@@ -147,7 +147,7 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
         "gpus": 0,
         "gpus_verified": False,
         "managed": {
-            "labels": {"gpunodes.dev/pool": "a"},
+            "labels": {"gpunodes.dev/pool": "a", "gpunodes.dev/firewall": "ufw"},
             "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
         },
     }

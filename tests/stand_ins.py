@@ -20,7 +20,7 @@ SOURCES: dict[str, dict[str, str]] = {
 def listener(port: int, program: str | None, unit: str | None = None, **changes: Any) -> dict[str, Any]:
     """A listening socket in the facts of a machine."""
     pid = None if program is None else 812
-    found = {"protocol": "tcp", "address": "0.0.0.0", "port": port, "pid": pid, "program": program, "unit": unit}
+    found = {"protocol": "tcp", "address": "::", "port": port, "pid": pid, "program": program, "unit": unit}
     return {**found, "interface": None, **changes}
 
 

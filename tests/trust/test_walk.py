@@ -76,7 +76,10 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
     for node in made["nodes"]:
         node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
         node |= {"uid": ATTACKS[1], "addresses": list(ATTACKS), "maintenance": shown}
-        node["managed"]["labels"] = {"gpunodes.dev/pool": shown, ATTACKS[1]: ATTACKS[1]}
+        node["managed"]["labels"] = {
+            **dict.fromkeys(("gpunodes.dev/pool", "gpunodes.dev/firewall"), shown),
+            ATTACKS[1]: ATTACKS[1],
+        }
         node["managed"]["taints"] = hostile(node["managed"]["taints"])
     return made
 
@@ -231,6 +234,9 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     check(fleet, done.stdout + done.stderr)
     assert modules(fleet) == set(asked.split())
     assert done.returncode == code, done.stdout
+    if name == "join.yml":
+        # A join of workers changes one thing on the control plane's machine: its firewall.
+        assert "control-1/host" in fleet.asked
 
 
 # The driver, the toolkit, CUDA, and what every node has.

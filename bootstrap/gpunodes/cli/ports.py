@@ -12,8 +12,8 @@ from gpunodes.cli import options, terminal
 def command(as_json: bool) -> None:
     """List the ports that must be open between the machines.
 
-    For those who manage the network: each port with the machines on which it must be open, and from where. No machine is
-    contacted. docs/ports.md says what gpunodes opens in a machine's own firewall.
+    For those who manage the network: each port with the machines on which it must be open, and from where. No machine
+    is contacted. docs/ports.md says what gpunodes opens in a machine's own firewall.
     """
     from gpunodes.views import ports
 

@@ -13,7 +13,7 @@ PREFLIGHT = Phase(
 NODE = Phase(
     "node",
     "Prepare the machine",
-    "Load kernel modules and set kernel settings for pod networking; disable swap; open the ports in an active firewall.",
+    "Load kernel modules and set kernel settings for pod networking; disable swap; open ports in active firewalls.",
 )
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")

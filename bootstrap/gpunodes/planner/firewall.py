@@ -1,4 +1,4 @@
-"""What the firewall of a node must let through, and what the active firewalls of a machine seem to keep closed. Pure."""
+"""What the firewall of a node must let through, and what active firewalls seem to keep closed. Pure."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ def overlaps(
 ) -> Iterator[Problem]:
     """What of the machine's network overlaps a range, in one problem; routes to larger networks are not among it.
 
-    ``others`` are the addresses of the other machines by name, ``in_cluster``: the cluster exists, its ranges are fixed.
+    ``others`` are the addresses of the other machines by name; ``in_cluster``: the cluster exists, its ranges are
+    fixed.
     """
     found = [each for each in _all(facts, settings, others) if not each.is_wider]
     if found:
@@ -100,7 +101,7 @@ def overlaps(
 
 
 def holes(facts: Mapping[str, Any], settings: NetworkSettings) -> Iterator[Problem]:
-    """Routes through a gateway to networks that contain a range, in one problem: such a route works around the range."""
+    """Routes through a gateway to networks that contain a range, in one problem: they work around the range."""
     if found := [each for each in _all(facts, settings, {}) if each.is_wider]:
         yield Problem(
             _shown(found),
@@ -130,34 +131,46 @@ def _all(facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[st
     network = facts["network"]
     if network is None:
         return []
-    own = (
-        {*itertools.chain(*(each["devices"] for each in tables.read("networks").values()))} if is_node(facts) else set()
-    )
-    found = []
-    on_link: set[tuple[str, Network]] = set()
+    made = {*itertools.chain(*(each["devices"] for each in tables.read("networks").values()))}
+    own = made if is_node(facts) else set()
+    devices = [device for device in network["devices"] if device["name"] not in own]
+    routes = [route for route in network["routes"] if route["device"] not in own]
+    found: list[_Overlap] = []
     for each in _ranges(facts, settings):
-        for device in network["devices"]:
-            if device["name"] in own:
-                continue
-            for address in device["addresses"]:
-                for linked in _without_loopback(address):
-                    on_link.add((device["name"], linked))
-                    if each.network.overlaps(linked):
-                        found.append(_Overlap(each, f"the address {address} of {device['name']}", device["name"]))
-        for route in network["routes"]:
-            for target in _without_loopback(route["to"]):
-                if route["device"] in own or (route["device"], target) in on_link or not each.network.overlaps(target):
-                    continue
+        found += [*_of_addresses(each, devices), *_of_routes(each, routes, devices)]
+        # Docker avoids the networks of its machine, and knows no other machine.
+        if each.setting.startswith('"bip"'):
+            found += [
+                _Overlap(each, f"the address {address} of {name}", "")
+                for name, address in others.items()
+                if any(each.network.overlaps(other) for other in ranges_of(address))
+            ]
+    return found
+
+
+def _of_addresses(each: _Range, devices: Sequence[Mapping[str, Any]]) -> Iterator[_Overlap]:
+    for device in devices:
+        for address in device["addresses"]:
+            if any(each.network.overlaps(linked) for linked in _without_loopback(address)):
+                yield _Overlap(each, f"the address {address} of {device['name']}", device["name"])
+
+
+def _of_routes(
+    each: _Range, routes: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]
+) -> Iterator[_Overlap]:
+    """The routes, without those that an address implies."""
+    implied = {
+        (device["name"], linked)
+        for device in devices
+        for address in device["addresses"]
+        for linked in _without_loopback(address)
+    }
+    for route in routes:
+        for target in _without_loopback(route["to"]):
+            if each.network.overlaps(target) and (route["device"], target) not in implied:
                 via = f" through {route['gateway']}" if route["gateway"] else ""
                 is_wider = bool(route["gateway"]) and target.prefixlen < each.network.prefixlen
-                what = f"the route to {target}{via} of {route['device']}"
-                found.append(_Overlap(each, what, route["device"], is_wider))
-        # Only Docker takes its range without a look at the other machines.
-        if each.setting.startswith('"bip"'):
-            for name, address in others.items():
-                if any(each.network.overlaps(other) for other in ranges_of(address)):
-                    found.append(_Overlap(each, f"the address {address} of {name}", ""))
-    return found
+                yield _Overlap(each, f"the route to {target}{via} of {route['device']}", route["device"], is_wider)
 
 
 def _without_loopback(text: str) -> list[Network]:

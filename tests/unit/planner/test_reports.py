@@ -47,6 +47,7 @@ FREE = {
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),
+    ("nodes", "managed", "labels", "gpunodes.dev/firewall"),
     *(("nodes", "managed", "taints", name) for name in ("key", "value", "effect")),
 }  # fmt: skip
 """Values with free text: they are shown or compared, and never used in names, paths or commands."""

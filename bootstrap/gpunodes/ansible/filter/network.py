@@ -28,8 +28,8 @@ def firewalled(
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
-    ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the name under which
-    identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are let in.
+    ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the name under
+    which identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are let in.
     """
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher

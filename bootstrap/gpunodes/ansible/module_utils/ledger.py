@@ -54,8 +54,8 @@ class Ledger:
     firewall_tables: list[str] | None = None
     """The kernel's netfilter tables before gpunodes, or None where they could not be listed."""
     firewalls: dict[str, list[str]] = field(default_factory=dict)
-    """What gpunodes added to each firewall: rules of ufw, chains of nftables that have a jump, and "policies" of firewalld,
-    which are files."""
+    """What gpunodes added to each firewall: rules of ufw, chains of nftables that have a jump, and "policies" of
+    firewalld, which are files."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)

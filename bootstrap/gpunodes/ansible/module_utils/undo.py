@@ -174,10 +174,10 @@ class Undoer:
     def _firewalls(self) -> None:
         """Remove the rules that gpunodes added to ufw and nftables; firewalld's are files."""
         rules = self.ledger.firewalls.get("ufw", ())
-        present = ufw.added() if rules and os.path.exists(ufw.CONFIG) else {}
+        present = ufw.added() if rules and ufw.is_installed() else {}
         if own := [rule for rule in rules if present.get(rule) == MARK]:
             difference = Difference("rules of ufw", dict.fromkeys(own, "added by gpunodes"), {})
-            self._do("remove the rules of gpunodes from ufw", lambda: [ufw.delete(rule) for rule in own], difference)
+            self._do("remove the rules of gpunodes from ufw", lambda: ufw.delete(own), difference)
         if (chains := self.ledger.firewalls.get("nftables")) and (commands := nftables.removal()):
             difference = Difference("rules in chains of nftables", dict.fromkeys(chains, MARK), {})
             self._do("remove the rules of gpunodes from nftables", lambda: nftables.load(commands), difference)

@@ -113,9 +113,10 @@ options:
         elements: str
       firewall:
         description: >-
-          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each port,
-          such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the cluster's
-          machines) and C(pods) (ranges of pods).
+          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each
+          port, such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the
+          cluster's machines) and C(pods) (ranges of pods).
+        type: dict
       proxies:
         description: >-
           HTTP proxies of the package manager, of keys, and of services that are C(proxied): the URLs C(http) and

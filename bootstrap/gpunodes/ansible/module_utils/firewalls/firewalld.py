@@ -1,7 +1,7 @@
 """firewalld: two policies and sets of addresses, in files of their own.
 
-The policies apply in front of all zones and only accept: what they do not mention, the zones decide. A zone of the nodes'
-addresses would be no alternative: it would replace the zone that accepts SSH for a connection from one of these addresses.
+The policies apply in front of all zones and only accept: what they do not mention, the zones decide. A zone of the
+nodes' addresses would be no alternative: for a connection from one of them it would replace the zone that accepts SSH.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def empty() -> None:
 def lost_by_reload() -> str:
     """What a reload would remove, "" for nothing.
 
-    It loads the permanent configuration, and flushes the rules that other programs made with iptables, those of kube-proxy
-    and of pods' host ports among them (firewalld 1.3; kube-proxy makes its own again within 30 s, host ports come back
-    with their pods).
+    It loads the permanent configuration, and flushes the rules that other programs made with iptables, those of
+    kube-proxy and of pods' host ports among them (seen with firewalld 1.3.3, whatever FlushAllOnReload is; kube-proxy
+    makes its own again within 30 s, host ports come back with their pods).
     """
     rules = run(["iptables-save"]).out.splitlines()
     if any(firewall.KUBERNETES.search(line) for line in rules):

@@ -22,8 +22,8 @@ from .wanted import FAMILIES, MARK, of_family, split
 SERVICE = "nftables"
 FILE = "/etc/gpunodes/firewall.nft"
 DROP_IN = "/etc/systemd/system/nftables.service.d/50-gpunodes.conf"
-# The service loads the administrator's ruleset, which flushes everything, at boot and whenever it is reloaded. A failure
-# (they may have renamed a chain) is no failure of their service.
+# The service loads the administrator's ruleset, which flushes everything, at boot and whenever it is reloaded. A
+# failure (they may have renamed a chain) is no failure of their service.
 DROP_IN_TEXT = f"""\
 # Managed by gpunodes: its rules are added to the ruleset after each load.
 [Service]
@@ -181,7 +181,7 @@ def mark(chain: Chain, wanted: Firewall) -> str:
 
 
 def script(targets: Sequence[Chain], wanted: Firewall) -> str:
-    """The commands that add the rules to a ruleset, with or without earlier ones of gpunodes; all or none take effect."""
+    """The commands that add the rules to a ruleset, with or without earlier ones; all or none take effect."""
     lines = []
     for chain in targets:
         where = f"{chain.family} {chain.table}"
@@ -199,7 +199,8 @@ def script(targets: Sequence[Chain], wanted: Firewall) -> str:
 def file_text(targets: Sequence[Chain], wanted: Firewall) -> str:
     """The commands for a ruleset that was just loaded, without any rule of gpunodes."""
     fresh = [Chain(chain.family, chain.table, chain.name, chain.hook) for chain in targets]
-    return f"# Managed by gpunodes: the ports of a node, added to the ruleset of the service nftables.\n{script(fresh, wanted)}"
+    head = "# Managed by gpunodes: the ports of a node, added to the ruleset of the service nftables.\n"
+    return head + script(fresh, wanted)
 
 
 def load(text: str) -> None:

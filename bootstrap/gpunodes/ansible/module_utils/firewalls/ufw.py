@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 
 from .. import disk
 from ..host.spec import Firewall
-from ..process import must, run
+from ..process import must
 from .wanted import FAMILIES, MARK, of_family, split
 
+PROGRAM = "/usr/sbin/ufw"
 CONFIG = "/etc/ufw/ufw.conf"
 DEFAULTS = "/etc/default/ufw"
 
 
+def is_installed() -> bool:
+    """Whether its rules can be changed; its configuration stays when the package is removed."""
+    return os.path.exists(PROGRAM)
+
+
 def is_active() -> bool:
     """Whether ufw is enabled; a disabled one filters nothing."""
-    return re.search(r"^ENABLED=[\"']?yes\b", disk.read(CONFIG) or "", re.MULTILINE | re.IGNORECASE) is not None
+    return (
+        is_installed()
+        and re.search(r"^ENABLED=[\"']?yes\b", disk.read(CONFIG) or "", re.MULTILINE | re.IGNORECASE) is not None
+    )
 
 
 def added() -> dict[str, str]:
@@ -59,16 +69,28 @@ def _has_ipv6() -> bool:
     return re.search(r"^IPV6=[\"']?no\b", disk.read(DEFAULTS) or "", re.MULTILINE | re.IGNORECASE) is None
 
 
+def opposed(rule: str, present: Iterable[str]) -> str:
+    """The administrator's rule that refuses the same packets, "" for none: ufw then skips the new one."""
+    others = {rule.replace("allow ", f"{action} ", 1) for action in ("deny", "reject")}
+    return next((each for each in present if each in others), "")
+
+
+def is_limited(rule: str, present: Iterable[str]) -> bool:
+    """Whether the administrator allows the same packets up to a rate."""
+    return rule.replace("allow ", "limit ", 1) in present
+
+
 def add(rule: str) -> None:
     """Add a rule before the others: it only accepts, and one behind an administrator's `deny` has no effect."""
     kind, words = _words(rule)
     must(["ufw", *kind, "prepend", *words, "comment", MARK])
 
 
-def delete(rule: str) -> None:
-    """Delete a rule; nothing if it does not exist."""
-    kind, words = _words(rule)
-    run(["ufw", "--force", *kind, "delete", *words])
+def delete(listed: Iterable[str]) -> None:
+    """Delete rules; nothing for those that do not exist."""
+    for rule in listed:
+        kind, words = _words(rule)
+        must(["ufw", "--force", *kind, "delete", *words])
 
 
 def _words(rule: str) -> tuple[Sequence[str], Sequence[str]]:
@@ -87,7 +109,7 @@ def open_ports(listed: Iterable[str]) -> list[str]:
             r"^\w+ (?:in )?(?:on \S+ )?([0-9:,]+)(?:/(tcp|udp))?$", rule
         )
         if port:
-            kind = protocol[1] if protocol else (port.groups() + (None,))[1]
+            kind = protocol[1] if protocol else (*port.groups(), None)[1]
             found += [f"{number.replace(':', '-')}{f'/{kind}' if kind else ''}" for number in port[1].split(",")]
         elif " from " in rule and not protocol:
             found.append("*")

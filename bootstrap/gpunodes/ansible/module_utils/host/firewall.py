@@ -1,7 +1,7 @@
 """Opens the ports of a node in the machine's active firewalls, and takes back what is no longer needed.
 
-Rules only accept, and are in front of the administrator's own, which stay as they are: what was reachable, SSH above all,
-stays reachable. An inactive firewall is not touched.
+Rules only accept, and are in front of the administrator's own, which stay as they are: what was reachable, SSH above
+all, stays reachable. An inactive firewall is not touched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ def open_ports(changes: Changes, firewall: Firewall) -> None:
 def _ufw(changes: Changes, firewall: Firewall) -> None:
     present, needed = ufw.added(), ufw.rules(firewall)
     # The same rule of the administrator is theirs: it stays at a reset.
-    missing = [rule for rule in needed if rule not in present]
+    missing = [rule for rule in needed if rule not in present and not ufw.is_limited(rule, present)]
+    for rule in missing:
+        if opposite := ufw.opposed(rule, present):
+            raise MachineProblem(
+                f"ufw has the rule `ufw {opposite}`",
+                f"`ufw {rule}`, which a node needs",
+                f"delete it (`ufw delete {opposite}`), or set gpunodes_firewall to leave",
+            )
     recorded = changes.ledger.firewalls.get("ufw", ())
     stale = [rule for rule in recorded if rule not in needed and present.get(rule) == wanted.MARK]
     if not missing and not stale:
@@ -42,8 +49,7 @@ def _ufw(changes: Changes, firewall: Firewall) -> None:
     if changes.step("open the ports of the node in ufw", difference):
         for rule in missing:
             ufw.add(rule)
-        for rule in stale:
-            ufw.delete(rule)
+        ufw.delete(stale)
         changes.ledger.forget_firewall("ufw", stale)
         changes.save()
 
@@ -84,15 +90,15 @@ def _sets(changes: Changes, firewall: Firewall) -> None:
         if missing or stale:
             name = firewalld.set_name(version)
             difference = Difference(f"set {name}", dict.fromkeys(stale, "in it"), dict.fromkeys(missing, "in it"))
-            if changes.step(f"update the set {name} of firewalld", difference):
+            if changes.step(f"change the set {name} of firewalld", difference):
                 firewalld.update(version, missing, stale)
 
 
 def _nftables(changes: Changes, firewall: Firewall, chains: list[nftables.Chain]) -> None:
     if not nftables.is_persistent():
         raise MachineProblem(
-            f"the chain {chains[0]} of nftables drops packets, and the service nftables, which would load gpunodes' rules "
-            "at boot, is not enabled",
+            f"the chain {chains[0]} of nftables drops packets, and the service nftables, which would load gpunodes' "
+            "rules at boot, is not enabled",
             "a ruleset that the service nftables loads",
             "enable it, or open the ports that `gpunodes ports` lists yourself and set gpunodes_firewall to leave",
         )

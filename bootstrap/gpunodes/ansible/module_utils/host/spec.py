@@ -105,7 +105,7 @@ class Firewall:
     ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The addresses and networks from which each port, ``tcp 10250``, can be reached; none: from everywhere."""
     devices: Sequence[str] = ()
-    """Network devices of pods: packets from them are forwarded anywhere, packets from ``sources`` and ``pods`` to them."""
+    """Network devices of pods. Packets from them are forwarded, and packets from ``sources`` and ``pods`` to them."""
     sources: Sequence[str] = ()
     """The addresses of the cluster's machines."""
     pods: Sequence[str] = ()
