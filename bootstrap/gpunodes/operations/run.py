@@ -80,8 +80,7 @@ def carry_out(
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
     control = _control(operation, inventory)
-    version = preflight.requested_version(inventory, options.kubernetes, machines if operation.without_cluster else ())
-    variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+    version, variables = _requested(operation, inventory, machines, options)
 
     folder = journal.open_run(operation.name)
     view.begin(operation.name, machines)
@@ -168,6 +167,14 @@ def _claimed(
     if options.dry_run or not _control(operation, inventory):
         return contextlib.nullcontext()
     return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
+
+
+def _requested(
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], options: RunOptions
+) -> tuple[str, Mapping[str, Any]]:
+    """The requested Kubernetes version, and the settings for this run."""
+    version = preflight.requested_version(inventory, options.kubernetes, machines if operation.without_cluster else ())
+    return version, {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
 
 
 def _lock_warnings(
