@@ -101,11 +101,8 @@ def carry_out(
             seen = preflight.inspect(
                 inventory, machines, folder, view, variables, without_cluster=operation.without_cluster
             )
-            needs = {"needs_cluster": operation.needs_cluster, "joins": operation.joins}
-            findings = [] if seen.interrupted else preflight.judge(seen, version, **needs)
-            findings = [*warnings, *findings]
-            if phase_list.POOL in phases and not seen.interrupted:
-                findings = [*findings, *pools.changes(inventory, machines, seen)]
+            pool_changes = pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ()
+            findings = [*warnings, *_judged(operation, seen, version), *(() if seen.interrupted else pool_changes)]
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 return replace(
@@ -175,6 +172,13 @@ def _requested(
     """The requested Kubernetes version, and the settings for this run."""
     version = preflight.requested_version(inventory, options.kubernetes, machines if operation.without_cluster else ())
     return version, {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+
+
+def _judged(operation: Operation, seen: preflight.Inspection, version: str) -> Sequence[PreflightFinding]:
+    """The findings of preflight; none if it was interrupted."""
+    if seen.interrupted:
+        return ()
+    return preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
 
 
 def _lock_warnings(

@@ -137,7 +137,7 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, modules and settings of the kernel, mounts, swap, services and rules of firewalls.
+    description: Shows files, packages, kernel modules and settings, mounts, swap, services and rules of firewalls.
   platform:
     support: full
     description: Runs on a machine of the inventory.
