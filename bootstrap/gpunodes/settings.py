@@ -261,6 +261,12 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_driver_branch", 'a branch of the driver, such as "580"', _text(r"\d{3}")),
     ("gpunodes_cuda_versions", 'a list of versions in quotes, such as ["13.0"]', _each(r"\d+\.\d+")),
     ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
+    # As in useradd(8); directory services allow @ and backslashes.
+    (
+        "gpunodes_docker_users",
+        "a list of names of users, such as [alice]",
+        _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
+    ),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
     (

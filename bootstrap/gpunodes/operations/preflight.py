@@ -27,7 +27,7 @@ class Inspection:
 
     candidates: Sequence[preflight.MachineFacts]
     control: str
-    """The control-plane machine."""
+    """The control-plane machine, "" if all machines are GPU hosts."""
     cluster: Mapping[str, Any] | None
     """The report of the module ``cluster_info``, or None without a cluster."""
     control_failure: TaskEnded | None
@@ -78,7 +78,7 @@ def inspect(
 
     ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
     """
-    control = inventory.control_plane()
+    control = inventory.control_of(machines)
     requested = {
         machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
         for machine in machines
@@ -87,7 +87,7 @@ def inspect(
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
     wanted = [machine.name for machine in machines]
-    names = list(dict.fromkeys([*wanted, control.name]))
+    names = list(dict.fromkeys([*wanted, *([control.name] if control else ())]))
     play = runner.Play(
         "facts.yml",
         inventory,
@@ -99,6 +99,8 @@ def inspect(
     tracker.check_controller(ended)
     candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
+    if control is None:
+        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log)
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
         settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
@@ -154,17 +156,19 @@ def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> 
     return findings
 
 
-def requested_version(inventory: Inventory, given: str | None) -> str:
-    """The Kubernetes version that the user or the settings request; raises WrongInput for an unknown one."""
-    requested = (
-        given or settings.resolve(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
-    )
-    return versions.check(str(requested))
+def requested_version(inventory: Inventory, given: str | None, machines: Sequence[Machine]) -> str:
+    """The Kubernetes version that the user or the settings request for the cluster of ``machines``.
+
+    For GPU hosts alone, to which it does not matter, the default. Raises WrongInput for an unknown version.
+    """
+    control = inventory.control_of(machines)
+    own = inventory.variables(control.name) if control else {}
+    return versions.check(str(given or settings.resolve(own)["gpunodes_kubernetes_version"]))
 
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed."""
-    version = requested_version(inventory, kubernetes)
+    version = requested_version(inventory, kubernetes, machines)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})

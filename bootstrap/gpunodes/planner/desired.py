@@ -7,17 +7,21 @@ is decided here; only the roles' results in the same run, such as the driver's l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.host.spec import Service, Spec
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.planner.gpu_installed import runtimes_of
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
 """The group of the control-plane machines."""
+GPU_HOSTS = "gpu_hosts"
+"""The group of the machines with GPUs that do not become nodes."""
+_DOCKER = "docker"
 POOL_LABEL = "gpunodes.dev/pool"
 LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
 """The settings that ``labels`` reads."""
@@ -44,7 +48,12 @@ class Given:
     node: Mapping[str, Any] = field(default_factory=dict)
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
     runtimes: Sequence[str] | None = None
-    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
+
+    @property
+    def is_gpu_host(self) -> bool:
+        """Whether the machine is not meant to be a node."""
+        return GPU_HOSTS in self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class Desired:
     kubernetes_version: str
     """A minor or an exact version."""
     runtime: str
-    """containerd or docker."""
+    """containerd or docker; on a GPU host docker if it is requested or installed."""
     socket: str
     """The socket of the runtime, for the kubelet."""
     images: Sequence[str]
@@ -86,34 +95,52 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
     """
     version = kubernetes_version(given)
-    plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
+    requested = gpu.requested_of(given.settings, version)
+    plan = gpu.plan(given.machine, given.facts, requested.without_kubernetes() if given.is_gpu_host else requested)
     if not isinstance(plan, Plan):
         return plan
-    # A node keeps the runtime that it joined with.
-    runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
+    runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    images = [
+    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
         str(given.settings["gpunodes_ready_image"]),
-        *([str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else ()),
     ]
-    runtimes = [runtime] if given.runtimes is None else given.runtimes
+    images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
         socket=socket,
         images=images,
-        wanted=_node_wanted(given, plan, version, runtime, socket, images),
+        wanted=_gpu_host_wanted(given, runtime)
+        if given.is_gpu_host
+        else _node_wanted(given, plan, version, runtime, socket, images),
         gpu=GpuState(
             gpus=len(plan.gpus),
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
+            wanted=gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime)),
         ),
         labels=labels(given.settings, given.groups),
         taints=_taints(given.settings, plan),
     )
+
+
+def _runtime(given: Given) -> str:
+    """The container runtime of Kubernetes; of a GPU host the one that people use."""
+    requested = str(given.settings["gpunodes_runtime"])
+    if given.is_gpu_host:
+        return _DOCKER if _DOCKER in runtimes_of(given.facts) else requested
+    # A node keeps the runtime that it joined with.
+    return str(given.node.get("runtime") or requested)
+
+
+def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
+    """The runtimes that get the container toolkit's configuration."""
+    if given.is_gpu_host:
+        return sorted({*runtimes_of(given.facts), *([_DOCKER] if runtime == _DOCKER else ())})
+    return [runtime] if given.runtimes is None else given.runtimes
 
 
 def kubernetes_version(given: Given) -> str:
@@ -164,16 +191,20 @@ def _node_wanted(
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
     system = given.facts["os"]
-    repositories = [package_sources.docker(given.sources, system)] if _from_docker(given) else []
+    community = _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community else []
     sandbox = node_software.sandbox(minor)
-    with_docker = runtime == "docker"
+    with_docker = runtime == _DOCKER
+    # People's Docker stays, with the source of its packages, which a second file for the same source would break.
+    for_people = not with_docker and _DOCKER in runtimes_of(given.facts)
     dnf = given.facts["package_manager"] == "dnf"
     found = {
         "node": node_software.KERNEL,
         "containerd": node_software.containerd(
-            repositories,
+            [] if for_people and _installed(given, "containerd.io") else repositories,
             sandbox,
             given.settings["gpunodes_image_mirrors"],
+            community=community,
             images=[] if with_docker else [*([proxy] if exact else ()), *images],
         ),
         "kubernetes": node_software.kubernetes(
@@ -187,13 +218,51 @@ def _node_wanted(
         ),
     }
     if with_docker:
-        found["docker"] = node_software.docker(repositories, system)
+        found["docker"] = node_software.docker(repositories, system, _docker_users(given), community=community)
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
+    elif for_people:
+        found["docker"] = Spec(members={"docker": _docker_users(given)})
     return found
 
 
+def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
+    """Docker for people, on a machine that is not meant to be a node. Installed packages stay those that they are."""
+    if runtime != _DOCKER:
+        return {}
+    system = given.facts["os"]
+    installed = _DOCKER in runtimes_of(given.facts)
+    community = _installed(given, "docker-ce") if installed else _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
+    docker = node_software.docker(repositories, system, _docker_users(given), community=community)
+    # containerd is a dependency of Docker's packages, and pulls images from mirrors.
+    mirrors = node_software.registry_hosts(given.settings["gpunodes_image_mirrors"])
+    return {
+        "docker": replace(
+            docker,
+            files=mirrors,
+            directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
+            services=(Service("containerd"), *docker.services),
+        )
+    }
+
+
+def _docker_users(given: Given) -> Sequence[str]:
+    """The members of the group docker."""
+    return [str(name) for name in given.settings["gpunodes_docker_users"] or ()]
+
+
+def _installed(given: Given, package: str) -> bool:
+    """Whether a package of a container runtime is installed."""
+    return bool({**given.facts["packages"], **given.facts["gpu"].get("runtimes", {})}.get(package))
+
+
 def _from_docker(given: Given) -> bool:
-    """Whether containerd, and Docker, come from Docker's package source."""
+    """Whether containerd, and Docker, come from Docker's package source.
+
+    Without a setting an installed containerd.io stays: the distribution's containerd would remove it, and Docker with it.
+    """
     source = given.settings["gpunodes_containerd_source"]
+    if not source and _installed(given, "containerd.io"):
+        return True
     system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
     return bool(source == "docker" or (not source and system in given.docker_systems))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -68,6 +68,10 @@ class RequestedSoftware:
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
+
+    def without_kubernetes(self) -> RequestedSoftware:
+        """The same request for a machine that is not a node."""
+        return replace(self, kubernetes_version="", gates={})
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""

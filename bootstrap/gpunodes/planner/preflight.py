@@ -59,6 +59,8 @@ class Check:
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
     severity: Severity = Severity.ERROR
+    of_nodes: bool = False
+    """Whether it concerns nodes only, not GPU hosts."""
 
 
 def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
@@ -85,6 +87,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
+            if not (check.of_nodes and candidate.role is Role.GPU_HOST)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += shared.get(candidate.name, [])
@@ -214,6 +217,10 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
     planned = _planned(candidate, facts, requirements)
     packages = planned.packages if isinstance(planned, gpu.Plan) else ()
     unused = {source.value for source in gpu.Source} - {package.source.value for package in packages}
+    if candidate.role is Role.GPU_HOST:
+        # Kubernetes' sources do not concern it, and others only as far as its runtime comes from them.
+        known = {source["name"] for source in facts["sources"]}
+        unused |= known - _NAMES_OF_SOURCES - ({"docker"} if candidate.requested.runtime == "docker" else set())
     for source in facts["sources"]:
         # An installed driver, or one from another source, does not need NVIDIA's source.
         if not source["ok"] and source["name"] not in unused:
@@ -227,6 +234,13 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
     if not own["role"]:
+        return
+    if candidate.role is Role.GPU_HOST:
+        yield Problem(
+            f"it is a node of a cluster ({own['server']})",
+            "a machine of no cluster: it is in the group gpu_hosts",
+            f"move it to the group workers of the cluster's inventory, or run `gpunodes remove {candidate.name}` there",
+        )
         return
     if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
         yield Problem(
@@ -278,6 +292,8 @@ def _gates(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements)
 
 def _planned(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> gpu.Plan | Sequence[Problem]:
     """The GPU plan of the machine; feature gates have their own check."""
+    if candidate.role is Role.GPU_HOST:
+        return gpu.plan(candidate.name, facts, candidate.requested.without_kubernetes())
     requested = replace(candidate.requested, kubernetes_version=requirements.kubernetes, gates={})
     return gpu.plan(candidate.name, facts, requested)
 
@@ -299,24 +315,26 @@ CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
-    Check("cpus", "enough CPUs for the machine's role", _cpus),
-    Check("memory", "enough memory for the machine's role", _memory),
+    Check("cpus", "enough CPUs for the machine's role", _cpus, of_nodes=True),
+    Check("memory", "enough memory for the machine's role", _memory, of_nodes=True),
     Check("disk", "enough free disk below /var/lib", _disk),
-    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
-    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
-    Check("hostname", "the host name is valid as a node's name", _hostname),
+    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup, of_nodes=True),
+    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING, of_nodes=True),
+    Check("hostname", "the host name is valid as a node's name", _hostname, of_nodes=True),
     Check("clock", "the clock agrees with the controller's", _clock),
-    Check("ports", "the ports of the role are free", _ports),
-    Check("modules", "the kernel has the modules for the pod network", _modules),
+    Check("ports", "the ports of the role are free", _ports, of_nodes=True),
+    Check("modules", "the kernel has the modules for the pod network", _modules, of_nodes=True),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
-    Check("runtime", "an existing node uses the requested container runtime", _runtime),
-    Check("version", "no other Kubernetes version is installed", _version),
-    Check("gates", "the kubelet of this version accepts the feature gates", _gates),
+    Check("runtime", "an existing node uses the requested container runtime", _runtime, of_nodes=True),
+    Check("version", "no other Kubernetes version is installed", _version, of_nodes=True),
+    Check("gates", "the kubelet of this version accepts the feature gates", _gates, of_nodes=True),
     Check("gpu", "driver, CUDA and runtime are compatible with the GPUs, the kernel and each other", _gpu),
     Check("gpu", "nothing in the plan for the GPUs needs a warning", _gpu_warnings, Severity.WARNING),
 )
 
+_NAMES_OF_SOURCES = {source.value for source in gpu.Source}
+"""The names under which the machine checks sources of GPU software."""
 # Identities that must be unique in a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".
 _UNIQUE = {
     "hostname": "set another with `hostnamectl set-hostname NAME`",
@@ -328,7 +346,7 @@ _UNIQUE = {
 def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, list[PreflightFinding]]:
     """Identities that machines share with each other or with nodes of the cluster, by machine."""
     found: dict[str, list[PreflightFinding]] = defaultdict(list)
-    known = [candidate for candidate in candidates if candidate.facts]
+    known = [candidate for candidate in candidates if candidate.facts and candidate.role is not Role.GPU_HOST]
     own = _node_names(known, requirements)
     other_nodes = [node for node in requirements.nodes if node["name"] not in own]
     for key, remedy in _UNIQUE.items():

@@ -59,6 +59,8 @@ class Ledger:
     """User groups that did not exist before."""
     users: list[str] = field(default_factory=list)
     """System users that did not exist before."""
+    members: dict[str, list[str]] = field(default_factory=dict)
+    """Users that were not members of a group before, by group."""
     unloaded: list[str] = field(default_factory=list)
     """Kernel modules that were loaded before, and that gpunodes unloaded or blocked."""
     initramfs: str = ""
@@ -89,6 +91,12 @@ class Ledger:
 
     def note_users(self, names: Iterable[str]) -> None:
         _add(self.users, names)
+
+    def note_member(self, group: str, user: str) -> None:
+        _add(self.members.setdefault(group, []), [user])
+
+    def forget_member(self, group: str, user: str) -> None:
+        self.members[group] = [each for each in self.members.get(group, ()) if each != user]
 
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)

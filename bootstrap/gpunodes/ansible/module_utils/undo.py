@@ -158,6 +158,12 @@ class Undoer:
             firewall.clean(firewall.DOCKER)
 
     def _users(self) -> None:
+        for group, names in self.ledger.members.items():
+            present = users.members(group)
+            for name in [name for name in names if name in present]:
+                difference = Difference(f"members of the group {group}", {name: "member"}, {})
+                action = partial(run, ["gpasswd", "--delete", name, group])
+                self._do(f"remove {name} from the group {group}", action, difference)
         for name in self.ledger.users:
             if users.has_user(name):
                 # That also removes its group (login.defs: USERGROUPS_ENAB).

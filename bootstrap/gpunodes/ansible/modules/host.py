@@ -67,6 +67,11 @@ options:
         description: System users, each with its own group, that the packages create and do not delete.
         type: list
         elements: str
+      members:
+        description: >-
+          Existing users that are members of a group, by group. Users that an earlier run added, and that are not listed
+          any more, are removed from it.
+        type: dict
       holds:
         description: Shell patterns of installed packages to hold.
         type: list
@@ -109,7 +114,7 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, the kernel's modules and settings, swap and services.
+    description: Shows files, packages, members of groups, the kernel's modules and settings, swap and services.
   platform:
     support: full
     description: Runs on a machine of the inventory.
