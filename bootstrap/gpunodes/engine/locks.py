@@ -163,9 +163,10 @@ def hold(
 ) -> Iterator[Lock]:
     """Hold the cluster's lock while inside, or that of a ``machine`` without a cluster.
 
-    ``address`` and ``variables`` are those of the first control-plane machine, or of that machine. ``restarts``: the command may restart
-    that machine, and then the lock is taken again. ``holder`` is the identity of this command in Leases. Raises Taken,
-    with the holder and the time, when another command holds it, and NoLock when the machine does not respond.
+    ``address`` and ``variables`` are those of the first control-plane machine, or of that machine. ``restarts``: the
+    command may restart it, and then the lock is taken again. ``holder`` is the identity of this command in Leases.
+    Raises Taken, with the holder and the time, when another command holds it, and NoLock when the machine does not
+    respond.
     """
     who = {
         "who": f"{getpass.getuser()}@{socket.gethostname()}",

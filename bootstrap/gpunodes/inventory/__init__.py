@@ -129,7 +129,7 @@ class Inventory:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
                 "one machine, which runs the cluster's API or is to run it",
-                f"add it to the inventory; GPU machines without a cluster belong into the group {GROUPS[Role.GPU_HOST]}",
+                f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)

@@ -38,7 +38,8 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
     """Add machines by their address to the inventory at ``path``; it is created if it does not exist.
 
     ``connection`` contains Ansible's connection variables for them; if it is empty, those of the control plane are
-    used, or for GPU hosts those of the first GPU host. Raises WrongInput if gpunodes did not create the file, or no file of the folder.
+    used, or for GPU hosts those of the first GPU host. Raises WrongInput if gpunodes did not create the file, or no
+    file of the folder.
     """
     file = editable(path)
     document: dict[str, Any] = {}

@@ -23,7 +23,7 @@ class Needs(Enum):
         "or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
     )
     CLUSTER = ("the group control_plane", "or write one as in docs/existing-cluster.md")
-    MACHINES = ("the group workers", "or write one as in docs/existing-cluster.md")
+    MACHINES = ("the group workers or gpu_hosts", "or write one as in docs/existing-cluster.md")
     REPAIR = (
         "the groups control_plane and workers; with --without-cluster workers are enough",
         "or write one as in docs/existing-cluster.md",

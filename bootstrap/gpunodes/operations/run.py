@@ -74,8 +74,7 @@ def carry_out(
     phases = [phase for phase in operation.phases if phase.name not in skip]
     check_kinds(operation, machines)
     control = inventory.control_of(machines)
-    version = preflight.requested_version(inventory, options.kubernetes, machines)
-    variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+    version, variables = _requested(inventory, machines, options)
 
     folder = journal.open_run(operation.name)
     view.begin(operation.name, machines)
@@ -154,6 +153,12 @@ def carry_out(
         log=str(ended.log),
         interrupted=interrupted,
     )
+
+
+def _requested(inventory: Inventory, machines: Sequence[Machine], options: RunOptions) -> tuple[str, Mapping[str, Any]]:
+    """The requested Kubernetes version, and the settings for this run."""
+    version = preflight.requested_version(inventory, options.kubernetes, machines)
+    return version, {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
 
 
 def _claimed(

@@ -139,7 +139,8 @@ def _runtime(given: Given) -> str:
 def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
     """The runtimes that get the container toolkit's configuration."""
     if given.is_gpu_host:
-        return sorted({*runtimes_of(given.facts), *([_DOCKER] if runtime == _DOCKER else ())})
+        # Docker brings containerd, which nobody else uses there.
+        return [_DOCKER] if runtime == _DOCKER else runtimes_of(given.facts)
     return [runtime] if given.runtimes is None else given.runtimes
 
 
@@ -259,7 +260,7 @@ def _installed(given: Given, package: str) -> bool:
 def _from_docker(given: Given) -> bool:
     """Whether containerd, and Docker, come from Docker's package source.
 
-    Without a setting an installed containerd.io stays: the distribution's containerd would remove it, and Docker with it.
+    Without a setting an installed containerd.io stays: the distribution's containerd would remove it and Docker.
     """
     source = given.settings["gpunodes_containerd_source"]
     if not source and _installed(given, "containerd.io"):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from gpunodes.planner.gpu_case import Case, Row, installed_driver
 from gpunodes.planner.gpu_model import Facts, Flavour, Source
 
-
 RUNTIMES = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io", "docker-ce"}}
 """The packages of each container runtime."""
 

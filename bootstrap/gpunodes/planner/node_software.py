@@ -152,6 +152,8 @@ def docker(
         packages=tuple(RequestedPackage(name, hold=True) for name in names),
         groups=("docker",),
         members={"docker": users},
+        # Docker sets the policy DROP when it switches forwarding on, as long as Kubernetes has not done so before.
+        forwards=True,
         directories=("/etc/docker", "/var/lib/docker", "/run/docker"),
         services=(Service("docker"),),
     )

@@ -227,7 +227,7 @@ def _docker(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]
     pulled = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
     if not pulled.ok:
         pulled = run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
-    command = ["docker", "run", "--rm", f"--name={name}", "--device=nvidia.com/gpu=all", "--entrypoint=nvidia-smi"]
+    command = ["docker", "run", "--rm", f"--name={name}", "--gpus=all", "--entrypoint=nvidia-smi"]
     return pulled, [*command, image, "-L"], ["docker", "rm", "--force", name]
 
 

@@ -53,6 +53,8 @@ class Ledger:
     """Previous states of services: {"enabled": ..., "active": ..., "masked": ...}."""
     firewall_tables: list[str] | None = None
     """The kernel's netfilter tables before gpunodes, or None where they could not be listed."""
+    forward_policies: dict[str, str] = field(default_factory=dict)
+    """Policies for forwarded packets before Docker, by program: "iptables" and "ip6tables"."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)

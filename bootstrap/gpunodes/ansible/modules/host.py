@@ -72,6 +72,9 @@ options:
           Existing users that are members of a group, by group. Users that an earlier run added, and that are not listed
           any more, are removed from it.
         type: dict
+      forwards:
+        description: Whether the software switches forwarding of packets on. Its state before is recorded and restored.
+        type: bool
       holds:
         description: Shell patterns of installed packages to hold.
         type: list
