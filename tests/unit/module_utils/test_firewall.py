@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import firewall, ledger, undo
+from gpunodes.ansible.module_utils import disk, firewall, ledger, undo
 from gpunodes.ansible.module_utils.host import kernel
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.spec import Spec
@@ -85,11 +85,11 @@ def test_forwarding_before_docker_is_recorded_once_and_restored(
     monkeypatch.setattr(firewall, "forward_policies", lambda: dict(state))
     monkeypatch.setattr(firewall, "tables", list)
     monkeypatch.setattr(firewall, "clean", lambda *_: None)
-    monkeypatch.setattr(kernel.disk, "read", lambda _: "0\n")
     changes = Changes(Spec(forwards=True))
+    monkeypatch.setattr(disk, "read", lambda _: "0\n")
     kernel.note_forwarding(changes)
     state["iptables"] = "DROP"
-    monkeypatch.setattr(kernel.disk, "read", lambda _: "1\n")
+    monkeypatch.setattr(disk, "read", lambda _: "1\n")
     kernel.note_forwarding(changes)
     assert changes.ledger.forward_policies == {"iptables": "ACCEPT", "ip6tables": "ACCEPT"}
     assert changes.ledger.sysctls["net.ipv4.ip_forward"] == "0"
@@ -101,7 +101,7 @@ def test_forwarding_before_docker_is_recorded_once_and_restored(
     for link in ("docker0", "br-0123456789ab", "br-lan", "eth0"):
         (tmp_path / "links" / link).touch()
     monkeypatch.setattr(undo, "_LINKS", str(tmp_path / "links"))
-    monkeypatch.setattr(undo.ledger, "load", lambda _: changes.ledger)
+    monkeypatch.setattr(ledger, "load", lambda _: changes.ledger)
     undoer = undo.Undoer()
     undoer._docker()
     assert ran == [], "a user's own Docker keeps its links and its policy"
