@@ -240,6 +240,8 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     return {
         "docker": replace(
             docker,
+            # People who installed Docker themselves also upgrade it.
+            packages=tuple(replace(package, hold=not installed) for package in docker.packages),
             files=mirrors,
             directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
             services=(Service("containerd"), *docker.services),

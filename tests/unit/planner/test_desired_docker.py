@@ -51,6 +51,7 @@ def test_a_gpu_host_gets_docker_and_nothing_of_kubernetes() -> None:
     assert list(made.wanted) == ["docker"]
     part = made.wanted["docker"]
     assert names(part) == ["docker.io", "docker-cli"]
+    assert all(package.hold for package in part.packages)
     assert part.members == {"docker": ["alice"]}
     # Stopped by a reset before their packages are removed, and what they leave is removed too.
     assert [service.name for service in part.services] == ["containerd", "docker"]
@@ -81,6 +82,7 @@ def test_an_installed_docker_stays_with_its_source(found: dict[str, Any], packag
     made = host(found)
     assert made.runtime == "docker"
     assert names(made.wanted["docker"]) == packages
+    assert not any(package.hold for package in made.wanted["docker"].packages)
     assert list(made.wanted["docker"].repositories) == []
     # As before it was installed: a second run changes nothing.
     assert [service.name for service in made.gpu.wanted["container_toolkit"].services] == ["docker"]
