@@ -308,6 +308,12 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         'PCI device ids in quotes, four hexadecimal digits each, such as ["2330"]',
         _each(r"[0-9A-Fa-f]{4}"),
     ),
+    # As in useradd(8); directory services allow @ and backslashes.
+    (
+        "gpunodes_docker_users",
+        "a list of names of users, such as [alice]",
+        _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
+    ),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
     (

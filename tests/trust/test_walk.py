@@ -148,6 +148,64 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return make(tmp_path, monkeypatch)
 
 
+HOSTS = {"gpu_hosts": ["worker-1", "worker-2"]}
+"""An inventory without a cluster."""
+# Each playbook's modules for GPU hosts.
+HOST_WALKS = {
+    "facts.yml": "host_facts",
+    "gpu_install.yml": "host_facts host_diff host docker_images gpu_verify",
+    "gpu_remove.yml": "host_facts host_undo",
+    "gpu_verify.yml": "host_facts gpu_verify",
+    "health.yml": "gpu_probe",
+    "reset.yml": "host_facts kubeadm_reset host_undo",
+}
+
+
+def hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[str]], *, nodes: bool = False
+) -> Machines:
+    """GPU hosts in these groups of an inventory, with a mirror; with ``nodes`` some of them are nodes."""
+    made = make(
+        folder,
+        monkeypatch,
+        groups=groups,
+        gpunodes_runtime="docker",
+        gpunodes_docker_users=["alice"],
+        gpunodes_image_mirrors={"nvcr.io": "https://mirror"},
+    )
+    for name in ("worker-1", "worker-2"):
+        found = report(name)
+        found["kubernetes"] = found["kubernetes"] if nodes else {"role": None, "ca_hash": None, "server": None}
+        made.answer(name, "host_facts", {**answers(name)["host_facts"], "host_facts": found})
+    return made
+
+
+@pytest.mark.parametrize("name", HOST_WALKS)
+@pytest.mark.parametrize("control", [[], ["control-1"]], ids=["no cluster", "a cluster beside them"])
+def test_a_playbook_with_stand_in_gpu_hosts_needs_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, control: list[str]
+) -> None:
+    """Plain ansible-playbook contacts the hosts and nothing else, also where the inventory has a control plane."""
+    fleet = hosts(tmp_path, monkeypatch, {**HOSTS, **({"control_plane": control} if control else {})})
+    done = played(fleet, name, "--limit", "gpu_hosts")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert modules(fleet) == set(HOST_WALKS[name].split())
+    assert {line.partition("/")[0] for line in fleet.asked} == {"worker-1", "worker-2"}
+
+
+def test_a_stand_in_gpu_host_that_is_a_node_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = hosts(tmp_path, monkeypatch, HOSTS, nodes=True)
+    for name, message in (
+        ("gpu_install.yml", "worker-2: cluster: it is a node of a cluster"),
+        ("gpu_remove.yml", "no control plane can be queried"),
+    ):
+        output = playbook(fleet, name)
+        check(fleet, output)
+        assert message in output.replace("\n", " ")
+    assert modules(fleet) == {"host_facts"}
+
+
 def odd(made: Machines) -> Machines:
     """The same machines with an attack in place of every string that they report, names included."""
     for name in NUMBERS:

@@ -20,7 +20,7 @@ from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import PREFLIGHT, skipped
-from gpunodes.operations.run import Operation, RunOptions, carry_out
+from gpunodes.operations.run import Operation, RunOptions, carry_out, check_kinds
 from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
 
@@ -299,6 +299,7 @@ def execute_confirmed(
     ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
     WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
     """
+    check_kinds(operation, machines)
     names = ", ".join(machine.name for machine in machines)
     yes = yes or flags.options.dry_run
     terminal.check_confirmable(f"{operation.name} of {names}", yes=yes)

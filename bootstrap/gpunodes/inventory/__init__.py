@@ -32,7 +32,11 @@ _HOST_VARIABLES = ("ansible_host", "ansible_ssh_host")
 _SHOWN = 10
 """Machines that an error lists."""
 
-GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
+GROUPS: Mapping[Role, str] = {
+    Role.CONTROL_PLANE: "control_plane",
+    Role.WORKER: "workers",
+    Role.GPU_HOST: "gpu_hosts",
+}
 
 
 class Inventory:
@@ -48,6 +52,7 @@ class Inventory:
         self._merged: dict[str, dict[str, Any]] = {}
         self._of_role: dict[Role, Sequence[Machine]] = {}
         self._check_names()
+        self._check_roles()
 
     def _check_names(self) -> None:
         for group in self._manager.groups.values():
@@ -62,6 +67,17 @@ class Inventory:
                     "different names",
                     "rename one of them",
                 )
+
+    def _check_roles(self) -> None:
+        """Raise WrongInput for a machine that is meant to be a node, and not to be one."""
+        nodes = {machine.name for machine in self.machines(Role.CONTROL_PLANE, Role.WORKER)}
+        if both := [host.name for host in self.machines(Role.GPU_HOST) if host.name in nodes]:
+            raise WrongInput(
+                f"{self.path}: {', '.join(both[:_SHOWN])} in the group {GROUPS[Role.GPU_HOST]} and in "
+                f"{GROUPS[Role.CONTROL_PLANE]} or {GROUPS[Role.WORKER]}",
+                f"one of these groups: machines in {GROUPS[Role.GPU_HOST]} never become nodes",
+                "remove the machine from one of them",
+            )
 
     @property
     def groups(self) -> Collection[str]:
@@ -120,7 +136,7 @@ class Inventory:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
                 "one machine, which runs the cluster's API or is to run it",
-                "add it to the inventory",
+                f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)
@@ -130,6 +146,13 @@ class Inventory:
                 "keep one of them",
             )
         return machines[0]
+
+    def control_of(self, machines: Iterable[Machine]) -> Machine | None:
+        """The control-plane machine of the cluster of ``machines``; None if all of them are GPU hosts.
+
+        Raises WrongInput as ``control_plane``.
+        """
+        return None if all(machine.role is Role.GPU_HOST for machine in machines) else self.control_plane()
 
     def select(self, patterns: Sequence[str], *roles: Role) -> list[Machine]:
         """The machines that match ``patterns``: names, addresses, groups, shell or Ansible patterns.

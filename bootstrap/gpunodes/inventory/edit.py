@@ -39,7 +39,8 @@ def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[st
     """Add machines by their address to the inventory at ``path``, which is created if it does not exist; their names.
 
     ``connection`` contains Ansible's connection variables for them; if it is empty, those of the control plane are
-    used. Raises WrongInput if gpunodes did not create the file, or no file of the folder.
+    used, or for GPU hosts those of the first GPU host. Raises WrongInput if gpunodes did not create the file, or no
+    file of the folder.
     """
     file = editable(path)
     document: dict[str, Any] = {}
@@ -53,7 +54,8 @@ def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[st
             )
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not connection:
-        known = document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {})
+        like = Role.GPU_HOST if role is Role.GPU_HOST and GROUPS[role] in document else Role.CONTROL_PLANE
+        known = document.get(GROUPS[like], {}).get("hosts", {})
         first: dict[str, object] = next(iter(known.values()), {})
         connection = {name: value for name, value in first.items() if name != "ansible_host"}
     added = {machine_name(address): address for address in addresses}

@@ -25,7 +25,7 @@ class Needs(Enum):
         "or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
     )
     CLUSTER = ("the group control_plane", f"or write one as in {_PAGE}")
-    MACHINES = ("the group workers", f"or write one as in {_PAGE}")
+    MACHINES = ("the group workers or gpu_hosts", f"or write one as in {_PAGE}")
     REPAIR = (
         "the groups control_plane and workers; with --without-cluster workers are enough",
         f"or write one as in {_PAGE}",

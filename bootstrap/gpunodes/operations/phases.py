@@ -18,7 +18,10 @@ NODE = Phase(
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
 DOCKER = Phase(
-    "docker", "Install Docker", "Docker Engine, if it is the selected container runtime.", only=(Only.DOCKER,)
+    "docker",
+    "Install Docker",
+    "Docker Engine, if it is the selected container runtime; members of the group docker.",
+    only=(Only.WITH_DOCKER,),
 )
 CRI_DOCKERD = Phase(
     "cri_dockerd", "Install cri-dockerd", "The adapter through which the kubelet uses Docker.", only=(Only.DOCKER,)

@@ -84,7 +84,7 @@ def inspect(
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
     report the GPUs that copies of their disks will find. Raises GpunodesError if Ansible fails on the controller.
     """
-    control = "" if without_cluster else inventory.control_plane().name
+    control = None if without_cluster else inventory.control_of(machines)
     resolved = {
         machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
@@ -92,7 +92,7 @@ def inspect(
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
     wanted = [machine.name for machine in machines]
-    names = list(dict.fromkeys([*wanted, *([control] if control else ())]))
+    names = list(dict.fromkeys([*wanted, *([control.name] if control else ())]))
     play = runner.Play(
         "prepare_facts.yml" if without_cluster else "facts.yml",
         inventory,
@@ -104,11 +104,11 @@ def inspect(
     tracker.check_controller(ended)
     candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
-    if without_cluster:
-        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=True)
-    cluster = checked_cluster(tracker, control)
+    if control is None:
+        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
+    cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
-        settings.resolve({**inventory.variables(control), **variables})["gpunodes_kubernetes_version"]
+        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
     )
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
@@ -116,8 +116,8 @@ def inspect(
         again = folder / "again"
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
-    failure, reason = tracker.failures.get(control), tracker.answers.get("unresponsive", {}).get(control, "")
-    return Inspection(candidates, control, cluster, failure, str(reason), ended.interrupted, ended.log)
+    failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
+    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -177,14 +177,18 @@ def judge(
     return findings
 
 
-def requested_version(inventory: Inventory, given: str | None, machines: Sequence[Machine] = ()) -> str:
-    """The Kubernetes version that the user or the settings request: those of the control plane, or of ``machines``.
+def requested_version(
+    inventory: Inventory, given: str | None, machines: Sequence[Machine], *, without_cluster: bool = False
+) -> str:
+    """The Kubernetes version that the user or the settings request for the cluster of ``machines``.
 
-    Raises WrongInput for an unknown version, and for machines whose settings differ.
+    ``without_cluster``: that of the machines themselves. For GPU hosts alone, to which it does not matter, the default.
+    Raises WrongInput for an unknown version, and for machines whose own settings differ.
     """
     if given:
         return versions.check(given)
-    names = [machine.name for machine in machines] or [inventory.control_plane().name]
+    control = None if without_cluster else inventory.control_of(machines)
+    names = [control.name] if control else [machine.name for machine in machines] if without_cluster else []
     requested = {
         str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
     }
@@ -194,12 +198,12 @@ def requested_version(inventory: Inventory, given: str | None, machines: Sequenc
             "one version for all selected machines",
             "select those of one version, or use --kubernetes-version",
         )
-    return versions.check(next(iter(requested)))
+    return versions.check(next(iter(requested), str(settings.resolve({})["gpunodes_kubernetes_version"])))
 
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed."""
-    version = requested_version(inventory, kubernetes)
+    version = requested_version(inventory, kubernetes, machines)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})

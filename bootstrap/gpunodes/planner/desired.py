@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Spec, data_folders
+from gpunodes.ansible.module_utils.host.spec import Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
@@ -28,10 +28,14 @@ from gpunodes.planner import (
     time_service,
     versions,
 )
+from gpunodes.planner.gpu_installed import runtimes_of
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
 """The group of the control-plane machines."""
+GPU_HOSTS = "gpu_hosts"
+"""The group of the machines with GPUs that do not become nodes."""
+_DOCKER = "docker"
 POOL_LABEL = "gpunodes.dev/pool"
 LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
 """The settings that ``labels`` reads."""
@@ -64,13 +68,18 @@ class Given:
     addresses: Sequence[str] = ()
     """Addresses of the machines and nodes of the cluster; what is no address is left out."""
     runtimes: Sequence[str] | None = None
-    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
     proxies: Mapping[str, Any] = field(default_factory=dict)
     """The machine's HTTP proxies (planner/proxies.py) as plain data, {} for none."""
     endpoint: str = ""
     """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
     prepares: bool = False
     """Whether the machine is only prepared, and joins later: its kubelet stays off."""
+
+    @property
+    def is_gpu_host(self) -> bool:
+        """Whether the machine is not meant to be a node."""
+        return GPU_HOSTS in self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ class Desired:
     kubernetes_version: str
     """A minor or an exact version."""
     runtime: str
-    """containerd or docker."""
+    """containerd or docker; on a GPU host docker if it is requested or installed."""
     socket: str
     """The socket of the runtime, for the kubelet."""
     node_address: str
@@ -118,33 +127,40 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     allowed = bool(given.settings.get("gpunodes_unsupported_os"))
     given = replace(given, facts=systems.treated(given.facts, unsupported=allowed))
     version = kubernetes_version(given)
-    plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
+    requested = gpu.requested_of(given.settings, version)
+    plan = gpu.plan(given.machine, given.facts, requested.without_kubernetes() if given.is_gpu_host else requested)
     address = _address(given)
     if not isinstance(plan, Plan) or isinstance(address, Problem):
         return (*(() if isinstance(plan, Plan) else plan), *((address,) if isinstance(address, Problem) else ()))
-    # A node keeps the runtime that it joined with.
-    runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
+    runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    images = [
+    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
         str(given.settings["gpunodes_ready_image"]),
-        *([str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else ()),
     ]
-    runtimes = [runtime] if given.runtimes is None else given.runtimes
+    images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_through_proxies(given, _node_wanted(given, plan, version, runtime, socket, images)),
+        wanted=_through_proxies(
+            given,
+            _gpu_host_wanted(given, runtime)
+            if given.is_gpu_host
+            else _node_wanted(given, plan, version, runtime, socket, images),
+        ),
         gpu=GpuState(
             gpus=len(plan.gpus),
             expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=_through_proxies(given, gpu_software.by_role(plan, given.facts, given.sources, runtimes)),
+            wanted=_through_proxies(
+                given, gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+            ),
         ),
         labels={**labels(given.settings, given.groups), **_firewall_label(given)},
         taints=_taints(given.settings, plan),
@@ -179,6 +195,23 @@ def proxies_of(given: Given) -> Proxies | None:
     hosts = [given.endpoint, server, "" if isinstance(address, Problem) else address]
     hosts.append(given.facts.get("default_address") or "")
     return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
+
+
+def _runtime(given: Given) -> str:
+    """The container runtime of Kubernetes; of a GPU host the one that people use."""
+    requested = str(given.settings["gpunodes_runtime"])
+    if given.is_gpu_host:
+        return _DOCKER if _DOCKER in runtimes_of(given.facts) else requested
+    # A node keeps the runtime that it joined with.
+    return str(given.node.get("runtime") or requested)
+
+
+def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
+    """The runtimes that get the container toolkit's configuration."""
+    if given.is_gpu_host:
+        # Docker brings containerd, which nobody else uses there.
+        return [_DOCKER] if runtime == _DOCKER else runtimes_of(given.facts)
+    return [runtime] if given.runtimes is None else given.runtimes
 
 
 def kubernetes_version(given: Given) -> str:
@@ -247,16 +280,20 @@ def _node_wanted(
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
     system = given.facts["os"]
-    repositories = [package_sources.docker(given.sources, system)] if _from_docker(given) else []
+    community = _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community else []
     sandbox = node_software.sandbox(minor)
-    with_docker = runtime == "docker"
+    with_docker = runtime == _DOCKER
+    # People's Docker stays, with the source of its packages, which a second file for the same source would break.
+    for_people = not with_docker and _DOCKER in runtimes_of(given.facts)
     dnf = given.facts["package_manager"] == "dnf"
     found = {
         "node": _node(given, runtime),
         "containerd": node_software.containerd(
-            repositories,
+            [] if for_people and _installed(given, "containerd.io") else repositories,
             sandbox,
             given.settings["gpunodes_image_mirrors"],
+            community=community,
             images=[] if with_docker else [*([proxy] if exact else ()), *images],
         ),
         "kubernetes": node_software.kubernetes(
@@ -272,13 +309,53 @@ def _node_wanted(
         ),
     }
     if with_docker:
-        found["docker"] = node_software.docker(repositories, system)
+        found["docker"] = node_software.docker(repositories, system, _docker_users(given), community=community)
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
+    elif for_people:
+        found["docker"] = Spec(members={"docker": _docker_users(given)})
     return found
 
 
+def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
+    """Docker for people, on a machine that is not meant to be a node. Installed packages stay those that they are."""
+    if runtime != _DOCKER:
+        return {}
+    system = given.facts["os"]
+    installed = _DOCKER in runtimes_of(given.facts)
+    community = _installed(given, "docker-ce") if installed else _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
+    docker = node_software.docker(repositories, system, _docker_users(given), community=community)
+    # containerd is a dependency of Docker's packages, and pulls images from mirrors.
+    mirrors = node_software.registry_hosts(given.settings["gpunodes_image_mirrors"])
+    return {
+        "docker": replace(
+            docker,
+            # People who installed Docker themselves also upgrade it.
+            packages=tuple(replace(package, hold=not installed) for package in docker.packages),
+            files=mirrors,
+            directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
+            services=(Service("containerd"), *docker.services),
+        )
+    }
+
+
+def _docker_users(given: Given) -> Sequence[str]:
+    """The members of the group docker."""
+    return [str(name) for name in given.settings["gpunodes_docker_users"] or ()]
+
+
+def _installed(given: Given, package: str) -> bool:
+    """Whether a package of a container runtime is installed."""
+    return bool({**given.facts["packages"], **given.facts["gpu"].get("runtimes", {})}.get(package))
+
+
 def _from_docker(given: Given) -> bool:
-    """Whether containerd, and Docker, come from Docker's package source."""
+    """Whether containerd, and Docker, come from Docker's package source.
+
+    Without a setting an installed containerd.io stays: the distribution's containerd would remove it and Docker.
+    """
     source = given.settings["gpunodes_containerd_source"]
+    if not source and _installed(given, "containerd.io"):
+        return True
     system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
     return bool(source == "docker" or (not source and system in given.docker_systems))

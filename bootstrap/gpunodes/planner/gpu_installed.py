@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.planner.gpu_case import Case, Row, installed_driver
-from gpunodes.planner.gpu_model import Flavour, Source
+from gpunodes.planner.gpu_model import Facts, Flavour, Source
+
+RUNTIMES = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io", "docker-ce"}}
+"""The packages of each container runtime."""
+
+
+def runtimes_of(facts: Facts) -> list[str]:
+    """The container runtimes on a machine, by its packages."""
+    present = {name for name, version in {**facts["packages"], **facts["gpu"].get("runtimes", {})}.items() if version}
+    return [name for name, packages in RUNTIMES.items() if packages & present]
 
 
 def installed_from(case: Case) -> tuple[Source, str, Flavour | None] | None:

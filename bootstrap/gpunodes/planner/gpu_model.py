@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -70,6 +70,10 @@ class RequestedSoftware:
     """Additional feature gates of the kubelet."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
+
+    def without_kubernetes(self) -> RequestedSoftware:
+        """The same request for a machine that is not a node."""
+        return replace(self, kubernetes_version="", gates={})
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""

@@ -110,11 +110,23 @@ imports = ["/etc/containerd/conf.d/*.toml"]
 """
 
 
+# containerd creates /etc/cni at its first start, regardless of its configuration.
+CONTAINERD_FOLDERS = ("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd")
+
+
 def containerd(
-    repositories: Sequence[Repository], sandbox_image: str, mirrors: Mapping[str, str], images: Sequence[str]
+    repositories: Sequence[Repository],
+    sandbox_image: str,
+    mirrors: Mapping[str, str],
+    images: Sequence[str],
+    *,
+    community: bool,
 ) -> Spec:
-    """containerd 1.7 or 2.x from ``repositories`` (none: the distribution); it pulls ``images`` in the background."""
-    package = "containerd.io" if repositories else "containerd"
+    """containerd 1.7 or 2.x: containerd.io with ``community``, else the distribution's.
+
+    It pulls ``images`` in the background.
+    """
+    package = "containerd.io" if community else "containerd"
     contents = {"1.[67].*": _CONFIG_V2, "2.*": _CONFIG_V3}
     config = File(
         path="/etc/containerd/config.toml",
@@ -124,15 +136,14 @@ def containerd(
     return Spec(
         repositories=repositories,
         packages=(RequestedPackage(package, hold=True),),
-        files=(config, *_registry_hosts(mirrors)),
-        # containerd creates /etc/cni at its first start, regardless of its configuration.
-        directories=("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd"),
+        files=(config, *registry_hosts(mirrors)),
+        directories=CONTAINERD_FOLDERS,
         services=(Service("containerd", proxied=True),),
         images=images,
     )
 
 
-def _registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
+def registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
     """containerd's hosts.toml for every mirrored registry (containerd, docs/hosts.md)."""
     servers = {"docker.io": "registry-1.docker.io"}
     return [
@@ -149,19 +160,25 @@ def _registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
 # Docker
 
 
-def docker(repositories: Sequence[Repository], system: Mapping[str, Any]) -> Spec:
-    """Docker's engine from ``repositories`` (none: the distribution). It uses the machine's containerd.
+def docker(
+    repositories: Sequence[Repository], system: Mapping[str, Any], users: Sequence[str], *, community: bool
+) -> Spec:
+    """Docker's engine: docker-ce with ``community``, else the distribution's. It uses the machine's containerd.
 
-    It needs no /etc/docker/daemon.json: with cgroup v2 Docker uses the systemd cgroup driver by default.
+    ``users`` are members of the group docker. It needs no /etc/docker/daemon.json: with cgroup v2 Docker uses the
+    systemd cgroup driver by default.
     """
     # Since Debian 13 the client is a separate package.
     split = system["id"] == "debian" and version_of(major_of(system)) >= (13,)
     distribution = ("docker.io", "docker-cli") if split else ("docker.io",)
-    names = ("docker-ce", "docker-ce-cli") if repositories else distribution
+    names = ("docker-ce", "docker-ce-cli") if community else distribution
     return Spec(
         repositories=repositories,
         packages=tuple(RequestedPackage(name, hold=True) for name in names),
         groups=("docker",),
+        members={"docker": users},
+        # Docker sets the policy DROP when it switches forwarding on, as long as Kubernetes has not done so before.
+        forwards=True,
         directories=("/etc/docker", "/var/lib/docker", "/run/docker"),
         services=(Service("docker", proxied=True),),
     )

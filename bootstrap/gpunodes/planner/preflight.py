@@ -6,23 +6,29 @@ Pure: facts (the result of the module ``host_facts``) and requirements in, findi
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.identity.matcher import Matcher
-from gpunodes.identity.model import described, reported
-from gpunodes.identity.values import same_uuid
-from gpunodes.model import PreflightFinding, Severity
+from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, systems, tables, versions
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.membership import membership
+from gpunodes.planner.shared_identities import own_nodes, shared
 
 Facts = Mapping[str, Any]
+
+
+class Concerns(Enum):
+    """What a check is about."""
+
+    MACHINES = "all machines"
+    NODES = "machines that are or become nodes, now or after they were prepared"
+    JOINING = "machines that are nodes or join now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +39,23 @@ class Check:
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
     severity: Severity = Severity.ERROR
-    of_node: bool = False
-    """Whether it concerns this machine as a node: it does not apply to a machine that is only prepared."""
+    concerns: Concerns = Concerns.MACHINES
+
+    def applies(self, candidate: MachineFacts, requirements: ClusterRequirements) -> bool:
+        """Whether it concerns this machine."""
+        if self.concerns is Concerns.MACHINES:
+            return True
+        prepares = requirements.prepares and self.concerns is Concerns.JOINING
+        return candidate.role is not Role.GPU_HOST and not prepares
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
-    own = _own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
+    own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     requirements = replace(requirements, addresses=_addresses(candidates, requirements))
-    shared = {} if requirements.prepares else _shared(candidates, requirements)
+    same = {} if requirements.prepares else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -54,10 +66,10 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
-            if not (requirements.prepares and check.of_node)
+            if check.applies(candidate, requirements)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
-        findings += shared.get(candidate.name, [])
+        findings += same.get(candidate.name, [])
     return findings
 
 
@@ -184,6 +196,10 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
     packages = planned.packages if isinstance(planned, gpu.Plan) else ()
     unused = {source.value for source in gpu.Source} - {package.source.value for package in packages}
     treated = candidate.requested.unsupported_os and systems.known(facts["os"]) is None
+    if candidate.role is Role.GPU_HOST:
+        # Kubernetes' sources do not concern it, and others only as far as its runtime comes from them.
+        known = {source["name"] for source in facts["sources"]}
+        unused |= known - _NAMES_OF_SOURCES - ({"docker"} if candidate.requested.runtime == "docker" else set())
     for source in facts["sources"]:
         if treated and not source["name"].startswith("images of "):
             continue  # the machine checked the addresses for its own system, not for the one that it is treated as
@@ -211,6 +227,13 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
         yield from filter(None, [membership(candidate.name, facts)])
         return
     if not own["role"]:
+        return
+    if candidate.role is Role.GPU_HOST:
+        yield Problem(
+            f"it is a node of a cluster ({own['server']})",
+            "a machine of no cluster: it is in the group gpu_hosts",
+            f"move it to the group workers of the cluster's inventory, or run `gpunodes remove {candidate.name}` there",
+        )
         return
     if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
         yield Problem(
@@ -275,6 +298,8 @@ def _gates(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements)
 
 def _planned(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> gpu.Plan | Sequence[Problem]:
     """The GPU plan of the machine; feature gates have their own check."""
+    if candidate.role is Role.GPU_HOST:
+        return gpu.plan(candidate.name, facts, candidate.requested.without_kubernetes())
     requested = replace(candidate.requested, kubernetes_version=requirements.kubernetes, gates={})
     return gpu.plan(candidate.name, facts, requested)
 
@@ -309,80 +334,45 @@ CHECKS: Sequence[Check] = (
     Check("os", "no system is treated as another one (--unsupported-os)", _treated, Severity.WARNING),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
-    Check("cpus", "enough CPUs for the machine's role", _cpus, of_node=True),
-    Check("memory", "enough memory for the machine's role", _memory, of_node=True),
+    Check("cpus", "enough CPUs for the machine's role", _cpus, concerns=Concerns.JOINING),
+    Check("memory", "enough memory for the machine's role", _memory, concerns=Concerns.JOINING),
     Check("disk", "enough free space for what is installed and pulled, on each file system", _disk),
     Check("data_directory", "gpunodes_data_directory can be used, and no data would have to move", _data_directory),
-    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
-    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
-    Check("hostname", "the host name is valid as a node's name", _hostname, of_node=True),
+    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup, concerns=Concerns.NODES),
+    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING, concerns=Concerns.NODES),
+    Check("hostname", "the host name is valid as a node's name", _hostname, concerns=Concerns.JOINING),
     Check("clock", "the clock agrees with the controller's", _clock),
     *(
-        Check(name, title, partial(_network, find), severity, of_node=True)
+        Check(name, title, partial(_network, find), severity, concerns=Concerns.JOINING)
         for name, title, find, severity in network_checks.CHECKS
     ),
     Check("time", "a time service runs, and the clock is synchronised", _time, Severity.WARNING),
-    Check("modules", "the kernel has the modules for the pod network", _modules),
+    Check("modules", "the kernel has the modules for the pod network", _modules, concerns=Concerns.NODES),
     Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
-    Check("runtime", "an existing node uses the requested container runtime", _runtime),
-    Check("address", "the machine has the address that its settings request, and keeps it in its cluster", _address),
-    Check("address", "a node's machine still has the address with which it joined", _lost_address, Severity.WARNING),
-    Check("version", "no other Kubernetes version is installed", _version),
-    Check("gates", "the kubelet of this version accepts the feature gates", _gates),
+    Check("runtime", "an existing node uses the requested container runtime", _runtime, concerns=Concerns.NODES),
+    Check(
+        "address",
+        "the machine has the address that its settings request, and keeps it in its cluster",
+        _address,
+        concerns=Concerns.NODES,
+    ),
+    Check(
+        "address",
+        "a node's machine still has the address with which it joined",
+        _lost_address,
+        Severity.WARNING,
+        concerns=Concerns.NODES,
+    ),
+    Check("version", "no other Kubernetes version is installed", _version, concerns=Concerns.NODES),
+    Check("gates", "the kubelet of this version accepts the feature gates", _gates, concerns=Concerns.NODES),
     Check("gpu", "driver, CUDA and runtime are compatible with the GPUs, the kernel and each other", _gpu),
     Check("gpu", "nothing in the plan for the GPUs needs a warning", _gpu_warnings, Severity.WARNING),
 )
 
-# Identities that must be unique in a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".
-_UNIQUE = {
-    "hostname": "set another with `hostnamectl set-hostname NAME`",
-    "machine_id": "the disk was copied: remove /etc/machine-id, run `systemd-machine-id-setup`, reboot",
-    "product_uuid": "the virtual machine was copied: give it its own UUID in the hypervisor",
-}
-
-
-def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, list[PreflightFinding]]:
-    """Identities that machines share with each other or with nodes of the cluster, by machine."""
-    found: dict[str, list[PreflightFinding]] = defaultdict(list)
-    known = [candidate for candidate in candidates if candidate.facts]
-    own = {candidate.node["name"] for candidate in known if candidate.node}
-    other_nodes = [node for node in requirements.nodes if node["name"] not in own]
-    for key, remedy in _UNIQUE.items():
-        owners: dict[str, list[str]] = defaultdict(list)
-        for candidate in known:
-            if candidate.facts and (value := candidate.facts.get(key)):
-                owners[str(value).lower()].append(candidate.name)
-        for node in other_nodes:
-            if value := node.get("name" if key == "hostname" else key):
-                owners[value.lower()].append(f"node {node['name']}")
-        for value, names in owners.items():
-            # Vendors write placeholders into boards without a UUID; `same_uuid` never accepts these as equal.
-            is_identity = key != "product_uuid" or same_uuid(value, value)
-            if len(names) > 1 and is_identity:
-                for name in names:
-                    others = ", ".join(other for other in names if other != name)
-                    title = key.replace("_", " ")
-                    delete = "; or delete that node, if its machine no longer exists or was reinstalled"
-                    what = f"{remedy}{delete if 'node ' in others else ''}"
-                    fact = f"its {title} {value} is the same as that of {others}"
-                    found[name].append(PreflightFinding(name, key, Problem(fact, f"a unique {title}", what)))
-    return found
-
-
-def _own_nodes(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, Mapping[str, Any]]:
-    """The machines' nodes: those in the cluster, and those that rejoin after an interruption."""
-    machines = {each.name: reported(each.name, each.address, each.facts) for each in candidates}
-    matcher = Matcher([described(node) for node in requirements.nodes], machines.values())
-    nodes = {node["name"]: node for node in requirements.nodes}
-    found = {}
-    for candidate in candidates:
-        member = bool((candidate.facts or {})["kubernetes"]["role"])
-        find = matcher.match if member else matcher.joining
-        if node := find(machines[candidate.name]).node:
-            found[candidate.name] = nodes[node.name]
-    return found
+_NAMES_OF_SOURCES = {source.value for source in gpu.Source}
+"""The names under which the machine checks sources of GPU software."""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

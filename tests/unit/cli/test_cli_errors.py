@@ -94,8 +94,8 @@ def test_wrong_input_is_a_sentence(tmp_path: Path, command: str, message: str) -
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        ("health", "the group workers"),
-        ("power gpu-1 status", "the group workers"),
+        ("health", "the group workers or gpu_hosts"),
+        ("power gpu-1 status", "the group workers or gpu_hosts"),
         ("repair gpu-1", "with --without-cluster workers are enough"),
         ("uncordon gpu-1", "with --without-cluster workers are enough"),
         ("health --reboot-hung", "with --without-cluster workers are enough"),

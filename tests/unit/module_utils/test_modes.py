@@ -635,6 +635,10 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "devices": ({"devices": True}, {"{root}/cdi": ("", "(generated on the machine)\n")}),
     "module stream": ({"module_stream": "nvidia-driver:580"}, {"module streams": ({}, {"nvidia-driver": "580"})}),
+    "members": (
+        {"members": {"docker": ["root"]}},
+        {"members of the group docker": ({}, {"root": "member"})},
+    ),
     "images": ({"images": ["pause:3"]}, {"images": ({"pause:3": "interrupted"}, {"pause:3": "complete"})}),
     "generated": (
         {"generated": [{"path": "{root}/made", "command": ["/no/such/program"]}]},
@@ -671,6 +675,7 @@ def gpus(machine: Machine) -> Machine:
     patch(gpu_driver, "device_nodes", lambda: ["/dev/null"])
     patch(gpu_driver, "holders", lambda _: [])
     patch(packages, "stream_file", lambda _: str(root / "stream"))
+    patch(users, "_exists", lambda _: True)
     patch(images, "was_interrupted", lambda _: True)
     patch(swap, "active_swaps", lambda _: ["/dev/x"])
     patch(ufw, "is_active", lambda: True)
@@ -699,6 +704,7 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
     gpus.packages.there["x"] = packages.PackageState("1", held=True)
     for has in ("has_user", "has_group"):
         gpus.monkeypatch.setattr(users, has, lambda _: True)
+    gpus.monkeypatch.setattr(users, "members", lambda _: ["u"])
     ledger.Ledger(
         packages=["x"],
         holds=["x"],
@@ -709,6 +715,7 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
         services={"docker": {"enabled": False, "active": False}},
         groups=["g"],
         users=["u"],
+        members={"m": ["u"]},
         unloaded=["mgag200"],
         initramfs="rebuilt",
         firewalls={"ufw": ["allow 9/tcp", "allow 10/tcp"]},
@@ -721,5 +728,5 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
     assert len(undoer.actions) <= len(undoer.differences)
     assert found >= {
         *("folders", "groups", "held packages", "initramfs", "kernel modules", "kernel settings", "ledger of changes"),
-        *("packages", "rules of ufw", "service docker", "swap", "users"),
+        *("members of the group m", "packages", "rules of ufw", "service docker", "swap", "users"),
     }

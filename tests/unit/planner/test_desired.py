@@ -168,7 +168,11 @@ def test_the_toolkit_configures_the_runtimes(runtimes: list[str] | None, configu
     part = state(gpu_machine(GPU), runtimes=runtimes).gpu.wanted["container_toolkit"]
     assert [service.name for service in part.services] == configured
     first, *others = part.generated
-    assert len(others) == len(configured)
+    assert [path.rpartition("/")[2] for path in (file.path for file in others)] == {
+        (): [],
+        ("containerd",): ["99-nvidia.toml"],
+        ("docker",): ["gpunodes-docker.toml", "daemon.json"],
+    }[tuple(configured)]
     # No variable gives an unprivileged container a GPU.
     assert first.path == "/etc/nvidia-container-runtime/config.toml"
     assert "--set=accept-nvidia-visible-devices-envvar-when-unprivileged=false" in first.command

@@ -241,7 +241,9 @@ def container(
 ) -> tuple[list[str], list[str]]:
     """The argv of a container with a GPU (its number, or "all"), and the argv that ends it."""
     if runtime == "docker":
-        command = ["docker", "run", "--rm", f"--name={name}", f"--device=nvidia.com/gpu={gpu}", *options, image, *argv]
+        # What people type; one GPU is named as everywhere else.
+        device = "--gpus=all" if gpu == "all" else f"--device=nvidia.com/gpu={gpu}"
+        command = ["docker", "run", "--rm", f"--name={name}", device, *options, image, *argv]
         return command, ["docker", "rm", "--force", name]
     # ctr of containerd 1.x does not support CDI devices: NVIDIA's runtime takes their names from mounts of this form.
     mount = ["--mount", f"type=bind,src=/dev/null,dst={_GPU_MOUNT}{gpu},options=rbind:ro"]

@@ -56,12 +56,16 @@ class Ledger:
     firewalls: dict[str, list[str]] = field(default_factory=dict)
     """What gpunodes added to each firewall: rules of ufw, chains of nftables that have a jump, and "policies" of
     firewalld, which are files."""
+    forward_policies: dict[str, str] = field(default_factory=dict)
+    """Policies for forwarded packets before Docker, by program: "iptables" and "ip6tables"."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)
     """User groups that did not exist before."""
     users: list[str] = field(default_factory=list)
     """System users that did not exist before."""
+    members: dict[str, list[str]] = field(default_factory=dict)
+    """Users that were not members of a group before, by group."""
     unloaded: list[str] = field(default_factory=list)
     """Kernel modules that were loaded before, and that gpunodes unloaded or blocked."""
     initramfs: str = ""
@@ -96,6 +100,12 @@ class Ledger:
 
     def note_users(self, names: Iterable[str]) -> None:
         _add(self.users, names)
+
+    def note_member(self, group: str, user: str) -> None:
+        _add(self.members.setdefault(group, []), [user])
+
+    def forget_member(self, group: str, user: str) -> None:
+        self.members[group] = [each for each in self.members.get(group, ()) if each != user]
 
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)

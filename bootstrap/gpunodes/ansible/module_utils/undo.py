@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
 """Files of the probe and of the escalation program, until the next boot; those two are sent without this module."""
 _RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
 """Folders where container runtimes mount, and may leave mounts when they stop. Only the kubelet mounts elsewhere."""
+_LINKS = "/sys/class/net"
 _DOCKER_DATA = "/var/lib/docker"
 _VOLUMES = f"{_DOCKER_DATA}/volumes/"
 """Mounts below this folder contain a user's data; a container's own mounts are elsewhere."""
@@ -162,14 +164,19 @@ class Undoer:
                 self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]), difference)
 
     def _docker(self) -> None:
-        """Remove the bridge and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
+        """Remove the links and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
         if self.ledger.services.get("docker", {"active": True})["active"]:
             return
-        if os.path.exists("/sys/class/net/docker0"):
-            difference = _gone("network links", "docker0")
-            self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]), difference)
+        for link in sorted(os.listdir(_LINKS)):
+            if re.fullmatch(firewall.DOCKER_LINK, link):
+                difference = _gone("network links", link)
+                self._do(f"remove the link {link}", partial(run, ["ip", "link", "delete", link]), difference)
         if not self.check:
             firewall.clean(firewall.DOCKER)
+            now = firewall.forward_policies() if self.ledger.forward_policies else {}
+            for program, policy in self.ledger.forward_policies.items():
+                if policy != now.get(program):
+                    run([program, "--policy", "FORWARD", policy])
 
     def _firewalls(self) -> None:
         """Remove the rules that gpunodes added to ufw and nftables; firewalld's are files."""
@@ -190,6 +197,12 @@ class Undoer:
             self._do("remove the policies of gpunodes from firewalld", forget, difference)
 
     def _users(self) -> None:
+        for group, names in self.ledger.members.items():
+            present = users.members(group)
+            for name in [name for name in names if name in present]:
+                difference = Difference(f"members of the group {group}", {name: "member"}, {})
+                action = partial(run, ["gpasswd", "--delete", name, group])
+                self._do(f"remove {name} from the group {group}", action, difference)
         for name in self.ledger.users:
             if users.has_user(name):
                 # That also removes its group (login.defs: USERGROUPS_ENAB).

@@ -80,6 +80,14 @@ options:
         description: System users, each with its own group, that the packages create and do not delete.
         type: list
         elements: str
+      members:
+        description: >-
+          Existing users that are members of a group, by group. Users that an earlier run added, and that are not listed
+          any more, are removed from it.
+        type: dict
+      forwards:
+        description: Whether the software switches forwarding of packets on. Its state before is recorded and restored.
+        type: bool
       holds:
         description: Shell patterns of installed packages to hold.
         type: list
@@ -137,7 +145,9 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, kernel modules and settings, mounts, swap, services and rules of firewalls.
+    description: >-
+      Shows files, packages, members of groups, kernel modules and settings, mounts, swap, services and rules of
+      firewalls.
   platform:
     support: full
     description: Runs on a machine of the inventory.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, firewall, gpu_driver, images, installation, kernel, mounts, proxies, services, swap
+from . import files, firewall, gpu_driver, images, installation, kernel, mounts, proxies, services, swap, users
 from .changes import Changes
 from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
@@ -40,6 +40,8 @@ def converge(spec: Spec, check: bool = False) -> Changes:
         gpu_driver.publish_devices(changes)
     if spec.services:
         services.start_all(changes)
+    for group, names in spec.members.items():
+        users.set_members(changes, group, names)
     images.fetch(changes)
     return changes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .. import disk
+from .. import disk, firewall
 from ..problem import MachineProblem
 from ..process import must
 from ..report import Difference
@@ -14,6 +14,7 @@ from .spec import File
 
 _SYS = "/proc/sys"
 _MODULES_FILE = "/etc/modules-load.d/gpunodes.conf"
+_FORWARDING = ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv6.conf.default.forwarding")
 _SYSCTL_FILE = "/etc/sysctl.d/99-gpunodes.conf"
 _RAISED_FILE = "/etc/sysctl.d/10-gpunodes.conf"
 """systemd-sysctl reads files by name, and the last value applies: any later file may set a higher one."""
@@ -32,6 +33,18 @@ def load_modules(changes: Changes) -> None:
             for name in absent:
                 must(["modprobe", name])
     files.write(changes, File(_MODULES_FILE, "".join(f"{name}\n" for name in modules)))
+
+
+def note_forwarding(changes: Changes) -> None:
+    """Record whether packets are forwarded, for software that changes that without gpunodes."""
+    for name in _FORWARDING:
+        before = disk.read(f"/proc/sys/{name.replace('.', '/')}")
+        if before is not None:
+            changes.ledger.note_sysctl(name, before.strip())
+    if not changes.ledger.forward_policies:
+        changes.ledger.forward_policies = firewall.forward_policies()
+    if changes.ledger.firewall_tables is None:
+        changes.ledger.firewall_tables = firewall.tables()
 
 
 def set_sysctls(changes: Changes) -> None:

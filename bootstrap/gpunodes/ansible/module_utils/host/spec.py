@@ -140,6 +140,10 @@ class Spec:
     """Groups that the packages create and do not delete."""
     users: Sequence[str] = ()
     """System users, each with its own group, that the packages create and do not delete."""
+    members: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Existing users that are members of a group, by group; others that an earlier run added are removed from it."""
+    forwards: bool = False
+    """Whether the software switches forwarding of packets on, and sets its policy: the previous state is recorded."""
     holds: Sequence[str] = ()
     """Shell patterns of installed packages to hold, so that they are not upgraded."""
     generated: Sequence[Generated] = field(default=(), metadata={"kind": Generated})
