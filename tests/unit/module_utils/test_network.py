@@ -6,12 +6,13 @@ import ipaddress
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import network, sockets
 
 # ip -json -details address show (iproute2 6.1), shortened.
-DEVICES = [
+DEVICES: list[dict[str, Any]] = [
     {"ifname": "lo", "addr_info": [{"family": "inet", "local": "127.0.0.1", "prefixlen": 8, "scope": "host"}]},
     {
         "ifname": "flannel.1",
@@ -35,7 +36,7 @@ def test_devices() -> None:
 
 
 def test_routes() -> None:
-    listed = [
+    listed: list[dict[str, Any]] = [
         {"dst": "default", "gateway": "10.0.0.1", "dev": "eth0"},
         {"dst": "10.0.0.0/24", "dev": "eth0", "scope": "link"},
         {"dst": "10.1.0.0/16", "gateway": "10.0.0.1", "dev": "eth0"},
