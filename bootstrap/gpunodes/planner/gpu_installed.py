@@ -13,7 +13,8 @@ RUNTIMES = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io
 
 def runtimes_of(facts: Facts) -> list[str]:
     """The container runtimes on a machine, by its packages."""
-    present = {name for name, version in {**facts["packages"], **facts["gpu"].get("runtimes", {})}.items() if version}
+    of_gpus = (facts.get("gpu") or {}).get("runtimes", {})
+    present = {name for name, version in {**facts["packages"], **of_gpus}.items() if version}
     return [name for name, packages in RUNTIMES.items() if packages & present]
 
 

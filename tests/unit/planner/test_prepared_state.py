@@ -13,7 +13,7 @@ from gpunodes.planner.desired import Desired
 from gpunodes.planner.gpu_case import gpus_of
 from gpunodes.planner.membership import membership
 
-from tests.stand_ins import facts, given, gpu_machine
+from tests.stand_ins import facts, given, gpu_machine, listener
 
 EXPECTED = {"functions": [], "nvswitches": 0, "nouveau": "absent", "headers": {"running": True}, "expected": ["2330"]}
 NODE = {"role": "worker", "ca_hash": "sha256:0", "server": "10.0.0.1:6443"}
@@ -92,12 +92,14 @@ def findings(prepares: bool, *reported: dict[str, Any]) -> set[str]:
 
 
 def test_name_size_and_identity_of_a_machine_that_becomes_an_image_do_not_matter() -> None:
-    small = facts(hostname="localhost", cpus=0, memory_mib=100, listening=[10250], gpu={"functions": []})
+    nginx = listener(10250, "nginx", "nginx.service")
+    small = facts(hostname="localhost", cpus=0, memory_mib=100, sockets=[nginx], gpu={"functions": []})
     assert findings(False, small, small) >= {"hostname", "cpus", "memory", "ports", "machine_id"}
     assert findings(True, small, small) == set()
 
 
 def test_what_the_installation_needs_is_checked() -> None:
-    assert findings(True, facts(arch="m68k", disk_free_mib=1)) == {"arch", "disk"}
+    full = [{"path": "/var/lib", "device": 1, "mount": "/", "free_mib": 1}]
+    assert findings(True, facts(arch="m68k", disks=full)) == {"arch", "disk"}
     assert findings(True, facts(kubernetes=NODE)) == {"cluster"}
     assert findings(True, facts(packages={"kubelet": "1.35.1-1.1"})) == {"version"}
