@@ -28,7 +28,7 @@ from gpunodes.planner import (
     time_service,
     versions,
 )
-from gpunodes.planner.gpu_installed import runtimes_of
+from gpunodes.planner.gpu_installed import is_installed, runtimes_of
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
@@ -290,7 +290,7 @@ def _node_wanted(
     found = {
         "node": _node(given, runtime),
         "containerd": node_software.containerd(
-            [] if for_people and _installed(given, "containerd.io") else repositories,
+            [] if for_people and is_installed(given.facts, "containerd.io") else repositories,
             sandbox,
             given.settings["gpunodes_image_mirrors"],
             community=community,
@@ -322,7 +322,7 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
         return {}
     system = given.facts["os"]
     installed = _DOCKER in runtimes_of(given.facts)
-    community = _installed(given, "docker-ce") if installed else _from_docker(given)
+    community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
     docker = node_software.docker(repositories, system, _docker_users(given), community=community)
     # containerd is a dependency of Docker's packages, and pulls images from mirrors.
@@ -344,18 +344,13 @@ def _docker_users(given: Given) -> Sequence[str]:
     return [str(name) for name in given.settings["gpunodes_docker_users"] or ()]
 
 
-def _installed(given: Given, package: str) -> bool:
-    """Whether a package of a container runtime is installed."""
-    return bool({**given.facts["packages"], **given.facts["gpu"].get("runtimes", {})}.get(package))
-
-
 def _from_docker(given: Given) -> bool:
     """Whether containerd, and Docker, come from Docker's package source.
 
     Without a setting an installed containerd.io stays: the distribution's containerd would remove it and Docker.
     """
     source = given.settings["gpunodes_containerd_source"]
-    if not source and _installed(given, "containerd.io"):
+    if not source and is_installed(given.facts, "containerd.io"):
         return True
     system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
     return bool(source == "docker" or (not source and system in given.docker_systems))

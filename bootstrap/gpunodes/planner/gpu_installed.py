@@ -13,9 +13,12 @@ RUNTIMES = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io
 
 def runtimes_of(facts: Facts) -> list[str]:
     """The container runtimes on a machine, by its packages."""
-    of_gpus = (facts.get("gpu") or {}).get("runtimes", {})
-    present = {name for name, version in {**facts["packages"], **of_gpus}.items() if version}
-    return [name for name, packages in RUNTIMES.items() if packages & present]
+    return [name for name, packages in RUNTIMES.items() if any(is_installed(facts, package) for package in packages)]
+
+
+def is_installed(facts: Facts, package: str) -> bool:
+    """Whether a package of a container runtime is installed."""
+    return bool({**facts["packages"], **(facts.get("gpu") or {}).get("runtimes", {})}.get(package))
 
 
 def installed_from(case: Case) -> tuple[Source, str, Flavour | None] | None:
