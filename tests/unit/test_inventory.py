@@ -268,7 +268,7 @@ def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
     "command",
     [
         *("up", "join w1", "init-master", "preflight", "remove w1 --yes", "reset w1 --yes"),
-        *("gpu plan", "gpu verify", "gpu install w1", "gpu remove w1 --yes"),
+        *("gpu plan", "gpu verify", "gpu install w1", "gpu burn-in w1", "gpu remove w1 --yes"),
         *("status", "kubeconfig", "health", "health --reboot-hung", "repair w1 --yes", "power w1 status"),
         *("maintenance on w1 --reason disk", "maintenance off w1", "maintenance list", "uncordon w1"),
     ],
@@ -285,6 +285,7 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
+    page = "`gpunodes help --page settings`"
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"
     assert done.stderr.splitlines() == [
         (
@@ -292,7 +293,7 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
             "clusters with IPv6 are not supported"
         ),
         f"error: {budget} of w1, w2 is 'many'; wanted: a number of machines, or a percentage such as 10%",
-        f"error: {typo} of w1, w2 is not a setting; wanted: a setting of docs/settings.md; the nearest: {budget}",
+        f"error: {typo} of w1, w2 is not a setting; wanted: a setting of {page}; the nearest: {budget}",
         "error: gpunodes_health_xids of w2 is {79: 'often'}; wanted: actions by code, such as {79: repair}",
         f"error: gpunodes cannot install Kubernetes 1.99; wanted: one of {', '.join(versions.minors())}",
         "hint: correct these settings of the inventory hosts.yml",

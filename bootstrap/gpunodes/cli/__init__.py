@@ -35,7 +35,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reset": "Undo everything that gpunodes changed on machines.",
     },
     "GPUs": {
-        "gpu": "Plan, install, verify and remove the GPU software of machines.",
+        "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
         "gates": "List the kubelet's feature gates that matter for GPUs.",
     },
     "Health and repair": {
@@ -44,14 +44,14 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
         "power": "Show a machine's power state, or switch it through its BMC.",
-        "history": "Show the recorded verdicts and repairs of one machine, or of all.",
+        "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",
     },
     "Tools": {
         "provision": "Get bare machines ready for gpunodes.",
         "playbook": "Run a playbook of gpunodes with ansible-playbook.",
         "content": "Print the folder of the Ansible collection that gpunodes runs.",
         "lab": "Virtual machines to try gpunodes on.",
-        "help": "Show the help of a command.",
+        "help": "Show the help of a command, or a page of the documentation.",
         "completion": "Print a script that completes commands, machines and files in a shell.",
         "version": "Show the versions of gpunodes and of the software that it runs on.",
     },

@@ -109,7 +109,7 @@ def test_commands_for_existing_clusters_suggest_no_new_one(tmp_path: Path, comma
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: there is no inventory at inventory/hosts.yml; wanted: ")
     assert error.endswith(wanted)
-    assert hint == "hint: name it with -i, or write one as in docs/existing-cluster.md"
+    assert hint == "hint: name it with -i, or write one as in `gpunodes help --page existing-cluster`"
 
 
 @pytest.mark.parametrize(

@@ -18,4 +18,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.gpu")
 def command() -> None:
-    """Plan, install, verify, burn in and remove GPUs and their software."""
+    """Plan, install, verify and remove GPU software, and burn in GPUs."""
