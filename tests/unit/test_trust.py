@@ -189,17 +189,13 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         for name, value in (yaml.safe_load(path.read_text()) or {}).items()
     }
     wired = yaml.safe_load((ROOT / "playbooks/group_vars/all.yml").read_text())
-<<<<<<< HEAD
-    # test_other_machines_are_names_of_the_inventory
-    for target in found - {"localhost", '"{{ item.name }}"'}:
-=======
     # Without a control plane the machine itself has a name that Ansible accepts; the tasks are skipped then.
     control = {
         "{{ groups['control_plane'] | first }}",
         "{{ groups['control_plane'] | default([inventory_hostname], true) | first }}",
     }
-    for target in found - {"localhost"}:
->>>>>>> dockerhost/topic
+    # test_other_machines_are_names_of_the_inventory
+    for target in found - {"localhost", '"{{ item.name }}"'}:
         name = target.strip('"{} ')
         assert defaults[name] in control
         assert name not in wired
