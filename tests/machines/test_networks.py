@@ -49,10 +49,14 @@ def proxy(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
     inside = ("ip", "netns", "exec", f"gpunodes-{NAME}")
     # The machines reach the lab's bridge by lab0; the proxy, in the same namespace, reaches it by lo.
     rule = ("INPUT", "-i", "lab+", "-p", "tcp", "--dport", "80", "-j", "REJECT")
-    program = (sys.executable, str(CHECKOUT / "tests/forward_proxy.py"), "--listen", gateway(operator))
+    address = gateway(operator)
+    program = (sys.executable, str(CHECKOUT / "tests/forward_proxy.py"), "--listen", address)
     with records.open("w") as output:
         process = subprocess.Popen(
-            [*inside, *program, "--port", str(PORT), "--credentials-file", str(credentials)],
+            [
+                *(*inside, *program, "--port", str(PORT), "--credentials-file", str(credentials)),
+                *("--host", f"mirror.lab={address}"),
+            ],
             stdin=subprocess.PIPE,
             stdout=output,
         )
