@@ -60,4 +60,5 @@ def test_gpu_verify_is_silent_about_that_if_a_machine_has_gpus_or_did_not_report
 def test_preflight_of_a_cluster_without_gpus_has_no_finding_about_gpus() -> None:
     roles = {"m-1": Role.CONTROL_PLANE, "m-2": Role.WORKER}
     candidates = [MachineFacts(name, roles[name], facts, read_at=None) for name, facts in reports().items()]
-    assert [str(finding) for finding in judge(candidates, ClusterRequirements("1.36"))] == []
+    found = judge(candidates, ClusterRequirements("1.36"))
+    assert [str(finding) for finding in found if "gpu" in finding.check] == []

@@ -13,7 +13,7 @@ def command(as_json: bool) -> None:
     """List the ports that must be open between the machines.
 
     For those who manage the network: each port with the machines on which it must be open, and from where. No machine
-    is contacted. docs/ports.md says what gpunodes opens in a machine's own firewall.
+    is contacted. `gpunodes help --page ports` says what gpunodes opens in a machine's own firewall.
     """
     from gpunodes.views import ports
 

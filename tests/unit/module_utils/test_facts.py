@@ -60,8 +60,8 @@ def test_the_facts_of_this_machine_have_the_shape_that_preflight_reads(
 ) -> None:
     """Also with a data directory that cannot be used: that is a fact with its problem, not a failure."""
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger.json"))
-    monkeypatch.setattr(gpu_facts, "read", lambda: {"functions": []})
-    found = facts.read([], directory)
+    monkeypatch.setattr(gpu_facts, "read", lambda **_: {"functions": []})
+    found = facts.read([], directory=directory)
     assert reports.machine_problem(found) == ""
     assert (found["data_directory"]["problem"] is None) == (directory == "")
     assert found["data_directory"]["path"] == (directory if directory == "/nowhere" else "")

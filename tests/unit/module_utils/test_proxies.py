@@ -465,7 +465,7 @@ def test_pulls_of_ctr_use_the_variables_of_containerd(monkeypatch: pytest.Monkey
     monkeypatch.setattr(docker_images, "must", lambda *_: "")
     images.start_fetching(["a.test/image:1"])
     assert "--property=EnvironmentFile=-/etc/gpunodes/proxy-containerd.env" in seen[0][0]
-    monkeypatch.setattr(docker_images, "_present", lambda _: False)
+    monkeypatch.setattr(docker_images, "present", lambda _: False)
     with pytest.raises(MachineProblem, match="Docker does not have"):
         docker_images._load(["a.test/image:1"])
     fetch = next(environment for argv, environment in seen if "fetch" in argv)

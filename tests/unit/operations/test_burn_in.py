@@ -104,5 +104,5 @@ def test_a_new_gpu_node_registers_with_the_taint(setting: bool, gpus: int, taint
     registration = Templar(DataLoader(), variables=variables).template(variables["_worker_settings"])[
         "nodeRegistration"
     ]
-    socket = {"criSocket": "unix:///run/containerd/containerd.sock"}
-    assert registration == ({**socket, "taints": [TAINT]} if tainted else socket)
+    assert registration["criSocket"] == "unix:///run/containerd/containerd.sock"
+    assert registration.get("taints") == ([TAINT] if tainted else None)
