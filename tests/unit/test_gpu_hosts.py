@@ -198,7 +198,7 @@ def test_what_only_nodes_need_is_not_checked(changes: Mapping[str, Any]) -> None
     ("changes", "check"),
     [
         ({"os": {"id": "arch", "version": None, "codename": None, "name": "Arch Linux"}}, "os"),
-        ({"disks": [{"path": "/var/lib", "device": 1, "mount": "/", "free_mib": 100}]}, "disk"),
+        ({"disks": [{"path": "/usr", "device": 1, "mount": "/", "free_mib": 100}]}, "disk"),
         ({"kubernetes": NODE}, "cluster"),
         ({"sources": [{"name": "docker", "url": "http://m", "ok": False, "error": "no route"}]}, "sources"),
     ],

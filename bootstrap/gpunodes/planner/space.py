@@ -78,15 +78,18 @@ def _node(facts: Mapping[str, Any], role: Role, requested: gpu.RequestedSoftware
     def absent(*names: str) -> bool:
         return not any(facts["packages"].get(name) for name in names)
 
-    kubernetes = absent("kubelet") or absent("kubeadm")
+    node = role is not Role.GPU_HOST
+    kubernetes = node and (absent("kubelet") or absent("kubeadm"))
     joined = bool(facts["kubernetes"]["role"])
+    docker = requested.runtime == "docker"
     return {
         "kubernetes": int(kubernetes),
-        "containerd": int(absent("containerd", "containerd.io")),
-        "docker": int(requested.runtime == "docker" and absent("docker.io", "docker-ce")),
+        # Docker needs it, too.
+        "containerd": int((node or docker) and absent("containerd", "containerd.io")),
+        "docker": int(docker and absent("docker.io", "docker-ce")),
         "images": int(kubernetes),
         "control_plane": int(role is Role.CONTROL_PLANE and not joined),
-        "pods": int(not joined),
+        "pods": int(node and not joined),
     }
 
 

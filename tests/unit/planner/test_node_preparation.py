@@ -280,3 +280,10 @@ def test_every_size_has_its_basis() -> None:
         assert row["basis"]
         assert row["mib"] > 0
         assert row["where"] in {"usr", "cache", "lib", "boot", "tmp", "data"}
+
+
+def test_a_gpu_host_needs_no_space_for_kubernetes() -> None:
+    (short,) = space(facts(disks=disks(0)), RequestedSoftware("", runtime="docker"), role=Role.GPU_HOST)
+    assert "Docker" in short
+    assert "Kubernetes" not in short
+    assert space(facts(disks=disks(0)), role=Role.GPU_HOST) == []
