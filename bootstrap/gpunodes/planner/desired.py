@@ -260,7 +260,8 @@ def _node(given: Given, runtime: str) -> Spec:
     if settings["gpunodes_firewall"] != firewall.OPEN:
         return found
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
-    addresses = [*given.addresses, *filter(None, [given.facts.get("default_address")])]
+    own = _address(given)
+    addresses = given.addresses if isinstance(own, Problem) or not own else [*given.addresses, own]
     return replace(found, firewall=firewall.wanted(role, addresses, str(settings["gpunodes_pod_subnet"])))
 
 

@@ -290,7 +290,7 @@ def test_with_leave_preflight_names_the_ports_that_seem_closed() -> None:
 
 def test_the_desired_state_opens_ports_and_labels_the_node() -> None:
     machine = gpu_machine(**active("ufw"), default_address="10.0.0.11")
-    state = filtered(given(machine, addresses=["10.0.0.1", "control-1"]))
+    state = filtered(given(machine, addresses=["10.0.0.1", "control-1"], joins=True))
     assert state["wanted"]["node"]["firewall"]["ports"]["udp 8472"] == ["10.0.0.1", "10.0.0.11"]
     assert state["labels"][firewall.LABEL] == "ufw"
     left = filtered(given(machine, gpunodes_firewall="leave"))
