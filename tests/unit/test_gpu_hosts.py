@@ -22,8 +22,9 @@ from gpunodes.inventory import Inventory, edit
 from gpunodes.model import Machine, Only, PreflightFinding, Role
 from gpunodes.operations import claims, gpu_install, nodes, phases, preflight, status
 from gpunodes.operations import run as running
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
-from gpunodes.planner.preflight import ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.preflight import judge
 
 from tests.stand_ins import Silent, facts
 
