@@ -559,7 +559,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
-    "ports": "contacts no machine and reads no inventory",
+    "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
     "content": "it contacts no machine",
