@@ -43,8 +43,9 @@ def problems(
     for need in needs(facts, role, plan, requested):
         if disk := where.get(need.path):
             by_device.setdefault(disk["device"], []).append(need)
+    disks = {disk["device"]: disk for disk in reversed(facts["disks"])}
     for device, found in by_device.items():
-        disk = next(each for each in facts["disks"] if each["device"] == device)
+        disk = disks[device]
         total = sum(need.mib for need in found)
         if disk["free_mib"] < total:
             parts = ", ".join(f"{need.mib} for {need.title}" for need in found)

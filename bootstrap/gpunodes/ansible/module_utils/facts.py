@@ -65,7 +65,7 @@ def read(
     facts["sources"] = [check.result for check in checks if not check.refused]
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
-    facts["disks"] = data_directory.free([*_SPACE, *([path] if (path := facts["data_directory"]["path"]) else [])])
+    facts["disks"] = data_directory.free([*_SPACE, *filter(None, [facts["data_directory"]["path"]])])
     # Last: what the module took in between is no part of the round trip (planner/preflight.py).
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()
