@@ -141,6 +141,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         str(given.settings["gpunodes_ready_image"]),
     ]
     images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
+    through = _proxies(given, address)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
@@ -148,10 +149,10 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         node_address=address,
         images=images,
         wanted=_through_proxies(
-            given,
+            through,
             _gpu_host_wanted(given, runtime)
             if given.is_gpu_host
-            else _node_wanted(given, plan, version, runtime, socket, images),
+            else _node_wanted(given, plan, version, runtime, socket, images, address),
         ),
         gpu=GpuState(
             gpus=len(plan.gpus),
@@ -159,7 +160,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=_through_proxies(
-                given, gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+                through, gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
             ),
         ),
         labels={**labels(given.settings, given.groups), **_firewall_label(given)},
@@ -174,16 +175,14 @@ def _address(given: Given) -> str | Problem:
     return node_address.chosen(node_address.Addresses(given.machine, requested, given.reached, given.facts, given.node))
 
 
-def _through_proxies(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
+def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
     """``wanted`` with the machine's proxies."""
     # The credentials stay a placeholder: the desired state is shown and kept.
-    if not (found := proxies_of(given)):
-        return wanted
-    return {role: replace(spec, proxies=found) for role, spec in wanted.items()}
+    return {role: replace(spec, proxies=through) for role, spec in wanted.items()} if through else wanted
 
 
-def proxies_of(given: Given) -> Proxies | None:
-    """The machine's proxies; it reaches itself and the API server without them.
+def _proxies(given: Given, address: str) -> Proxies | None:
+    """The machine's proxies; it reaches itself, at its ``address`` in the cluster too, and the API server without them.
 
     Raises WrongInput for a list of hosts that is too long.
     """
@@ -191,9 +190,7 @@ def proxies_of(given: Given) -> Proxies | None:
         return None
     # The kubelet of a control plane uses the API server at the machine's own address.
     server = re.sub(r"^https://", "", str(given.facts["kubernetes"].get("server") or ""))
-    address = _address(given)
-    hosts = [given.endpoint, server, "" if isinstance(address, Problem) else address]
-    hosts.append(given.facts.get("default_address") or "")
+    hosts = [given.endpoint, server, address, given.facts.get("default_address") or ""]
     return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
 
 
@@ -252,7 +249,7 @@ def _firewall_label(given: Given) -> dict[str, str]:
     return {firewall.LABEL: value} if value else {}
 
 
-def _node(given: Given, runtime: str) -> Spec:
+def _node(given: Given, runtime: str, address: str) -> Spec:
     """The kernel, time service and data of a node, and the ports that the machine's firewalls let in."""
     settings = given.settings
     time = time_service.time_service(given.facts, settings)
@@ -260,9 +257,8 @@ def _node(given: Given, runtime: str) -> Spec:
     if settings["gpunodes_firewall"] != firewall.OPEN:
         return found
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
-    own = _address(given)
-    addresses = given.addresses if isinstance(own, Problem) or not own else [*given.addresses, own]
-    return replace(found, firewall=firewall.wanted(role, addresses, str(settings["gpunodes_pod_subnet"])))
+    rules = firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]))
+    return replace(found, firewall=rules)
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
@@ -273,7 +269,7 @@ def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
 
 
 def _node_wanted(
-    given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str]
+    given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str], address: str
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
     minor = versions.minor_of(version)
@@ -289,7 +285,7 @@ def _node_wanted(
     for_people = not with_docker and _DOCKER in runtimes_of(given.facts)
     dnf = given.facts["package_manager"] == "dnf"
     found = {
-        "node": _node(given, runtime),
+        "node": _node(given, runtime, address),
         "containerd": node_software.containerd(
             [] if for_people and is_installed(given.facts, "containerd.io") else repositories,
             sandbox,

@@ -1,4 +1,4 @@
-"""Opens the ports of a node in the machine's active firewalls, and takes back what is no longer needed.
+"""Opens the ports of a node in the machine's active firewalls, and removes the rules that are no longer needed.
 
 Rules only accept, and are in front of the administrator's own, which stay as they are: what was reachable, SSH above
 all, stays reachable. An inactive firewall is not touched.
