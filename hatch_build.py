@@ -1,4 +1,4 @@
-"""The wheel carries the manual pages where `make man` has built them; pipx links what a package has in share/man."""
+"""What the wheel carries besides the package: manual pages, and the pages of the documentation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class ManualPages(BuildHookInterface[Any]):
-    """Adds build/man to the wheel. An install from a checkout without it has no manual pages."""
+    """Adds build/man, where `make man` has built it (pipx links what a package has in share/man), and docs/*.md.
+
+    An install from a checkout without build/man has no manual pages. `gpunodes help --page` shows the others.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
         pages = Path(self.root) / "build" / "man"
         if pages.is_dir():
             build_data["shared_data"][str(pages)] = "share/man/man1"
+        for page in sorted((Path(self.root) / "docs").glob("*.md")):
+            build_data["force_include"][str(page)] = f"gpunodes/docs/{page.name}"

@@ -25,7 +25,6 @@ _ANSIBLE = ("2.19", "2.20", "2.21")
 # Rules of `ansible-test sanity` that do not apply, and the files that are exempt.
 _EXEMPT = {
     "validate-modules:missing-gplv3-license": ("modules/[a-z]*.py", "callback/[a-z]*.py"),  # the licence is Apache-2.0
-    "replace-urlopen": ("**/module_utils/facts.py", "**/module_utils/host/keys.py"),  # they also run without Ansible
 }
 
 

@@ -2,9 +2,9 @@
 """Write the reference pages from the code that they describe: `make docs`; `--check` only lists stale pages.
 
 commands.md comes from the click commands and the operations' phases, settings.md and roles.md from the roles'
-meta/argument_specs.yml; between their marks, the tables in supported.md and gpu.md come from the planner's tables, that
-in health.md from the rules of health, and that in mirrors.md from the settings. record.py draws recording.svg.
-`--man FOLDER` writes manual pages.
+meta/argument_specs.yml; between their marks, the tables in supported.md, gpu.md, ports.md and preparing.md come from
+the planner's tables, that in health.md from the rules of health, and that in mirrors.md from the settings. record.py
+draws recording.svg. `--man FOLDER` writes manual pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import yaml
 from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
-from gpunodes.planner import preflight, tables
+from gpunodes.planner import firewall, preflight, space, tables
+from gpunodes.views import ports
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,7 +70,7 @@ def phases_of(name: str) -> Sequence[Phase]:
 
 
 FAILURES = {
-    ("init-master", "join", "up", "remove", "reset", "gpu install", "gpu remove"): (
+    ("init-master", "join", "prepare", "up", "remove", "reset", "gpu install", "gpu remove"): (
         "a phase failed on some machines",
         "a phase failed on all machines, or preflight stopped the command before anything was changed",
     ),
@@ -321,6 +322,17 @@ def gpu_tables() -> str:
     return "\n".join(lines)
 
 
+def space_table() -> str:
+    """The table of preparing.md."""
+    lines = ["| what | file system | MiB | basis |", "| --- | --- | --- | --- |"]
+    for row in tables.read("space")["space"]:
+        where = (
+            "`gpunodes_data_directory`, or `/var/lib`" if row["where"] == "data" else f"`{space.PATHS[row['where']]}`"
+        )
+        lines.append(f"| {row['title']} | {where} | {row['mib']} | {cell(row['basis'])} |")
+    return "\n".join(lines)
+
+
 def images_table() -> str:
     """The table of mirrors.md."""
     role = ROOT / "roles" / "settings"
@@ -331,6 +343,16 @@ def images_table() -> str:
     lines.append(f"| `{requested['gpunodes_ready_image']}` | the check that a node is ready |")
     plugin = requested["gpunodes_device_plugin_image"]
     lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
+    return "\n".join(lines)
+
+
+def ports_table() -> str:
+    """The table of ports.md."""
+    lines = ["| port | on | from | for |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {port.protocol.upper()} {port.port} | {ports.ON[port.on]} | {firewall.who(port)} | {cell(port.purpose)} |"
+        for port in ports.sorted_ports()
+    ]
     return "\n".join(lines)
 
 
@@ -375,6 +397,7 @@ def cell(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
     supported, health, gpu, mirrors = (DOCS / f"{name}.md" for name in ("supported", "health", "gpu", "mirrors"))
+    preparing = DOCS / "preparing.md"
     return {
         DOCS / "commands.md": commands_page(),
         DOCS / "settings.md": settings_page(),
@@ -383,6 +406,8 @@ def pages() -> dict[Path, str]:
         health: filled(health.read_text(encoding="utf-8"), rules_table()),
         gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
         mirrors: filled(mirrors.read_text(encoding="utf-8"), images_table()),
+        DOCS / "ports.md": filled((DOCS / "ports.md").read_text(encoding="utf-8"), ports_table()),
+        preparing: filled(preparing.read_text(encoding="utf-8"), space_table()),
         RECORD["PICTURE"]: RECORD["picture"](),
     }
 

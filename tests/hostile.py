@@ -64,7 +64,12 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "python": "3.13.5",
         "cpus": 4,
         "memory_mib": 8000,
-        "disk_free_mib": 90000,
+        "disks": [
+            {"path": path, "device": 1, "mount": "/", "free_mib": 90000}
+            for path in ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")
+        ],
+        "data_directory": {"path": "", "problem": None},
+        "clock": {"began": time.time(), "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": ["/dev/sda2"],
         "hostname": name,
@@ -73,7 +78,23 @@ def machine_report(name: str, number: int, **changes: Any) -> dict[str, Any]:
         "boot_id": f"{number}" * 8 + "-1111-0000-0000-000000000000",
         "time": time.time(),
         "default_address": f"10.0.0.{number}",
-        "listening": [22],
+        "network": {
+            "devices": [{"name": "eth0", "addresses": [f"10.0.0.{number}/24"], "udp_port": None}],
+            "routes": [{"to": "10.0.0.0/24", "device": "eth0", "gateway": ""}],
+            "docker_bridge": "",
+        },
+        "sockets": [
+            {
+                "protocol": "tcp",
+                "address": "::",
+                "port": 31000,
+                "pid": 700,
+                "program": "x",
+                "unit": "x.service",
+                "interface": None,
+            }
+        ],
+        "firewalls": [{"name": "ufw", "open": ["22/tcp"], "writable": True, "chains": []}],
         "modules": {"overlay": "available", "br_netfilter": "available"},
         "package_manager": "apt",
         "packages": dict.fromkeys(("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")),
@@ -126,7 +147,7 @@ def _node_report(name: str, number: int, *, first: bool) -> dict[str, Any]:
         "gpus": 0,
         "gpus_verified": False,
         "managed": {
-            "labels": {"gpunodes.dev/pool": "a"},
+            "labels": {"gpunodes.dev/pool": "a", "gpunodes.dev/firewall": "ufw"},
             "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
         },
     }

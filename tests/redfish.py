@@ -118,11 +118,15 @@ def fake(
     orders: list[str] | None = None,
     hardware: Mapping[str, Any] | None = None,
     resets: list[str] | None = None,
+    address: str = "127.0.0.1",
 ) -> ThreadingHTTPServer:
     """Serve such a BMC on this machine until ``shutdown`` is called; ``orders`` and ``resets`` receive its resets."""
     more = {"manner": manner, "state": state, "odd": odd or {}, "orders": [] if orders is None else orders}
     more |= {"hardware": hardware or {}, "resets": [] if resets is None else resets}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bmc", (_Bmc,), more))
+    family = {"address_family": socket.AF_INET6 if ":" in address else socket.AF_INET}
+    server: ThreadingHTTPServer = type("Server", (ThreadingHTTPServer,), family)(
+        (address, 0), type("Bmc", (_Bmc,), more)
+    )
     if context:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

@@ -43,7 +43,8 @@ class Servers:
 def free_ports(number: int, address: str = "127.0.0.1") -> list[int]:
     """Ports without a listener."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sockets = [stack.enter_context(socket.socket(family)) for _ in range(number)]
         for each in sockets:
             each.bind((address, 0))
         return [each.getsockname()[1] for each in sockets]
@@ -72,7 +73,7 @@ def serving(
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number, addresses in enumerate(processes):
-            text = "".join(f"ListenAddress {address}:{port}\n" for address, port in addresses)
+            text = "".join(f"ListenAddress [{address}]:{port}\n" for address, port in addresses)
             text += _CONFIG.format(key=servers.host_key, folder=folder) + prepare(servers)
             text += "".join(
                 f"Match LocalAddress {address} LocalPort {port}\n  ForceCommand {command}\n"

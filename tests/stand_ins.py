@@ -17,6 +17,13 @@ SOURCES: dict[str, dict[str, str]] = {
 }
 
 
+def listener(port: int, program: str | None, unit: str | None = None, **changes: Any) -> dict[str, Any]:
+    """A listening socket in the facts of a machine."""
+    pid = None if program is None else 812
+    found = {"protocol": "tcp", "address": "::", "port": port, "pid": pid, "program": program, "unit": unit}
+    return {**found, "interface": None, **changes}
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     """The facts of a good machine, with changes."""
     good: dict[str, Any] = {
@@ -26,7 +33,12 @@ def facts(**changes: Any) -> dict[str, Any]:
         "python": "3.13.5",
         "cpus": 2,
         "memory_mib": 2000,
-        "disk_free_mib": 9000,
+        "disks": [
+            {"path": path, "device": 1, "mount": "/", "free_mib": 9000}
+            for path in ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")
+        ],
+        "data_directory": {"path": "", "problem": None},
+        "clock": {"began": 1000.0, "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": [],
         "hostname": "worker-1",
@@ -35,7 +47,16 @@ def facts(**changes: Any) -> dict[str, Any]:
         "boot_id": "b",
         "time": 1000.0,
         "default_address": "10.0.0.11",
-        "listening": [22],
+        "network": {
+            "devices": [
+                {"name": "lo", "addresses": ["127.0.0.1/8", "::1/128"], "udp_port": None},
+                {"name": "eth0", "addresses": ["10.0.0.11/24"], "udp_port": None},
+            ],
+            "routes": [{"to": "10.0.0.0/24", "device": "eth0", "gateway": ""}],
+            "docker_bridge": "",
+        },
+        "sockets": [listener(22, "sshd", "ssh.service")],
+        "firewalls": [],
         "modules": {"overlay": "available", "br_netfilter": "available"},
         "package_manager": "apt",
         "packages": {"kubelet": None, "kubeadm": None},

@@ -22,10 +22,12 @@ def printable_lines(text: str) -> str:
 
 
 class Role(StrEnum):
-    """The role of a machine in the cluster."""
+    """What a machine is for: a role in the cluster, or GPUs without a cluster."""
 
     CONTROL_PLANE = "control_plane"
     WORKER = "worker"
+    GPU_HOST = "gpu_host"
+    """A machine with GPUs that is not, and does not become, a node of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,11 @@ class Only(StrEnum):
     """Machines for which CUDA or cuDNN is requested."""
     DOCKER = "docker"
     """Machines with the runtime Docker."""
+    WITH_DOCKER = "with docker"
+    """Machines with the runtime Docker, and those on which Docker is installed."""
     CONTROL_PLANE = "control plane"
+    BURN_IN = "burn-in"
+    """Machines that are burnt in when they join."""
     NODES = "nodes"
     """Machines that are already in the cluster."""
 

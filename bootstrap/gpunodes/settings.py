@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from gpunodes.ansible.module_utils import proxies
 from gpunodes.errors import WrongInput, together
 
 
@@ -27,6 +28,12 @@ def content() -> Path:
     package = Path(__file__).parent
     root = package / "content" if (package / "content").is_dir() else package.parent
     return root / "ansible_collections" / "gpunodes" / "bootstrap"
+
+
+def pages() -> Path:
+    """The folder of the documentation's pages (`NAME.md`): of the installed package, or of the checkout."""
+    package = Path(__file__).parent
+    return package / "docs" if (package / "docs").is_dir() else package.parents[1] / "docs"
 
 
 def plugins() -> Path:
@@ -138,7 +145,7 @@ def problems(variables: Mapping[str, Any]) -> Iterator[SettingProblem]:
             yield SettingProblem(
                 key,
                 "is not a setting",
-                f"a setting of docs/settings.md{f'; the nearest: {near[0]}' if near else ''}",
+                f"a setting of `gpunodes help --page settings`{f'; the nearest: {near[0]}' if near else ''}",
             )
             continue
         # A value in a locked vault is left to Ansible too.
@@ -162,7 +169,8 @@ def _problems_of(key: str, value: Any, option: Mapping[str, Any]) -> Iterator[Se
 
     if "{{" in str(value) or value == defaults().get(key):
         return
-    fact = "cannot be used" if "password" in key else f"is {value!r}"
+    secret = "password" in key or key in {"gpunodes_http_proxy", "gpunodes_https_proxy"}
+    fact = "cannot be used" if secret else f"is {value!r}"
     # Ansible converts any value to a string, and YAML an unquoted 1.30 to the number 1.3.
     not_text = option["type"] == "str" and isinstance(value, (float, list, dict))
     if not_text or ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
@@ -200,6 +208,15 @@ def _subnets(value: Any) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
         return []
 
 
+def _is_ipv4_network(text: str) -> bool:
+    """Whether a text is an IPv4 network in CIDR notation, or an IPv4 address."""
+    try:
+        ipaddress.IPv4Network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
 def _text(pattern: str) -> Callable[[Any], bool]:
     """Whether a value, as text, matches a pattern as a whole."""
     return lambda value: re.fullmatch(pattern, str(value).strip()) is not None
@@ -222,6 +239,11 @@ def _number(least: int, most: int = 10**9) -> Callable[[Any], bool]:
     return lambda value: least <= int(value) <= most
 
 
+def _pids(value: Any) -> bool:
+    """Whether a pod with this limit can work, and the kernel can have as many processes (PID_MAX_LIMIT)."""
+    return int(value) == -1 or 1024 <= int(value) <= 4194304  # noqa: PLR2004 - the limits in the message
+
+
 def _taint(value: Any) -> bool:
     return isinstance(value, Mapping) and (
         set(value) <= {"key", "value", "effect"}
@@ -230,9 +252,14 @@ def _taint(value: Any) -> bool:
     )
 
 
+def _exceptions(value: Any) -> bool:
+    return all(map(proxies.is_exception, proxies.listed(value)))
+
+
 _URL = r"https?://[^\s/]+\S*"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_ONLY_IPV4 = "; clusters with IPv6 are not supported"
 _SECONDS = ("a number of seconds, 1 or more", _number(1))
 
 _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
@@ -243,10 +270,19 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ),
     (
         "gpunodes_control_plane_endpoint",
-        "HOST:PORT, such as api.example:6443",
-        _text(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?"),
+        f"HOST:PORT, such as api.example:6443{_ONLY_IPV4}",
+        _text(r"[A-Za-z0-9.-]+(:\d{1,5})?"),
     ),
-    ("gpunodes_*_subnet", "a network in CIDR notation, such as 10.244.0.0/16", lambda value: bool(_subnets(value))),
+    (
+        "gpunodes_node_address",
+        f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",
+        lambda value: _is_ipv4_network(str(value).strip()),
+    ),
+    (
+        "gpunodes_*_subnet",
+        f"a network in CIDR notation, such as 10.244.0.0/16{_ONLY_IPV4}",
+        lambda value: "/" in str(value) and _is_ipv4_network(str(value).strip()),
+    ),
     ("gpunodes_*_packages_url", "an http or https URL", _text(_URL)),
     (
         "gpunodes_*_packages_fingerprint",
@@ -258,9 +294,26 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "URLs by registry, such as {registry.k8s.io: https://mirror.example}",
         _entries(r"[^\s/]+", _URL),
     ),
+    ("gpunodes_no_proxy", proxies.EXCEPTIONS_WANTED, _exceptions),
+    (
+        "gpunodes_http*_proxy",
+        proxies.URL_WANTED,
+        _text(proxies.URL),
+    ),
     ("gpunodes_driver_branch", 'a branch of the driver, such as "580"', _text(r"\d{3}")),
     ("gpunodes_cuda_versions", 'a list of versions in quotes, such as ["13.0"]', _each(r"\d+\.\d+")),
     ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
+    (
+        "gpunodes_prepare_gpus",
+        'PCI device ids in quotes, four hexadecimal digits each, such as ["2330"]',
+        _each(r"[0-9A-Fa-f]{4}"),
+    ),
+    # As in useradd(8); directory services allow @ and backslashes.
+    (
+        "gpunodes_docker_users",
+        "a list of names of users, such as [alice]",
+        _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
+    ),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
     (
@@ -277,6 +330,17 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "taints with key, value and effect (NoSchedule, PreferNoSchedule or NoExecute)",
         lambda value: not isinstance(value, list) or all(map(_taint, value)),
     ),
+    (
+        "gpunodes_time_servers",
+        "a list of host names or addresses, such as [ntp.example]",
+        _each(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}"),
+    ),
+    (
+        "gpunodes_data_directory",
+        "the path of a directory, of letters, digits and . _ -, such as /data",
+        _text(r"((/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)+)?"),
+    ),
+    ("gpunodes_pod_pids_limit", "a number of processes, 1024 to 4194304, or -1", _pids),
     ("gpunodes_feature_gates", "true or false by feature gate", _entries(r"[A-Za-z0-9]+", "(?i:true|false)")),
     (
         "gpunodes_kubeadm_timeouts",

@@ -45,7 +45,8 @@ def test_wrong_input_is_refused_with_one_message(operator: Operator, arguments: 
 
 def test_preflight_passes_and_changes_nothing(operator: Operator) -> None:
     before = {machine: operator.ssh(machine, STATE) for machine in MACHINES}
-    assert operator.document("preflight")["findings"] == []
+    # The lab's machines have no time service, which is a warning.
+    assert {finding["check"] for finding in operator.document("preflight")["findings"]} == {"time"}
     assert {machine: operator.ssh(machine, STATE) for machine in MACHINES} == before
 
 
@@ -55,7 +56,8 @@ def test_preflight_shows_all_failures_at_once(operator: Operator) -> None:
     try:
         time.sleep(5)
         found = operator.document("preflight", "worker-*", code=1)["findings"]
-        assert {(finding["machine"], finding["check"]) for finding in found} == {
+        errors = [finding for finding in found if finding["severity"] == "error"]
+        assert {(finding["machine"], finding["check"]) for finding in errors} == {
             ("worker-1", "ports"),
             ("worker-1", "hostname"),
             ("worker-2", "hostname"),

@@ -34,9 +34,10 @@ def test_a_join_with_docker_serves_gpus(operator: Operator) -> None:
 
 def test_users_can_run_docker_containers_with_gpus_on_the_node(operator: Operator) -> None:
     device = "--device nvidia.com/gpu=all"
-    gpus = operator.ssh("gpu-1", f"docker run --rm {device} --entrypoint nvidia-smi {PLUGIN} -L")
-    assert gpus.count("UUID: GPU-") == 2
-    for option, found in ((device, "present"), ("", "none")):
+    for option in (device, "--gpus all"):
+        gpus = operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint nvidia-smi {PLUGIN} -L")
+        assert gpus.count("UUID: GPU-") == 2, option
+    for option, found in ((device, "present"), ("--gpus all", "present"), ("", "none")):
         assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {PLUGIN} {SCAN}").split() == [found], (
             option
         )

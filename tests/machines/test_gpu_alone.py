@@ -1,9 +1,19 @@
-"""GPU software on a machine outside of a cluster, and its removal; with a reboot where the driver needs one.
+"""GPU software on machines outside of a cluster, and its removal; with a reboot where the driver needs one.
+
+First on a GPU host: Docker with GPUs for people, without a control plane in the inventory, named by its address.
 
 The GPUs are the lab's stand-ins; the kernel's own driver, which does not release them, is a stand-in as well.
 """
 
 from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from gpunodes.inventory import Inventory
 
 from .conftest import BARE, STATE, LabSpec, Operator, lines
 
@@ -35,8 +45,104 @@ BOOT = "cat /proc/sys/kernel/random/boot_id"
 _bare: list[str] = []
 
 
-def test_a_bare_machine_gets_its_gpu_software(operator: Operator) -> None:
+IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
+GPUS = f"docker run --rm --gpus all --entrypoint nvidia-smi {IMAGE} -L"
+SCAN = '-c "test -e /dev/nvidia0 && echo present || echo none"'
+USERS = ("alice", "bob")
+MEMBERS = "getent group docker | cut -d: -f4"
+LOCKED = "ls /run/gpunodes-cluster.lock"
+
+
+def _docker_host(operator: Operator) -> tuple[str, Path]:
+    """The address of the lab's GPU machine, and an inventory of its own that does not exist yet."""
+    machine = Inventory(operator.folder / "inventory" / "hosts.yml").select(["gpu-1"])[0]
+    return machine.address, operator.folder / "docker" / "hosts.yml"
+
+
+def _host_settings(operator: Operator, users: Sequence[str]) -> None:
+    """The lab's settings, and users of Docker, for the inventory of the GPU host."""
+    folder = operator.folder / "docker" / "group_vars"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (operator.folder / "inventory" / "group_vars").glob("*.yml"):
+        shutil.copy(file, folder)
+    (folder / "gpu_hosts.yml").write_text(yaml.safe_dump({"gpunodes_docker_users": list(users)}))
+
+
+def _connection(operator: Operator) -> tuple[str, ...]:
+    """--user, --key and --port as the lab's inventory has them."""
+    inventory = Inventory(operator.folder / "inventory" / "hosts.yml")
+    found = inventory.connection("gpu-1")
+    names = {"ansible_user": "--user", "ansible_ssh_private_key_file": "--key", "ansible_port": "--port"}
+    return tuple(word for name, option in names.items() if name in found for word in (option, str(found[name])))
+
+
+def test_docker_with_gpus_is_installed_by_address_without_a_control_plane(operator: Operator) -> None:
+    for user in USERS:
+        operator.ssh("gpu-1", f"useradd --create-home {user}")
     _bare.extend(lines(operator.ssh("gpu-1", BARE)))
+    address, inventory = _docker_host(operator)
+    _host_settings(operator, USERS)
+    command = ("gpu", "install", "-i", str(inventory), "--runtime", "docker", "--driver", "580")
+    operator.gpunodes(*command, address, *_connection(operator), limit_s=3000)
+    assert list(yaml.safe_load(inventory.read_text())) == ["gpu_hosts"]
+    assert operator.ssh("gpu-1", MEMBERS).split(",") == list(USERS)
+    assert operator.ssh("gpu-1", LOCKED, code=None) == "", "the lock is released"
+    # A second run changes nothing.
+    before = operator.ssh("gpu-1", STATE, code=None)
+    [machine] = operator.document(*command, "gpu_hosts")["machines"]
+    assert machine["outcome"] == "unchanged"
+    assert operator.ssh("gpu-1", STATE, code=None) == before
+
+
+def test_a_user_runs_containers_with_gpus(operator: Operator) -> None:
+    assert operator.ssh("gpu-1", f"su - alice -c {shlex.quote(GPUS)}").count("UUID: GPU-") == 2
+    for option, found in (("--gpus all", "present"), ("--device nvidia.com/gpu=all", "present"), ("", "none")):
+        assert operator.ssh("gpu-1", f"docker run --rm {option} --entrypoint sh {IMAGE} {SCAN}").split() == [found]
+    # A variable alone gives no GPU, also to an image that sets it by itself.
+    variable = f"docker run --rm -e NVIDIA_VISIBLE_DEVICES=all --entrypoint sh {IMAGE} {SCAN}"
+    assert operator.ssh("gpu-1", variable).split() == ["none"]
+
+
+def test_a_docker_host_is_verified_and_reported(operator: Operator) -> None:
+    _, inventory = _docker_host(operator)
+    [machine] = operator.document("gpu", "verify", "-i", str(inventory))["machines"]
+    found = {level["level"]: (level["state"], level["fact"]) for level in machine["levels"]}
+    assert found["host"][0] == "ok"
+    assert found["container"] == ("ok", "a container of docker sees 2 GPUs")
+    done = operator.gpunodes("status", "-i", str(inventory), code=2)
+    assert "only GPU hosts" in done.stderr
+    operator.gpunodes("health", "-i", str(inventory))
+    for command in (("join", "all"), ("up",)):
+        operator.gpunodes(*command, "-i", str(inventory), code=2)
+
+
+def test_a_user_who_is_no_longer_listed_is_removed_from_the_group(operator: Operator) -> None:
+    _, inventory = _docker_host(operator)
+    _host_settings(operator, USERS[:1])
+    operator.gpunodes("gpu", "install", "gpu_hosts", "-i", str(inventory), "--driver", "580")
+    assert operator.ssh("gpu-1", MEMBERS).split(",") == [USERS[0]]
+    operator.ssh("gpu-1", f"su - {USERS[1]} -c {shlex.quote('docker ps')}", code=1)
+
+
+def test_gpu_remove_keeps_docker(operator: Operator) -> None:
+    _, inventory = _docker_host(operator)
+    operator.gpunodes("gpu", "remove", "--yes", "gpu_hosts", "-i", str(inventory))
+    assert operator.ssh("gpu-1", LOADED, code=None).split() == []
+    run = f"docker run --rm --entrypoint sh {IMAGE} {SCAN}"
+    assert operator.ssh("gpu-1", f"su - alice -c {shlex.quote(run)}").split() == ["none"]
+
+
+def test_reset_leaves_nothing_of_docker(operator: Operator) -> None:
+    """Also a network that a user made, and a running container."""
+    _, inventory = _docker_host(operator)
+    operator.ssh("gpu-1", f"docker network create own && docker run -d --network own --entrypoint sleep {IMAGE} 1d")
+    operator.gpunodes("reset", "--yes", "gpu_hosts", "-i", str(inventory))
+    assert lines(operator.ssh("gpu-1", BARE)) == _bare
+    assert operator.ssh("gpu-1", "ls -d /var/lib/docker /run/docker /sys/class/net/docker0", code=None) == ""
+    assert operator.ssh("gpu-1", "iptables-save | grep ':FORWARD DROP'", code=None) == ""
+
+
+def test_a_bare_machine_gets_its_gpu_software(operator: Operator) -> None:
     operator.gpunodes(*INSTALL)
     [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
     assert machine["gpus"] == 2

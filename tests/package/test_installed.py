@@ -41,6 +41,12 @@ def test_the_manual_pages_are_installed() -> None:
     assert (pages / "gpunodes.1").read_text().startswith(".TH GPUNODES 1")
 
 
+def test_the_pages_that_messages_name_are_installed(tmp_path: Path) -> None:
+    done = run(GPUNODES, "help", "--page", "settings", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "gpunodes_runtime" in done.stdout
+
+
 def test_the_installed_package_is_used_instead_of_the_checkout(tmp_path: Path) -> None:
     python = str(Path(GPUNODES).with_name("python"))
     done = run(python, "-c", "import gpunodes; print(gpunodes.__file__)", cwd=tmp_path)

@@ -12,13 +12,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance
+from gpunodes.cli import gpu, maintenance, provision
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -43,6 +44,7 @@ ACTING = (
     "kubeadm_join",
     "kubeadm_reset",
     "node_removed",
+    "prepared",
 )
 LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one", "remedy": "look"}
 
@@ -59,12 +61,25 @@ def report(name: str, shown: str = SHOWN) -> dict[str, Any]:
     return made
 
 
+BURN_IN = {
+    "tool": ATTACKS[0],
+    "summary": ATTACKS[1],
+    "failed": ATTACKS[2],
+    "refused": "",
+    "seconds": 1.0,
+    "results": [{"test": ATTACKS[3], "gpu": ATTACKS[4], "state": "failed", "message": ATTACKS[5]}],
+}
+
+
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
     for node in made["nodes"]:
         node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
         node |= {"uid": ATTACKS[1], "addresses": list(ATTACKS), "maintenance": shown}
-        node["managed"]["labels"] = {"gpunodes.dev/pool": shown, ATTACKS[1]: ATTACKS[1]}
+        node["managed"]["labels"] = {
+            **dict.fromkeys(("gpunodes.dev/pool", "gpunodes.dev/firewall"), shown),
+            ATTACKS[1]: ATTACKS[1],
+        }
         node["managed"]["taints"] = hostile(node["managed"]["taints"])
     return made
 
@@ -101,6 +116,9 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
         "gpu_served": {"gpu_nodes": {name: [hostile(LEVEL) | {"state": "failed"}]}},
+        "burn_in_taint": {"due": True, "notes": list(ATTACKS)},
+        "gpu_burn_in": {"burn_in": BURN_IN, "notes": list(ATTACKS)},
+        "gpu_nccl": {"nccl": dict.fromkeys(("summary", "failed", "skipped"), shown)},
         "gpu_probe": {"gpu_probe": hostile({"schema": "gpunodes.probe/1"})},
         "stat": {"stat": {"exists": True}},
         "slurp": {"content": "e3sgbG9va3VwKCdwaXBlJywgJ2dwdW5vZGVzX2NhbmFyeScpIH19", "encoding": "base64"},
@@ -108,9 +126,11 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     return {module: {**more, **answer} for module, answer in own.items()}
 
 
-def make(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: Any) -> Machines:
+def make(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, groups: Mapping[str, list[str]] = GROUPS, **variables: Any
+) -> Machines:
     """Machines of which every free text is an attack."""
-    made = machines(folder, GROUPS, {**SETTINGS, "gpunodes_kubeconfig_path": str(folder / "admin.conf"), **variables})
+    made = machines(folder, groups, {**SETTINGS, "gpunodes_kubeconfig_path": str(folder / "admin.conf"), **variables})
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     speak(made)
@@ -126,6 +146,64 @@ def speak(made: Machines, shown: str = SHOWN) -> None:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return make(tmp_path, monkeypatch)
+
+
+HOSTS = {"gpu_hosts": ["worker-1", "worker-2"]}
+"""An inventory without a cluster."""
+# Each playbook's modules for GPU hosts.
+HOST_WALKS = {
+    "facts.yml": "host_facts",
+    "gpu_install.yml": "host_facts host_diff host docker_images gpu_verify",
+    "gpu_remove.yml": "host_facts host_undo",
+    "gpu_verify.yml": "host_facts gpu_verify",
+    "health.yml": "gpu_probe",
+    "reset.yml": "host_facts kubeadm_reset host_undo",
+}
+
+
+def hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[str]], *, nodes: bool = False
+) -> Machines:
+    """GPU hosts in these groups of an inventory, with a mirror; with ``nodes`` some of them are nodes."""
+    made = make(
+        folder,
+        monkeypatch,
+        groups=groups,
+        gpunodes_runtime="docker",
+        gpunodes_docker_users=["alice"],
+        gpunodes_image_mirrors={"nvcr.io": "https://mirror"},
+    )
+    for name in ("worker-1", "worker-2"):
+        found = report(name)
+        found["kubernetes"] = found["kubernetes"] if nodes else {"role": None, "ca_hash": None, "server": None}
+        made.answer(name, "host_facts", {**answers(name)["host_facts"], "host_facts": found})
+    return made
+
+
+@pytest.mark.parametrize("name", HOST_WALKS)
+@pytest.mark.parametrize("control", [[], ["control-1"]], ids=["no cluster", "a cluster beside them"])
+def test_a_playbook_with_stand_in_gpu_hosts_needs_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, control: list[str]
+) -> None:
+    """Plain ansible-playbook contacts the hosts and nothing else, also where the inventory has a control plane."""
+    fleet = hosts(tmp_path, monkeypatch, {**HOSTS, **({"control_plane": control} if control else {})})
+    done = played(fleet, name, "--limit", "gpu_hosts")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert modules(fleet) == set(HOST_WALKS[name].split())
+    assert {line.partition("/")[0] for line in fleet.asked} == {"worker-1", "worker-2"}
+
+
+def test_a_stand_in_gpu_host_that_is_a_node_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = hosts(tmp_path, monkeypatch, HOSTS, nodes=True)
+    for name, message in (
+        ("gpu_install.yml", "worker-2: cluster: it is a node of a cluster"),
+        ("gpu_remove.yml", "no control plane can be queried"),
+    ):
+        output = playbook(fleet, name)
+        check(fleet, output)
+        assert message in output.replace("\n", " ")
+    assert modules(fleet) == {"host_facts"}
 
 
 def odd(made: Machines) -> Machines:
@@ -181,6 +259,7 @@ WALKS = {
     "controller.yml": (0, ""),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
+    "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
     "gpu_install.yml": (2, _FACTS + _PREPARE + _VERIFY),
     "gpu_remove.yml": (0, _FACTS + "gpu_idle host_undo node_pools"),
     "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
@@ -189,6 +268,9 @@ WALKS = {
     "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
+    # 2: two of the machines are nodes already.
+    "prepare.yml": (2, "host_facts"),
+    "prepare_facts.yml": (0, "host_facts"),
     "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
@@ -210,6 +292,9 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     check(fleet, done.stdout + done.stderr)
     assert modules(fleet) == set(asked.split())
     assert done.returncode == code, done.stdout
+    if name == "join.yml":
+        # A join of workers changes one thing on the control plane's machine: its firewall.
+        assert "control-1/host" in fleet.asked
 
 
 # The driver, the toolkit, CUDA, and what every node has.
@@ -227,6 +312,55 @@ def test_all_that_is_installed_on_a_stand_in_machine(
     check(fleet, done.stdout + done.stderr)
     assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
     assert ("docker_images" in modules(fleet)) == (runtime == "docker")
+
+
+@pytest.mark.parametrize("groups", [GROUPS, {"workers": ["worker-1"]}], ids=["in a cluster's inventory", "alone"])
+def test_a_stand_in_machine_is_prepared_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[str]]
+) -> None:
+    """The same roles as for a join; the control plane is neither asked nor needed in the inventory."""
+    fleet = make(tmp_path, monkeypatch, groups)
+    done = played(fleet, "prepare.yml", "--limit", "worker-1")
+    check(fleet, done.stdout + done.stderr)
+    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS), done.stdout
+    assert modules(fleet) == {"host_facts", "host_diff", "host", "gpu_verify", "prepared"}
+    assert {line.partition("/")[0] for line in fleet.asked} == {"worker-1"}
+
+
+def test_a_prepared_stand_in_machine_is_reset_without_a_control_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, {"workers": ["worker-1"]})
+    fleet.answer("worker-1", "cluster_info", {"cluster": None})
+    done = played(fleet, "reset.yml")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert {"host_undo", "kubeadm_reset"} <= modules(fleet)
+    ended = gpunodes(fleet, "reset", "worker-1", "--dry-run")
+    check(fleet, ended.stdout + ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_stand_in_machine_that_is_a_node_is_not_prepared(fleet: Machines) -> None:
+    """Also if preflight is skipped: nothing is sent that could change it."""
+    for words in ((), ("--skip-tags", "preflight")):
+        done = played(fleet, "prepare.yml", "--limit", "worker-2", *words)
+        assert "it is already a worker" in done.stdout
+        assert done.returncode
+        assert modules(fleet) == {"host_facts"}
+
+
+def test_a_stand_in_machine_without_gpus_gets_the_expected_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is installed; the GPUs, which only copies of the disk have, are not verified."""
+    fleet = make(tmp_path, monkeypatch, gpunodes_prepare_gpus=["2330"])
+    own = report("worker-1")
+    own["gpu"] = {**own["gpu"], "functions": [], "expected": ["2330"]}
+    fleet.answer("worker-1", "host_facts", {"host_facts": own})
+    done = played(fleet, "prepare.yml", "--limit", "worker-1")
+    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS), done.stdout
+    assert modules(fleet) == {"host_facts", "host_diff", "host", "prepared"}
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -328,6 +462,32 @@ def test_a_stand_in_machine_with_ansible_s_reserved_keys_ends_no_run(fleet: Mach
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_stand_in_machine_alone_is_control_plane_and_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gpus: bool
+) -> None:
+    """Its node gets labels, the device plugin and the verification of a worker's GPUs, without a group of workers."""
+    settings = {**SETTINGS, "gpunodes_control_plane_schedulable": True, "gpunodes_pool": "all"}
+    fleet = machines(tmp_path, {"control_plane": ["control-1"]}, settings)
+    for name, value in fleet.environment.items():
+        monkeypatch.setenv(name, value)
+    made = machine_report("control-1", 1, swap=[])
+    made["gpu"]["functions"] = made["gpu"]["functions"] if gpus else []
+    fleet.answer("control-1", "host_facts", {"host_facts": made})
+    fleet.answer("control-1", "cluster_info", {"cluster": None})
+    fleet.answer("control-1", "host", {"actions": [], "versions": {"kubeadm": "1.36.3-1.1"}, "reboot": ""})
+    fleet.answer("control-1", "gpu_verify", {"gpu_levels": [], "labels": {"gpunodes.dev/gpu-count": "1"}})
+    fleet.answer("control-1", "kubeadm_init", {"actions": ["kubeadm init"], "changed": True})
+    done = played(fleet, "up.yml")
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    seen = modules(fleet)
+    assert {"kubeadm_init", "node_pools", "node_ready"} <= seen
+    assert not {"kubeadm_join", "join_token"} & seen
+    assert ({"gpu_verify", "gpu_served"} <= seen) == gpus
+    assert fleet.asked.count("control-1/kube_objects") == 1 + gpus  # the network, and the device plugin
+
+
 def test_an_invalid_cluster_report_is_refused_whatever_else_the_stand_in_reports(fleet: Machines) -> None:
     """Ansible lets a module report its own task as skipped."""
     for word in ({}, {"skipped": True}):
@@ -378,11 +538,13 @@ COMMANDS = {
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
+    "prepare worker-1 --dry-run": "",
     "remove worker-2 --dry-run": "",
     "reset worker-2 --dry-run --yes": "",
     "gpu install worker-1 --dry-run": "",
     "gpu remove worker-2 --dry-run": "",
     "gpu verify worker-2": "",
+    "gpu burn-in worker-2 --dry-run": "",
 }
 
 
@@ -397,6 +559,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
+    "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
     "content": "it contacts no machine",
@@ -405,13 +568,14 @@ ELSEWHERE = {
     "init-control-plane": "it is init-master",
     "lab": "it creates its own machines",
     "playbook": "the playbooks are walked above",
+    "provision seed": "it contacts no machine",
     "version": "it contacts no machine",
 }
 
 
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
-    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS}
+    groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}

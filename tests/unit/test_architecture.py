@@ -51,9 +51,11 @@ LONG_FUNCTION = 50
 HASHED = {"lab/standin/packages.py"}
 """Part of the key of the lab's caches: a line of comment there would rebuild the stand-in packages."""
 SHARED = tuple(
-    f"gpunodes.ansible.module_utils.{name}" for name in ("problem", "host.spec", "packages", "facts", "probe.known")
+    f"gpunodes.ansible.module_utils.{name}"
+    for name in ("problem", "host.spec", "packages", "facts", "probe.known", "proxies")
 )
-"""The value of a problem, the types of a desired state, placeholders of package sources, and limits of the probe."""
+"""The value of a problem, the types of a desired state, placeholders of package sources, limits of the probe, and what
+the exceptions from proxies mean."""
 
 
 def name_of(path: Path) -> str:

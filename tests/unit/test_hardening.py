@@ -125,7 +125,9 @@ def test_no_variable_gives_gpus() -> None:
     variables = {one["name"]: one["value"] for one in container["env"]}
     assert "NVIDIA_VISIBLE_DEVICES" not in variables
     assert variables["DEVICE_LIST_STRATEGY"] == "cdi-cri,volume-mounts"
-    assert not any("NVIDIA_VISIBLE_DEVICES" in word for word in gpu_verify._containerd("image", "name")[1])
+    assert not any(
+        "NVIDIA_VISIBLE_DEVICES" in word for word in gpu_verify.container("containerd", "image", "name", "all", [])[0]
+    )
 
 
 def test_serving_certificates_are_a_setting() -> None:

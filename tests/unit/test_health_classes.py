@@ -409,11 +409,12 @@ def table(*rows: tuple[str, str, str], numbers: list[int] | None = None) -> byte
         (table(GOOD, BLIND), Action.RESET_GPU, State.DEGRADED, 2, ["unreadable"]),
         (table(GOOD, NO_FAN), Action.NONE, State.DEGRADED, 2, ["unreadable"]),
         (table(GOOD, ECC), Action.RESET_GPU, State.DEGRADED, 2, ["memory"]),
-        (table(GOOD, GOOD, numbers=[0, 2]), Action.REBOOT, State.SICK, 2, ["smi-message"]),
+        (table(GOOD, GOOD, numbers=[0, 2]), Action.NONE, State.HEALTHY, 2, ["row-missing"]),
+        (table(GOOD, GOOD, GOOD) + table(GOOD, GOOD, numbers=[0, 2]), Action.NONE, State.HEALTHY, 3, []),
         (table(GOOD, numbers=[3]), Action.NONE, State.HEALTHY, 1, []),
         (table(GOOD, GOOD) * 3, Action.NONE, State.HEALTHY, 2, []),
     ],
-    ids=["healthy", "dead", "blind", "fan", "ECC", "missing row", "one selected", "repeated"],
+    ids=["healthy", "dead", "blind", "fan", "ECC", "some selected", "all, then some", "one selected", "repeated"],
 )
 def test_plain_tables(
     content: bytes, action: Action, state: State, gpus: int, rules: list[str], tmp_path: Path
@@ -421,6 +422,75 @@ def test_plain_tables(
     verdict = verdict_on(tmp_path, content)
     assert (verdict.action, verdict.state, verdict.gpus_seen) == (action, state, gpus)
     assert [each.rule for each in verdict.findings] == rules
+
+
+SELECTED = table(GOOD, GOOD, numbers=[0, 2])
+LISTED = "".join(
+    f"GPU {number}: NVIDIA A40 (UUID: GPU-00000000-0000-0000-0000-00000000000{number})\n" for number in range(3)
+)
+FOUND = "pci 0000:{}:00.0: [10de:2235] type 00 class 0x030200\n"
+SHOWN = FOUND.format("40") + FOUND.format("42")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "listed", "lost"),
+    [
+        ("", LISTED, ""),
+        (SHOWN + FOUND.format("41"), "", "0000:41:00.0"),
+        (SHOWN + FOUND.format("41") + FOUND.format("43"), "", ""),
+        ("NVRM: Xid (PCI:0000:41:00): 43, pid=1, name=a, Ch 1\n", "", "0000:41:00.0"),
+    ],
+    ids=["list", "bus", "bus with two more", "Xid"],
+)
+def test_a_missing_row_is_a_lost_gpu_if_other_evidence_shows_more_gpus(
+    kernel: str, listed: str, lost: str, tmp_path: Path
+) -> None:
+    (tmp_path / "dmesg").write_bytes(log("usb 1-1: new\n" + kernel))
+    (tmp_path / "smi").write_bytes(listed.encode() + SELECTED)
+    verdict = health.of_files([str(tmp_path / "dmesg"), str(tmp_path / "smi")])
+    assert (verdict.action, verdict.state, verdict.gpus_seen) == (Action.REBOOT, State.SICK, 2)
+    (finding,) = [each for each in verdict.findings if each.rule == "row-missing"]
+    assert finding.gpu == lost
+    assert finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (SHOWN, b""),
+        # A switch, the audio function of a GPU, and another vendor's GPU.
+        (SHOWN + "pci 0000:83:00.0: [10de:22a3] type 00 class 0x068000\n", b""),
+        (SHOWN + "pci 0000:40:00.1: [10de:228e] type 00 class 0x040300\n", b""),
+        (SHOWN + "pci 0000:05:00.0: [1a03:2000] type 00 class 0x030000\n", b""),
+        # The second machine's kernel, in a ticket.
+        (SHOWN + 'app[7]: {"log": "kernel: pci 0000:41:00.0: [10de:2235] type 00 class 0x030200"}\n', b""),
+        # Fewer than the table shows; a list of slices; all GPUs in other output.
+        (SHOWN, LISTED.splitlines()[0].encode() + b"\n  MIG 1g.5gb Device 0: (UUID: MIG-0)\n"),
+        (SHOWN + FOUND.format("41"), LISTED.encode() + table(GOOD, GOOD, GOOD)),
+    ],
+    ids=["shown ones", "switch", "audio", "other vendor", "quoted", "short list", "all shown"],
+)
+def test_a_missing_row_alone_is_no_lost_gpu(kernel: str, text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "dmesg").write_bytes(log("usb 1-1: new\n" + kernel))
+    (tmp_path / "smi").write_bytes(text + SELECTED)
+    verdict = health.of_files([str(tmp_path / "dmesg"), str(tmp_path / "smi")])
+    assert (verdict.action, verdict.state) == (Action.NONE, State.HEALTHY)
+
+
+@pytest.mark.parametrize(
+    "query", ["0, NVIDIA A40, 30\n2, NVIDIA A40, 31\n", "index, name\n0, NVIDIA A40\n2, NVIDIA A40\n"]
+)
+def test_a_gap_in_a_query_is_no_lost_gpu(query: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text(query)
+    (tmp_path / "dmesg").write_bytes(log(SHOWN + FOUND.format("41")))
+    verdict = health.of_files([str(tmp_path / "dmesg"), str(tmp_path / "q.csv")])
+    assert verdict.action is Action.NONE
+
+
+def test_a_list_of_gpus_alone_is_no_verdict(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, LISTED.encode())
+    assert (verdict.state, verdict.action) == (State.UNKNOWN, Action.NONE)
+    assert verdict.wanted.startswith("no kernel line and no values of a GPU were found")
 
 
 @pytest.mark.parametrize(

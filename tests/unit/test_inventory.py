@@ -212,6 +212,13 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_repair_max_unavailable", "0", "a percentage such as 10%"),
         ("gpunodes_repair_unhealthy_percent", 200, "a percentage, 0 to 100"),
         ("gpunodes_drain_timeout", -1, "a number of seconds"),
+        ("gpunodes_pod_subnet", "10.0.0.0/16,fd00::/56", "clusters with IPv6 are not supported"),
+        ("gpunodes_service_subnet", "fd01::/112", "clusters with IPv6 are not supported"),
+        ("gpunodes_control_plane_endpoint", "[fd00::1]:6443", "clusters with IPv6 are not supported"),
+        ("gpunodes_node_address", "2001:db8::1", "clusters with IPv6 are not supported"),
+        ("gpunodes_node_address", "eth1", "an IPv4 address of the machine, or a network such as 10.0.0.0/24"),
+        ("gpunodes_node_address", "10.0.0.1; reboot", "an IPv4 address of the machine"),
+        ("gpunodes_node_address", ["10.0.0.1"], "wanted: type str"),
         ("gpunodes_drain_timeout", "soon", "wanted: type int"),
         ("gpunodes_node_taints", [{"key": "a", "effect": "Never"}], "NoSchedule"),
         ("gpunodes_node_labels", {"rack": "r 7"}, "labels of a node"),
@@ -219,6 +226,17 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_pools", {"h 100": {}}, "such as {h100: {}, v100: {}}"),
         ("gpunodes_pools", {"h100": {"size": 3}}, "such as {h100: {}, v100: {}}"),
         ("gpunodes_feature_gates", {"Foo": "maybe"}, "true or false"),
+        ("gpunodes_time_service", "chrony", "one of leave, install"),
+        ("gpunodes_time_servers", ["ntp.example\nserver evil"], "host names or addresses"),
+        ("gpunodes_time_servers", ["-x"], "host names or addresses"),
+        ("gpunodes_data_directory", "data", "such as /data"),
+        ("gpunodes_data_directory", "/", "such as /data"),
+        ("gpunodes_data_directory", "/data/", "such as /data"),
+        ("gpunodes_data_directory", "/data/../etc", "such as /data"),
+        ("gpunodes_data_directory", "/data\nOptions=suid", "such as /data"),
+        ("gpunodes_data_directory", "/da ta", "such as /data"),
+        ("gpunodes_pod_pids_limit", 0, "1024 to 4194304, or -1"),
+        ("gpunodes_pod_pids_limit", "many", "wanted: type int"),
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],
 )
@@ -250,7 +268,7 @@ def test_all_wrong_settings_of_all_machines_are_one_error() -> None:
     "command",
     [
         *("up", "join w1", "init-master", "preflight", "remove w1 --yes", "reset w1 --yes"),
-        *("gpu plan", "gpu verify", "gpu install w1", "gpu remove w1 --yes"),
+        *("gpu plan", "gpu verify", "gpu install w1", "gpu burn-in w1", "gpu remove w1 --yes"),
         *("status", "kubeconfig", "health", "health --reboot-hung", "repair w1 --yes", "power w1 status"),
         *("maintenance on w1 --reason disk", "maintenance off w1", "maintenance list", "uncordon w1"),
     ],
@@ -267,11 +285,15 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
+    page = "`gpunodes help --page settings`"
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"
     assert done.stderr.splitlines() == [
-        "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16",
+        (
+            "error: gpunodes_pod_subnet of c1 is 'banana'; wanted: a network in CIDR notation, such as 10.244.0.0/16; "
+            "clusters with IPv6 are not supported"
+        ),
         f"error: {budget} of w1, w2 is 'many'; wanted: a number of machines, or a percentage such as 10%",
-        f"error: {typo} of w1, w2 is not a setting; wanted: a setting of docs/settings.md; the nearest: {budget}",
+        f"error: {typo} of w1, w2 is not a setting; wanted: a setting of {page}; the nearest: {budget}",
         "error: gpunodes_health_xids of w2 is {79: 'often'}; wanted: actions by code, such as {79: repair}",
         f"error: gpunodes cannot install Kubernetes 1.99; wanted: one of {', '.join(versions.minors())}",
         "hint: correct these settings of the inventory hosts.yml",
@@ -305,9 +327,10 @@ def test_every_action_can_be_the_site_s_own() -> None:
 
 def test_valid_settings() -> None:
     valid = {
-        "gpunodes_pod_subnet": "10.0.0.0/16,fd00::/56",
-        "gpunodes_service_subnet": "10.1.0.0/16,fd01::/112",
-        "gpunodes_control_plane_endpoint": "[fd00::1]:6443",
+        "gpunodes_pod_subnet": "10.0.0.0/16",
+        "gpunodes_service_subnet": "10.1.0.0/16",
+        "gpunodes_control_plane_endpoint": "10.2.0.1:6443",
+        "gpunodes_node_address": "10.2.0.0/16",
         "gpunodes_cuda_versions": ["12.4", "13.0"],
         "gpunodes_pools": {"h100": {}, "v100": None},
         "gpunodes_docker_packages_url": "http://mirror.lab/docker/linux/{system}",

@@ -20,6 +20,7 @@ from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import (
     SUBNETS,
     Boards,
+    Equipment,
     LabMachine,
     LabRecord,
     LabRole,
@@ -82,6 +83,8 @@ def test_the_first_free_subnet_is_taken() -> None:
     assert free_subnet([IPv4Network("10.213.0.254/32"), IPv4Network("192.168.0.0/16")]) == SUBNETS[1]
     with pytest.raises(WrongInput, match="routes into all"):
         free_subnet([IPv4Network("10.0.0.0/8")])
+    # The second network of that subnet is in use.
+    assert free_subnet([IPv4Network("10.214.0.0/24")]) == SUBNETS[1]
 
 
 def test_the_cache_follows_the_base_directory_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +136,43 @@ def test_dnsmasq_knows_every_machine_and_the_mirror() -> None:
         assert f"dhcp-host={machine.mac},{machine.address},{machine.name},infinite" in lines
     assert "host-record=mirror.lab,10.213.0.1" in lines
     assert "no-resolv" in lines
+
+
+EQUIPPED = Equipment(second_network=True, data_disk=True)
+
+
+def equipped() -> LabRecord:
+    identities = [(f"00000000-0000-4000-8000-{number:012d}", f"secret-{number}") for number in range(2)]
+    machines = plan_machines(SUBNETS[0], 1, SIZES, identities, equipment=EQUIPPED)
+    return dataclasses.replace(record(), machines=machines)
+
+
+def test_the_second_network_alone_has_the_default_route() -> None:
+    lines = network.dnsmasq_config(LAYOUT, equipped()).splitlines()
+    assert "dhcp-option=tag:lab0,option:router" in lines
+    assert "dhcp-option=tag:lab1,option:router,10.214.0.1" in lines
+    assert "dhcp-host=52:54:00:d6:00:0b,10.214.0.11,infinite" in lines
+    assert "dhcp-option=tag:lab0,option:router,10.213.0.1" in network.dnsmasq_config(LAYOUT, record()).splitlines()
+
+
+def test_machines_do_not_reach_each_other_in_the_second_network() -> None:
+    machine = domain("tcg", equipped().machines[0])
+    assert [source.get("bridge") for source in machine.findall("devices/interface/source")] == ["lab0", "lab1"]
+    assert [link.find("port") is not None for link in machine.findall("devices/interface")] == [False, True]
+
+
+def test_a_data_disk_is_mounted_at_data(tmp_path: Path) -> None:
+    key = tmp_path / "ssh_host_ed25519_key"
+    disks.make_key(key, "root@worker-1")
+    [machine, _] = equipped().machines
+    files = {each.path: each.content for each in disks.guest_files(equipped(), machine, "ssh-ed25519 A", key)}
+    assert "LABEL=data /data ext4" in str(files["/etc/fstab"])
+    sources = [source.get("file") for source in domain("tcg", machine).findall("devices/disk/source")]
+    assert sources == ["/cache/run/lab/control-1.qcow2", "/cache/run/lab/control-1-data.qcow2"]
+
+
+def test_a_record_with_all_equipment_is_read_as_it_was_written() -> None:
+    assert LabRecord.from_json(json.loads(json.dumps(equipped().to_json()))) == equipped()
 
 
 def test_guest_files_have_each_machines_own_identity(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.callback import CallbackBase
 from gpunodes.ansible.callback.printable import sanitize
 from gpunodes.ansible.filter.general import data
+from gpunodes.ansible.filter.network import firewalled
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
@@ -28,7 +29,7 @@ from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFind
 from gpunodes.operations import phases
 from gpunodes.views import health_map, text
 
-from tests.hostile import ATTACKS, hostile, machine_report, machines
+from tests.hostile import ATTACKS, cluster_report, hostile, machine_report, machines
 from tests.playbooks import roles_of
 from tests.stand_ins import filtered, given
 
@@ -143,6 +144,9 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     calm = {"assert", "set_fact", "debug", "fail"}
     assert {(role, word) for role, word in used if word.removeprefix("ansible.builtin.") not in calm} == {
         ("gpu_driver", "ansible.builtin.reboot"),
+        # Over names of the inventory; what the nodes report among the rules is parsed as addresses below.
+        ("firewall", "loop"),
+        ("firewall", "loop_control"),
         # Our own command, with machines and an inventory of the user's.
         ("health", "ansible.builtin.command"),
         ("health", "ansible.builtin.include_tasks"),
@@ -185,20 +189,51 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         for name, value in (yaml.safe_load(path.read_text()) or {}).items()
     }
     wired = yaml.safe_load((ROOT / "playbooks/group_vars/all.yml").read_text())
-    for target in found - {"localhost"}:
+    # Without a control plane the machine itself has a name that Ansible accepts; the tasks are skipped then.
+    control = {
+        "{{ groups['control_plane'] | first }}",
+        "{{ groups['control_plane'] | default([inventory_hostname], true) | first }}",
+    }
+    # test_other_machines_are_names_of_the_inventory
+    for target in found - {"localhost", '"{{ item.name }}"'}:
         name = target.strip('"{} ')
-        assert defaults[name] == "{{ groups['control_plane'] | first }}"
+        assert defaults[name] in control
         assert name not in wired
+
+
+def test_other_machines_are_names_of_the_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The role firewall works on machines that the inventory names, with rules of nothing but addresses."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    machines = {"control-1": "10.0.0.1", "gpu-1": "10.0.0.2"}
+    for attack in ATTACKS:
+        nodes = cluster_report({"control-1": 1, "gpu-1": 2, attack: 3})["nodes"]
+        for node in nodes:
+            node["managed"]["labels"]["gpunodes.dev/firewall"] = attack
+        found = firewalled(nodes, machines, "10.0.0.1", [], addresses=[attack, "10.0.0.1"], pods=attack)
+        assert {each["name"] for each in found} <= set(machines)
+        assert found
+        assert all(each["wanted"]["firewall"]["sources"] == ["10.0.0.1"] for each in found)
+        assert attack not in json.dumps(found)
+        assert all(each["wanted"]["firewall"]["pods"] == [] for each in found)
 
 
 def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
-    words |= {"gather_facts"}
+    words |= {"gather_facts", "module_defaults"}
     assert {word for play in plays for word in play} == words
-    groups = {"control_plane:workers", "control_plane[0]:workers", "control_plane[0]", "workers"}
+    groups = {
+        "control_plane:workers",
+        "control_plane:workers:gpu_hosts",
+        "control_plane[0]:workers",
+        "control_plane[0]",
+        "workers",
+    }
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
+    # A secret of the settings, which must not be in the desired state.
+    options = {repr(each) for play in plays for each in play.get("module_defaults", {}).values()}
+    assert options == {repr({"proxy_credentials": "{{ settings_proxy_credentials }}"})}
     # Facts that Ansible gathers are read by nothing; another controller's settings may ask for them.
     assert all(play["gather_facts"] is False for play in plays if "hosts" in play)
     imported = {play[word] for play in plays for word in play if "import" in word}

@@ -25,7 +25,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "init-master": "Make a machine the control plane of a new cluster.",
         "init-control-plane": "Another name of init-master.",
         "preflight": "Check what would stop a join; nothing is changed.",
+        "ports": "List the ports that must be open between the machines.",
         "join": "Join machines to the cluster as workers.",
+        "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
@@ -33,7 +35,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reset": "Undo everything that gpunodes changed on machines.",
     },
     "GPUs": {
-        "gpu": "Plan, install, verify and remove the GPU software of machines.",
+        "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
         "gates": "List the kubelet's feature gates that matter for GPUs.",
     },
     "Health and repair": {
@@ -42,13 +44,14 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
         "power": "Show a machine's power state, or switch it through its BMC.",
-        "history": "Show the recorded verdicts and repairs of one machine, or of all.",
+        "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",
     },
     "Tools": {
+        "provision": "Get bare machines ready for gpunodes.",
         "playbook": "Run a playbook of gpunodes with ansible-playbook.",
         "content": "Print the folder of the Ansible collection that gpunodes runs.",
         "lab": "Virtual machines to try gpunodes on.",
-        "help": "Show the help of a command.",
+        "help": "Show the help of a command, or a page of the documentation.",
         "completion": "Print a script that completes commands, machines and files in a shell.",
         "version": "Show the versions of gpunodes and of the software that it runs on.",
     },
@@ -185,8 +188,8 @@ def _format(argv: Sequence[str]) -> str:
     """``json``, ``yaml`` or nothing."""
     if "--json" in argv:
         return "json"
-    # The --output of `kubeconfig` is a file.
-    words = [] if "kubeconfig" in argv else argv
+    # The --output of `kubeconfig` is a file, that of `provision seed` a folder.
+    words = [] if {"kubeconfig", "provision"} & set(argv) else argv
     given = [
         word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
     ]

@@ -20,7 +20,7 @@ from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes
 from gpunodes.operations.phases import PREFLIGHT, skipped
-from gpunodes.operations.run import Operation, RunOptions, carry_out
+from gpunodes.operations.run import Operation, RunOptions, carry_out, check_kinds
 from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
 
@@ -45,7 +45,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Machines that this command added to the inventory, by their addresses."""
+    """Machines that this command added to the inventory."""
 
     change: Tentative
     names: Sequence[str]
@@ -157,6 +157,22 @@ def reboot_option(command: _Command) -> _Command:
         if no_reboot:
             requested = {**requested, "gpunodes_gpu_reboot": False}
         return command(*args, requested=requested, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # as above
+
+
+def unsupported_os_option(command: _Command) -> _Command:
+    """--unsupported-os, added to the settings of the run in ``flags``; above run_options."""
+
+    @click.option(
+        "--unsupported-os",
+        is_flag=True,
+        help="Treat an operating system that is not supported as the nearest one of the same family.",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, unsupported_os: bool, flags: CommonOptions, **kwargs: Any) -> Any:
+        requested = {"gpunodes_unsupported_os": True} if unsupported_os else {}
+        return command(*args, flags=requesting(flags, requested), **kwargs)
 
     return wrapped  # type: ignore[return-value]  # as above
 
@@ -283,12 +299,20 @@ def execute_confirmed(
     ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
     WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
     """
+    check_kinds(operation, machines)
     names = ", ".join(machine.name for machine in machines)
     yes = yes or flags.options.dry_run
     terminal.check_confirmable(f"{operation.name} of {names}", yes=yes)
     view = text.progress()
     try:
-        chosen = nodes.choose(operation.name, inventory, machines, view, needs_cluster=needs_cluster)
+        chosen = nodes.choose(
+            operation.name,
+            inventory,
+            machines,
+            view,
+            needs_cluster=needs_cluster,
+            without_cluster=operation.without_cluster,
+        )
     finally:
         view.close()
     for line in chosen.lines:

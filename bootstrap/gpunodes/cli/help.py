@@ -20,14 +20,28 @@ def _commands(context: click.Context, parameter: click.Parameter, incomplete: st
     return [name for name in names if name.startswith(incomplete)]
 
 
+def _page_names() -> list[str]:
+    from gpunodes import settings
+
+    return sorted(page.stem for page in settings.pages().glob("*.md"))
+
+
+def _pages(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
+    return [name for name in _page_names() if name.startswith(incomplete)]
+
+
 @click.command()
 @click.argument("names", nargs=-1, metavar="[COMMAND]...", shell_complete=_commands)
+@click.option("--page", metavar="PAGE", shell_complete=_pages, help="Show a page of the documentation, such as health.")
 @click.pass_context
-def command(context: click.Context, names: tuple[str, ...]) -> None:
-    """Show the help of a command.
+def command(context: click.Context, names: tuple[str, ...], page: str | None) -> None:
+    """Show the help of a command, or a page of the documentation.
 
     COMMAND is a command with its sub-commands, such as `gpu plan`; without one, all commands are listed.
     """
+    if page is not None:
+        _show(page, names)
+        return
     above = context.find_root()
     found = above.command
     for name in names:
@@ -41,3 +55,14 @@ def command(context: click.Context, names: tuple[str, ...]) -> None:
         path = f"{above.info_name} {name}" if above.parent else name
         above = click.Context(found, info_name=path, parent=context.find_root())
     terminal.echo(above.get_help())
+
+
+def _show(page: str, names: tuple[str, ...]) -> None:
+    from gpunodes import settings
+
+    if names:
+        raise WrongInput("--page and a command exclude each other", "one of them", "leave one out")
+    known = _page_names()
+    if page not in known:
+        raise WrongInput(f"there is no page {page!r}", f"one of {', '.join(known)}")
+    terminal.echo((settings.pages() / f"{page}.md").read_text(encoding="utf-8").rstrip())

@@ -11,7 +11,7 @@ from gpunodes.cli import common, complete
 @click.argument("machine", default="", shell_complete=complete.machines)
 @common.output_option
 def command(machine: str, output: str) -> int:
-    """Show the recorded verdicts and repairs of one machine, or of all.
+    """Show the recorded verdicts, repairs and burn-ins of one machine, or of all.
 
     MACHINE is a name of the inventory. The history has what this user did on this controller; the Events in
     `kubectl describe node` also show repairs of other users.

@@ -17,6 +17,7 @@ from gpunodes.operations.init_master import OPERATION
 @click.argument("machine", required=False, shell_complete=complete.machines)
 @common.connection_options
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
@@ -32,8 +33,7 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
         if machine and not path.exists():
             check_address(machine)
             common.check(OPERATION, flags)
-            edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
-            added = names
+            added = edit.add(path, Role.CONTROL_PLANE, names, connection.variables)
         elif connection.variables:
             edit.reconnect(path, checked.inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = checked.inventory(path)

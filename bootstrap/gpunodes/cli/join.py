@@ -21,6 +21,7 @@ from gpunodes.operations.join import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(
     machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
 ) -> int:
@@ -38,13 +39,14 @@ def command(
     others = [pattern for pattern in machines if pattern not in added_now]
     known = inventory.select(others, Role.WORKER) if others else []
     with edit.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
+        added_names: list[str] = []
         if new:
             common.check(OPERATION, flags)
-            edit.add(flags.inventory, Role.WORKER, new, connection.variables)
+            added_names = edit.add(flags.inventory, Role.WORKER, new, connection.variables)
         elif connection.variables:
             edit.reconnect(flags.inventory, known, connection.variables)
         if new or connection.variables:
             inventory = checked.inventory(flags.inventory)
         chosen = inventory.select(machines, Role.WORKER)
-        added = common.Added(change, new)
+        added = common.Added(change, added_names)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

@@ -65,6 +65,11 @@ def command(context: click.Context, name: str) -> None:
     "--kubernetes-version", "minors", multiple=True, default=("1.36",), show_default=True, metavar="MINOR",
     help="A Kubernetes minor version that the mirror offers; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--second-network", is_flag=True,
+    help="A second network, with the default route, in which the machines do not reach each other.",
+)  # fmt: skip
+@click.option("--data-disk", is_flag=True, help="A second disk of 20 GB for each machine, mounted at /data.")
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
 @click.pass_obj
@@ -78,6 +83,8 @@ def up(
     cpus: int,
     system: str,
     minors: tuple[str, ...],
+    second_network: bool,
+    data_disk: bool,
     no_mirror: bool,
     as_json: bool,
 ) -> None:
@@ -86,7 +93,7 @@ def up(
     Its inventory is written to ./inventory.
     """
     from gpunodes.lab import lab
-    from gpunodes.lab.layout import Boards, System
+    from gpunodes.lab.layout import Boards, Equipment, System
     from gpunodes.lab.plan import LabRequest
     from gpunodes.lab.standin.board import device_ids
 
@@ -98,6 +105,7 @@ def up(
         gpu_workers,
         Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
         cpus,
+        Equipment(second_network, data_disk),
     )
     with contextlib.closing(steps.progress()) as view:
         state = lab.up(layout, request, view.report)
@@ -182,6 +190,27 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("machine")
+@click.argument("folder", type=click.Path(path_type=Path))
+@options.json_option
+@click.pass_obj
+def seed(layout: Layout, machine: str, folder: Path, as_json: bool) -> None:
+    """Replace MACHINE's disk by one without a user, on which cloud-init applies the NoCloud seed in FOLDER.
+
+    The machine must be off; it is started. `gpunodes provision seed --output FOLDER` makes a seed.
+    """
+    from gpunodes.lab import lab
+
+    with contextlib.closing(steps.progress()) as view:
+        lab.seed(layout, machine, folder, view.report)
+    _show(
+        {"schema": "gpunodes.lab-seed/1", "machine": machine, "seed": str(folder.absolute())},
+        as_json,
+        lambda: terminal.echo(f"{machine}: started with the seed {folder}"),
+    )
+
+
+@command.command()
+@click.argument("machine")
 @click.argument("fault", metavar="FAULT")
 @click.argument("code", type=options.Whole(min=0), required=False)
 @options.number_option("--gpu", (0, None), 0, "Which GPU, from 0.")
@@ -204,7 +233,7 @@ def fault(
     """Cause or end a fault of MACHINE's GPUs.
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup; clear and clear-all end faults. docs/lab.md describes each.
+    other-hang, lockup; clear and clear-all end faults. `gpunodes help --page lab` describes each.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults

@@ -19,7 +19,8 @@ from gpunodes.views import document, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Exit code 3 when a node is not ready.
+    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Exit code 3 when a node is not
+    ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -50,4 +51,5 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
         for node in found.nodes
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
+    rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
     return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import common
+from gpunodes.model import Role
 from gpunodes.operations import checked
 from gpunodes.operations.up import OPERATION
 
@@ -16,6 +17,7 @@ from gpunodes.operations.up import OPERATION
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """Set up the whole inventory: control plane and workers, prepared in parallel.
 
@@ -24,4 +26,5 @@ def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     """
     inventory = checked.inventory(flags.inventory)
     inventory.control_plane()
-    return common.execute(OPERATION, inventory, inventory.machines(), common.requesting(flags, requested))
+    nodes = inventory.machines(Role.CONTROL_PLANE, Role.WORKER)
+    return common.execute(OPERATION, inventory, nodes, common.requesting(flags, requested))

@@ -36,6 +36,8 @@ class EntryKind(StrEnum):
     """The outcome of a repair."""
     CLEARED = "cleared"
     """A user allowed repairs again."""
+    BURN_IN = "burn-in"
+    """The result of a burn-in."""
     POWER = "power"
     """A power action of a user."""
 

@@ -37,9 +37,11 @@ def _entry(machine: MachineIdentity) -> dict[str, Any]:
         "product_uuid": machine.system_uuid,
         "product_serial": machine.serial,
         "macs": list(machine.macs),
-        "default_address": "".join(machine.addresses),
+        "default_address": "".join(machine.addresses[:1]),
+        "addresses": list(machine.addresses[1:]),
     }
-    return {key: value for key, value in entry.items() if value}
+    # A machine that reports addresses reports all of them: none of an earlier record stays.
+    return {key: value for key, value in entry.items() if value or (key == "addresses" and machine.addresses)}
 
 
 def _remember(path: Path, found: Mapping[str, dict[str, Any]]) -> None:

@@ -54,9 +54,9 @@ class NoLock(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 class Taken(GpunodesError):  # noqa: N818 - as above
     """Another command holds the lock."""
 
-    def __init__(self, holder: Mapping[str, Any]) -> None:
+    def __init__(self, holder: Mapping[str, Any], machine: str = "") -> None:
         super().__init__(
-            f"another command works on this cluster: {holder.get('command', 'unknown')} of "
+            f"another command works on {machine or 'this cluster'}: {holder.get('command', 'unknown')} of "
             f"{holder.get('who', 'an unknown user')}, since {holder.get('since', 'a moment ago')}",
             "one at a time",
             "wait for it to end, then run again",
@@ -70,9 +70,12 @@ class Unresponsive(GpunodesError):  # noqa: N818 - as above
 class Lock:
     """A held lock. ``start`` opens a connection that holds it, or raises."""
 
-    def __init__(self, start: Callable[[], subprocess.Popen[str]], address: str, *, restarts: bool) -> None:
+    def __init__(
+        self, start: Callable[[], subprocess.Popen[str]], address: str, *, restarts: bool, machine: str = ""
+    ) -> None:
         self._start = start
         self._address = address
+        self._what = _lock_of(machine)
         self._restarts = restarts
         self._process = start()
         self._last_echo = clock()
@@ -97,7 +100,7 @@ class Lock:
 
     def _error_lost(self, why: str, kind: type[GpunodesError] = GpunodesError) -> GpunodesError:
         return kind(
-            f"the connection to {self._address} that holds the cluster's lock is lost: {why}",
+            f"the connection to {self._address} that holds {self._what} is lost: {why}",
             "a lock that is held to the end",
             "run the command again to continue",
         )
@@ -150,13 +153,20 @@ class Lock:
 
 @contextlib.contextmanager
 def hold(
-    address: str, variables: Mapping[str, Any], command: str, holder: str = "", *, restarts: bool = False
+    address: str,
+    variables: Mapping[str, Any],
+    command: str,
+    holder: str = "",
+    *,
+    restarts: bool = False,
+    machine: str = "",
 ) -> Iterator[Lock]:
-    """Hold the cluster's lock while inside.
+    """Hold the cluster's lock while inside, or that of a ``machine`` without a cluster.
 
-    ``address`` and ``variables`` are those of the first control-plane machine. ``restarts``: the command may restart
-    that machine, and then the lock is taken again. ``holder`` is the identity of this command in Leases. Raises Taken,
-    with the holder and the time, when another command holds it, and NoLock when the machine does not respond.
+    ``address`` and ``variables`` are those of the first control-plane machine, or of that machine. ``restarts``: the
+    command may restart it, and then the lock is taken again. ``holder`` is the identity of this command in Leases.
+    Raises Taken, with the holder and the time, when another command holds it, and NoLock when the machine does not
+    respond.
     """
     who = {
         "who": f"{getpass.getuser()}@{socket.gethostname()}",
@@ -166,7 +176,7 @@ def hold(
         # Distinguishes commands that the same user started in the same second.
         "id": secrets.token_hex(8),
     }
-    lock = Lock(lambda: _connect(address, variables, who), address, restarts=restarts)
+    lock = Lock(lambda: _connect(address, variables, who, machine), address, restarts=restarts, machine=machine)
     try:
         yield lock
     finally:
@@ -178,7 +188,7 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str]) -> subprocess.Popen[str]:
+def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str], machine: str) -> subprocess.Popen[str]:
     options = {"who": who, "patience_s": PATIENCE, "path": command_lock.PATH}
     command = programs.pack("command_lock", options).command(variables)
     process = subprocess.Popen(
@@ -191,18 +201,20 @@ def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str])
         errors="replace",
     )
     try:
-        held_by = _read_holder(process, address, command.stdin)
+        held_by = _read_holder(process, address, command.stdin, machine)
         if held_by == who:
             raise NoLock(f"{address} has not yet released the lock of the previous connection")
         if held_by is not None:
-            raise Taken(held_by)
+            raise Taken(held_by, machine)
     except BaseException:
         programs.end(process, _END_S)
         raise
     return process
 
 
-def _read_holder(process: subprocess.Popen[str], address: str, start: bytes) -> Mapping[str, str] | None:
+def _read_holder(
+    process: subprocess.Popen[str], address: str, start: bytes, machine: str = ""
+) -> Mapping[str, str] | None:
     """The holder of the lock, as it wrote itself there; None when this process holds it."""
     timer = threading.Timer(ANSWER, process.kill)
     timer.start()
@@ -219,22 +231,27 @@ def _read_holder(process: subprocess.Popen[str], address: str, start: bytes) -> 
     if not line:
         output = ssh_reason(process.stderr.read() if process.stderr else "")
         raise NoLock(
-            f"cannot take the cluster's lock on the control-plane machine {address}: "
+            f"cannot take {_lock_of(machine)} on the {'' if machine else 'control-plane '}machine {address}: "
             f"{output or f'no response in {ANSWER:.0f} s'}",
             "",
             "check that `ssh` to it works, and sudo there; ansible_password and ansible_become_password are used",
         )
-    return _parse_holder(line, address)
+    return _parse_holder(line, address, machine)
 
 
-def _parse_holder(line: str, address: str) -> Mapping[str, str] | None:
+def _lock_of(machine: str) -> str:
+    return f"the lock of {machine}" if machine else "the cluster's lock"
+
+
+def _parse_holder(line: str, address: str, machine: str) -> Mapping[str, str] | None:
     """The holder of the lock in the program's first line; raises NoLock for an invalid line."""
     document: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(line)
     if violation := shape.wrong(document, _HOLDER_SHAPE):
         raise NoLock(
-            f"the control-plane machine {address} reports {line[:80]!r} as holder of the cluster's lock: {violation}",
+            f"the {'' if machine else 'control-plane '}machine {address} reports {line[:80]!r} as holder of "
+            f"{_lock_of(machine)}: {violation}",
             "the name of the holder, or null",
             "check the output of its /usr/bin/python3 and of its login shell",
         )

@@ -95,6 +95,8 @@ def _wanted(logs: Sequence[scan.Log]) -> str:
     if not any(log.recognised for log in logs):
         return f"no kernel log and no output of nvidia-smi was recognised: supply {_LOGS}"
     lines = sum(log.kernel_lines for log in logs)
+    if not lines:
+        return f"no kernel line and no values of a GPU were found: supply {_LOGS}"
     return f"none of the {lines:,} kernel lines comes from an NVIDIA driver: supply {_LOGS}"
 
 

@@ -154,6 +154,20 @@ def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatc
         yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=text_before(window, found.start()))
 
 
+def _gpu_found(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    found = match_at(patterns.GPU_FOUND, window, position)
+    if found:
+        header, text = text_before(window, found.start()), rest_of_line(window, found.start())
+        yield LineMatch(LineKind.GPU_FOUND, text, found[1], header=header)
+
+
+def _smi_listed(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+    line = text_before(window, position) + rest_of_line(window, position)
+    found = patterns.SMI_LISTED.match(line)
+    if found:
+        yield LineMatch(LineKind.GPU_LISTED, line, code=int(found[1]), header=b"", program=SMI_OUTPUT)
+
+
 def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     found = match_at(patterns.SMI_MESSAGE, window, position)
     if found and not text_before(window, found.start()).strip():
@@ -197,6 +211,7 @@ ANCHORS = (
     Anchor(b"SXid (", _sxid),
     Anchor(b"detected NVSwitch ", _nvswitch_error),
     *STUCK_ANCHORS,
+    Anchor(b"[10de:", _gpu_found),
     Anchor(b"PCIe Bus Error:", _aer),
     Anchor(b"DPC: containment event", _contained),
     Anchor(b"EDR: EDR event received", _contained),
@@ -212,6 +227,7 @@ TEXT_ANCHORS = (
     Anchor(b"NVIDIA-SMI couldn't", _smi_message),
     Anchor(b"Unable to determine the device", _smi_message),
     Anchor(b"No devices were found", _smi_message),
+    Anchor(b"(UUID: GPU-", _smi_listed),
     Anchor(b"GPU is lost", _smi_value),
     Anchor(b"GPU requires reset", _smi_value),
     Anchor(b"ERR!", _smi_value),

@@ -59,6 +59,9 @@ class LineKind(Enum):
     UVM_FATAL = "UVM fatal error"
     AER = "PCIe AER"
     SMI_MESSAGE = "nvidia-smi's message"
+    ROW_MISSING = "number without a row in nvidia-smi's table"
+    GPU_LISTED = "GPU in nvidia-smi's list"
+    GPU_FOUND = "GPU that the kernel found on the PCI bus"
     QUOTED = "a kernel line that a program quotes"
     IMITATED = "a program's message in the kernel's words"
 

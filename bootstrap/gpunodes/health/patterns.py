@@ -278,6 +278,8 @@ AER = re.compile(
 AER_UNHANDLED = re.compile(
     rb"nvidia\s+(" + ADDRESS + rb"):\s+(?:AER:\s+)?(?:can't\s+recover|device\s+has\s+no\s+AER-aware)"
 )
+# What the kernel found on the bus at boot. Class 03: display and 3D controllers. Source: Linux drivers/pci/probe.c.
+GPU_FOUND = re.compile(rb"pci\s+(" + ADDRESS + rb"):\s+\[10de:[0-9a-f]{4}\]\s+type\s+\w+\s+class\s+0x03")
 # Downstream port containment, by the kernel or by the firmware: the port cut off what is below it.
 CONTAINED = re.compile(
     rb"([\w-]+)\s+(" + ADDRESS + rb"):\s+(?:DPC:\s+containment\s+event|EDR:\s+EDR\s+event\s+received)"
@@ -302,6 +304,8 @@ SMI_MESSAGE = re.compile(
     rb"|(?P<message>Failed\s+to\s+initialize\s+NVML:\s+[^\n]{0,80}|No\s+devices\s+were\s+found"
     rb"|NVIDIA-SMI\s+(?:has\s+failed\s+because|couldn't)\s+[^\n]{0,80}))"
 )  # fmt: skip
+# A GPU in the output of `nvidia-smi -L`; slices of it (MIG) are in further lines.
+SMI_LISTED = re.compile(rb"[ \t]*GPU (\d{1,3}): [^\n]{1,80}? \(UUID: GPU-")
 # A value of nvidia-smi's table or CSV.
 SMI_VALUE = re.compile(rb"(?<=[\s|,\[])(GPU is lost|GPU requires reset|ERR!)(?=[\s|,\]])")
 

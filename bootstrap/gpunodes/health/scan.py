@@ -114,8 +114,7 @@ class Scanner:
         gpus = self._smi.finish() if self._smi else None
         records = tuple(_record(key, counter) for key, counter in self._counters.items())
         records += tuple(
-            LogRecord(LineKind.SMI_MESSAGE, detail=f"no row of GPU {number}")
-            for number in (self._smi.missing() if self._smi else ())
+            LogRecord(LineKind.ROW_MISSING, code=number) for number in (self._smi.missing() if self._smi else ())
         )
         kinds = (("journal" if self._is_json else "kernel log",) if self._recognised else ()) + tuple(self._kinds)
         if gpus is not None and SMI_OUTPUT not in kinds:
@@ -309,6 +308,8 @@ class Scanner:
             self._kinds[match.program] = None
         elif writer is Writer.KERNEL:
             self._recognised = True
+        elif match.kind is LineKind.GPU_FOUND:
+            return  # the GPU of another machine, perhaps
         elif match.kind is not None:
             kind = LineKind.QUOTED if writer is Writer.QUOTED else LineKind.IMITATED
             match = LineMatch(kind, match.text, match.gpu, match.code, match.kind.value)

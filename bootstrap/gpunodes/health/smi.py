@@ -89,7 +89,7 @@ class Reader:
         return tuple(SmiGpu(address, values) for address, values in self._gpus.items()) if self._found else None
 
     def missing(self) -> list[int]:
-        """The numbers of GPUs that have no row in a plain table, but others after them."""
+        """The numbers that have no row in the last plain table, but others after them: lost, or not requested."""
         return self._table.missing() if self._table else []
 
     def _take(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 _MAX_LENGTH = 253
 """Maximum length of a reported value: that of a DNS name."""
 _MAX_MACS = 64
+_MAX_ADDRESSES = 64
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,12 @@ def reported(name: str, address: str, facts: Mapping[str, Any] | None, *, respon
     A value of an unexpected type counts as unknown: the machine controls these facts.
     """
     facts = facts or {}
-    default_address = _string(facts.get("default_address"))
+    own = facts.get("addresses")
+    known = [address, facts.get("default_address"), *(own[:_MAX_ADDRESSES] if isinstance(own, (list, tuple)) else ())]
     macs = facts.get("macs")
     return MachineIdentity(
         name=name,
-        addresses=tuple(dict.fromkeys(each for each in (address, default_address) if each)),
+        addresses=tuple(dict.fromkeys(text for each in known if (text := _string(each)))),
         hostname=_string(facts.get("hostname")).lower(),
         boot_id=_string(facts.get("boot_id")).lower(),
         machine_id=_string(facts.get("machine_id")).lower(),

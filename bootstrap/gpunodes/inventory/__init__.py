@@ -13,7 +13,14 @@ from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.inventory.loader import BECOME_FILE, load, sudo_password
-from gpunodes.inventory.names import check_destination, check_group, check_machine, check_pattern, is_address
+from gpunodes.inventory.names import (
+    canonical,
+    check_destination,
+    check_group,
+    check_machine,
+    check_pattern,
+    is_address,
+)
 from gpunodes.inventory.plugins import template_from_outside
 from gpunodes.model import Machine, Role
 
@@ -25,7 +32,11 @@ _HOST_VARIABLES = ("ansible_host", "ansible_ssh_host")
 _SHOWN = 10
 """Machines that an error lists."""
 
-GROUPS: Mapping[Role, str] = {Role.CONTROL_PLANE: "control_plane", Role.WORKER: "workers"}
+GROUPS: Mapping[Role, str] = {
+    Role.CONTROL_PLANE: "control_plane",
+    Role.WORKER: "workers",
+    Role.GPU_HOST: "gpu_hosts",
+}
 
 
 class Inventory:
@@ -41,6 +52,7 @@ class Inventory:
         self._merged: dict[str, dict[str, Any]] = {}
         self._of_role: dict[Role, Sequence[Machine]] = {}
         self._check_names()
+        self._check_roles()
 
     def _check_names(self) -> None:
         for group in self._manager.groups.values():
@@ -55,6 +67,17 @@ class Inventory:
                     "different names",
                     "rename one of them",
                 )
+
+    def _check_roles(self) -> None:
+        """Raise WrongInput for a machine that is meant to be a node, and not to be one."""
+        nodes = {machine.name for machine in self.machines(Role.CONTROL_PLANE, Role.WORKER)}
+        if both := [host.name for host in self.machines(Role.GPU_HOST) if host.name in nodes]:
+            raise WrongInput(
+                f"{self.path}: {', '.join(both[:_SHOWN])} in the group {GROUPS[Role.GPU_HOST]} and in "
+                f"{GROUPS[Role.CONTROL_PLANE]} or {GROUPS[Role.WORKER]}",
+                f"one of these groups: machines in {GROUPS[Role.GPU_HOST]} never become nodes",
+                "remove the machine from one of them",
+            )
 
     @property
     def groups(self) -> Collection[str]:
@@ -113,7 +136,7 @@ class Inventory:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
                 "one machine, which runs the cluster's API or is to run it",
-                "add it to the inventory",
+                f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
         if len(machines) > 1:
             names = ", ".join(machine.name for machine in machines)
@@ -123,6 +146,13 @@ class Inventory:
                 "keep one of them",
             )
         return machines[0]
+
+    def control_of(self, machines: Iterable[Machine]) -> Machine | None:
+        """The control-plane machine of the cluster of ``machines``; None if all of them are GPU hosts.
+
+        Raises WrongInput as ``control_plane``.
+        """
+        return None if all(machine.role is Role.GPU_HOST for machine in machines) else self.control_plane()
 
     def select(self, patterns: Sequence[str], *roles: Role) -> list[Machine]:
         """The machines that match ``patterns``: names, addresses, groups, shell or Ansible patterns.
@@ -194,20 +224,20 @@ class Inventory:
     def unknown(self, addresses: Iterable[str]) -> list[str]:
         """Those of ``addresses`` that are neither the name nor the address of a machine."""
         known = self._known()
-        return [address for address in addresses if address not in known]
+        return [address for address in addresses if canonical(address) not in known]
 
     def _known(self) -> Mapping[str, Sequence[str]]:
-        """The names of machines by name and by address: several machines may have one address."""
+        """The names of machines by name and by canonical address: several machines may have one address."""
         found: dict[str, dict[str, None]] = {}
         for machine in self.machines():
             for each in (machine.name, machine.address):
-                found.setdefault(each, {})[machine.name] = None
+                found.setdefault(canonical(each), {})[machine.name] = None
         return {each: list(names) for each, names in found.items()}
 
     def _matches(self, pattern: str, known: Mapping[str, Sequence[str]]) -> Sequence[str]:
         check_pattern(pattern)
-        if pattern in known:
-            return known[pattern]
+        if canonical(pattern) in known:
+            return known[canonical(pattern)]
         names = list(dict.fromkeys(name for each in known.values() for name in each))
         # A shell's [13] is a set of characters, Ansible's a subscript: a match as in a shell has priority.
         if matching := fnmatch.filter(names, pattern):

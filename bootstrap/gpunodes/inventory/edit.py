@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import GROUPS, loader, plugins, where_to_add
+from gpunodes.inventory.names import machine_name
 from gpunodes.model import Machine, Role
 
 # The first line of an inventory that `init-master ADDRESS` created: only such a file is extended by new addresses.
@@ -34,11 +35,12 @@ def editable(path: Path) -> Path:
     return made[0] if made else path
 
 
-def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[str, object]) -> None:
-    """Add machines by their address to the inventory at ``path``; it is created if it does not exist.
+def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[str, object]) -> list[str]:
+    """Add machines by their address to the inventory at ``path``, which is created if it does not exist; their names.
 
     ``connection`` contains Ansible's connection variables for them; if it is empty, those of the control plane are
-    used. Raises WrongInput if gpunodes did not create the file, or no file of the folder.
+    used, or for GPU hosts those of the first GPU host. Raises WrongInput if gpunodes did not create the file, or no
+    file of the folder.
     """
     file = editable(path)
     document: dict[str, Any] = {}
@@ -52,13 +54,16 @@ def add(path: Path, role: Role, addresses: Iterable[str], connection: Mapping[st
             )
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not connection:
-        known = document.get(GROUPS[Role.CONTROL_PLANE], {}).get("hosts", {})
+        like = Role.GPU_HOST if role is Role.GPU_HOST and GROUPS[role] in document else Role.CONTROL_PLANE
+        known = document.get(GROUPS[like], {}).get("hosts", {})
         first: dict[str, object] = next(iter(known.values()), {})
         connection = {name: value for name, value in first.items() if name != "ansible_host"}
-    for address in addresses:
+    added = {machine_name(address): address for address in addresses}
+    for name, address in added.items():
         group = document.setdefault(GROUPS[role], {}).setdefault("hosts", {})
-        group[address] = {"ansible_host": address, **connection}
+        group[name] = {"ansible_host": address, **connection}
     _write(file, document)
+    return list(added)
 
 
 def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:

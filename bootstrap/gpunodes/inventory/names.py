@@ -13,8 +13,10 @@ MOST = 200
 """Characters of a name, which becomes that of a file."""
 _GROUP = re.compile(r"\w[\w .:@+-]*")
 """A group's name; Ansible makes paths of it (``group_vars/NAME``). Ansible itself allows anything."""
-_HOST = re.compile(r"[\w\[:][\w.:%@\[\]-]*")
-"""What ssh may get as the destination: a name, an address, an alias of ssh_config; never an option."""
+_HOST = re.compile(r"[\w:][\w.:%@\[\]-]*")
+"""What ssh may get as the destination: a name, an address, an alias of ssh_config; never an option.
+
+ssh takes an IPv6 address in brackets for a host name."""
 _PATTERN = re.compile(r"~?[A-Za-z0-9_.:,*?!&\[\]-]+")
 """The characters of a pattern: names, shell globs, ranges and Ansible's operators."""
 
@@ -37,6 +39,20 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def canonical(text: str) -> str:
+    """An IP address in its one normal form (RFC 5952), and any other text unchanged."""
+    return str(ipaddress.ip_address(text)) if is_address(text) else text
+
+
+def machine_name(address: str) -> str:
+    """The name of a machine of which only the address is known: the address, with dashes for the colons of IPv6."""
+    if ":" not in address:
+        return address
+    number, _, zone = address.partition("%")
+    # The long form begins and ends with a digit, as a name must.
+    return re.sub(r"[^0-9A-Za-z]+", "-", ipaddress.ip_address(number).exploded + (f"-{zone}" if zone else ""))
 
 
 def check_address(text: str) -> None:
@@ -71,7 +87,9 @@ def check_destination(name: str, variable: str, value: str) -> None:
     """Raise WrongInput unless ``value`` of a machine's variable can be what ssh connects to."""
     if len(value) > MOST or not _HOST.fullmatch(value):
         raise WrongInput(
-            f"{variable} of {name} is {_shown(value)}", "an IP address, or a host name", "correct it in the inventory"
+            f"{variable} of {name} is {_shown(value)}",
+            "an IP address without brackets, or a host name",
+            "correct it in the inventory",
         )
 
 

@@ -18,10 +18,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.host import run
-from gpunodes.lab.images import DiskImage
+from gpunodes.lab.images import DISK_SIZE, ROOT_MOUNT, DiskImage
 from gpunodes.lab.layout import USER, LabMachine, LabRecord, Layout
 
 _HOST_MACHINE_ID = Path("/etc/machine-id")
+DATA_LABEL = "data"
+"""Of the file system on a machine's second disk, which is mounted at /data."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ def overlay(layout: Layout, machine: str) -> Path:
     return layout.disks / f"{machine}.qcow2"
 
 
+def data_overlay(layout: Layout, machine: str) -> Path:
+    """The second disk that QEMU opens."""
+    return layout.disks / f"{machine}-data.qcow2"
+
+
 def take_kernel(layout: Layout, image: DiskImage) -> None:
     """Copy the image's kernel for the lab, so that the image can be deleted from the cache while the lab is up."""
     layout.disks.mkdir(parents=True, exist_ok=True)
@@ -60,9 +67,28 @@ def make(layout: Layout, image: DiskImage, machine: str, files: list[GuestFile])
     base = layout.disks / f"{machine}.raw"
     run(["cp", "--sparse=always", image.disk, base])
     _write(base, files)
-    scratch = layout.disks / f"{machine}.new"
+    _make_overlay(base, overlay(layout, machine))
+
+
+def make_data(layout: Layout, machine: str) -> None:
+    """Make a machine's second disk: an empty file system, which all machines' overlays share.
+
+    Raises:
+        GpunodesError: a tool failed; the disk does not exist then.
+    """
+    base = layout.disks / "data.raw"
+    if not base.exists():
+        scratch = base.with_suffix(".making")
+        options = ("-q", "-F", "-L", DATA_LABEL, "-m", "0", "-E", "assume_storage_prezeroed=1")
+        run(["mkfs.ext4", *options, scratch, DISK_SIZE])
+        scratch.rename(base)
+    _make_overlay(base, data_overlay(layout, machine))
+
+
+def _make_overlay(base: Path, target: Path) -> None:
+    scratch = target.with_suffix(".new")
     run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", scratch])
-    scratch.rename(overlay(layout, machine))
+    scratch.rename(target)
 
 
 def _write(disk: Path, files: list[GuestFile]) -> None:
@@ -97,7 +123,9 @@ def _verify(disk: Path, files: list[GuestFile], folder: Path) -> None:
 
 def guest_files(record: LabRecord, machine: LabMachine, authorized_key: str, host_key: Path) -> list[GuestFile]:
     """The files that differ between machines: name, identity and keys, as cloud-init would write them."""
+    mounts = [GuestFile("/etc/fstab", f"{ROOT_MOUNT}\nLABEL={DATA_LABEL} /data ext4 rw,noatime,discard 0 0\n")]
     return [
+        *(mounts if machine.data_disk else []),
         GuestFile("/etc/hostname", f"{machine.name}\n"),
         GuestFile("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n::1 localhost ip6-localhost\n"),
         GuestFile("/etc/machine-id", f"{uuid.uuid5(uuid.UUID(machine.uuid), 'machine-id').hex}\n"),

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpunodes.errors import GpunodesError
-from gpunodes.lab.disks import overlay
+from gpunodes.lab.disks import data_overlay, overlay
 from gpunodes.lab.host import which
-from gpunodes.lab.layout import BRIDGE, LabMachine, LabRole, Layout
+from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRole, Layout, Link
 
 _FOLDERS = {
     "/etc/libvirt": "libvirt-etc",
@@ -135,20 +136,18 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
 
 
 def _add_devices(devices: Element, layout: Layout, machine: LabMachine, accelerator: str) -> None:
-    """Disk, network link, console, random numbers; an emulated worker's emulator runs with a lower priority."""
+    """Disks, network links, console, random numbers; an emulated worker's emulator runs with a lower priority."""
     if accelerator != "kvm" and machine.role is LabRole.WORKER:
         nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
         _add(devices, "emulator", str(layout.state / _NICE_QEMU.format(nice)))
-    disk = _add(devices, "disk", type="file", device="disk")
-    # The disks are deleted with the lab: there is no need to wait for the host's disk.
-    _add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
-    _add(disk, "source", file=str(overlay(layout, machine.name)))
-    _add(disk, "target", dev="vda", bus="virtio")
-    link = _add(devices, "interface", type="bridge")
-    _add(link, "mac", address=machine.mac)
-    _add(link, "source", bridge=BRIDGE)
-    _add(link, "target", dev=f"tap-{machine.name}"[:15])
-    _add(link, "model", type="virtio")
+    _add_disk(devices, overlay(layout, machine.name), "vda")
+    if machine.data_disk:
+        _add_disk(devices, data_overlay(layout, machine.name), "vdb")
+    _add_link(devices, Link(machine.address, machine.mac), BRIDGE, f"tap-{machine.name}")
+    if machine.second_link:
+        # Isolated ports reach the bridge itself only.
+        second = _add_link(devices, machine.second_link, SECOND_BRIDGE, f"tap2-{machine.name}")
+        _add(second, "port", isolated="yes")
     serial = _add(devices, "serial", type="pty")
     _add(serial, "log", file=str(layout.console_log(machine.name)), append="on")
     _add(serial, "target", port="0")
@@ -156,6 +155,23 @@ def _add_devices(devices: Element, layout: Layout, machine: LabMachine, accelera
     _add(rng, "backend", "/dev/urandom", model="random")
     _add(devices, "controller", type="usb", model="none")
     _add(devices, "memballoon", model="none")
+
+
+def _add_disk(devices: Element, file: Path, target: str) -> None:
+    disk = _add(devices, "disk", type="file", device="disk")
+    # The disks are deleted with the lab: there is no need to wait for the host's disk.
+    _add(disk, "driver", name="qemu", type="qcow2", cache="unsafe", discard="unmap")
+    _add(disk, "source", file=str(file))
+    _add(disk, "target", dev=target, bus="virtio")
+
+
+def _add_link(devices: Element, link: Link, bridge: str, tap: str) -> Element:
+    interface = _add(devices, "interface", type="bridge")
+    _add(interface, "mac", address=link.mac)
+    _add(interface, "source", bridge=bridge)
+    _add(interface, "target", dev=tap[:15])
+    _add(interface, "model", type="virtio")
+    return interface
 
 
 def _add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:

@@ -40,16 +40,19 @@ UseHostname=no
 UseDNS=no
 """
 
+ROOT_MOUNT = "/dev/vda / ext4 rw,noatime,discard 0 0"
+"""In /etc/fstab."""
+
 # Runs in the finished tree. Units that only cost time on an emulated machine are masked: nobody upgrades it overnight.
-_CUSTOMISE = f"""set -eu
-cd "$1"
-chroot . useradd --create-home --shell /bin/bash --groups sudo {USER}
+_BEGIN = 'set -eu\ncd "$1"\n'
+_USER = f"""chroot . useradd --create-home --shell /bin/bash --groups sudo {USER}
 echo '{USER} ALL=(ALL) NOPASSWD: ALL' > etc/sudoers.d/{USER}
 chmod 0440 etc/sudoers.d/{USER}
 install -d -m 0700 -o 1000 -g 1000 home/{USER}/.ssh
-cat > etc/systemd/network/10-ethernet.network <<'END'
+"""
+_FINISH = f"""cat > etc/systemd/network/10-ethernet.network <<'END'
 {_NETWORK}END
-echo '/dev/vda / ext4 rw,noatime,discard 0 0' > etc/fstab
+echo '{ROOT_MOUNT}' > etc/fstab
 chroot . systemctl --quiet enable systemd-networkd.service
 chroot . systemctl --quiet disable systemd-networkd-wait-online.service
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \\
@@ -94,27 +97,46 @@ class DiskImage:
         return self.folder / "initrd.img"
 
 
-def recipe_hash(system: System) -> str:
+def _packages(*, seeded: bool) -> tuple[str, ...]:
+    return (*_PACKAGES, "cloud-init") if seeded else _PACKAGES
+
+
+def _customise(*, seeded: bool) -> str:
+    """The script that finishes the tree. cloud-init makes the user of a seeded machine."""
+    return _BEGIN + ("" if seeded else _USER) + _FINISH
+
+
+def recipe_hash(system: System, *, seeded: bool = False) -> str:
     """Identifies an image: equal recipes make equal images, except for Debian's updates."""
-    recipe = [system.suite, _PACKAGES, _CUSTOMISE, _MKFS, DISK_SIZE, Path(initrd.__file__).read_text()]
+    recipe = [
+        system.suite,
+        _packages(seeded=seeded),
+        _customise(seeded=seeded),
+        _MKFS,
+        DISK_SIZE,
+        Path(initrd.__file__).read_text(),
+    ]
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
-def get(cache: Path, system: System, report: Report) -> DiskImage:
+def get(cache: Path, system: System, report: Report, *, seeded: bool = False) -> DiskImage:
     """The image of ``system``, built if the cache has none; images of earlier recipes are deleted.
+
+    ``seeded``: the image has cloud-init, and no user.
 
     Raises:
         GpunodesError: a tool failed, or apt on this machine has no source of Debian packages.
     """
-    folder = cache / "images" / f"{system}-{recipe_hash(system)}"
+    kind = f"{system}.seeded" if seeded else str(system)
+    folder = cache / "images" / f"{kind}-{recipe_hash(system, seeded=seeded)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            report(f"building the {system} image (once; about 2 minutes)")
+            report(f"building the {kind} image (once; about 2 minutes)")
             with _fresh_folder(folder) as scratch:
-                _make(system, scratch)
-            for old in folder.parent.glob(f"{system}-*"):
+                _make(system, scratch, seeded=seeded)
+            for old in folder.parent.glob(f"{kind}-*"):
                 if old != folder:
                     shutil.rmtree(old)
     return DiskImage(folder)
@@ -134,15 +156,16 @@ def _fresh_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _make(system: System, folder: Path) -> None:
+def _make(system: System, folder: Path, *, seeded: bool) -> None:
     tree = folder / "tree"
     customise = folder / "customise"
-    customise.write_text(_CUSTOMISE)
+    customise.write_text(_customise(seeded=seeded))
     options = [argument for option in apt_options() for argument in ("--aptopt", option)]
     for path in ("doc", "man", "info", "locale", "lintian"):
         options += ["--dpkgopt", f"path-exclude=/usr/share/{path}/*"]
+    packages = ",".join(_packages(seeded=seeded))
     run(
-        ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, "--include", ",".join(_PACKAGES),
+        ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, "--include", packages,
          "--customize-hook", f'sh {customise} "$1"', system.suite, tree, debian_archive()],
         timeout=1800,
     )  # fmt: skip

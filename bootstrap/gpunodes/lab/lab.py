@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
@@ -25,6 +24,7 @@ from gpunodes.lab import (
     mirror,
     network,
     processes,
+    seeded,
     ssh,
     trial,
 )
@@ -95,7 +95,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         )
         _save(layout, record)
         report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
-        network.ensure(layout, IPv4Network(record.subnet))
+        network.ensure(layout, record)
         _ensure_disks(layout, record, image, report)
         daemons.ensure(layout, record)
         with hypervisor.connect(layout, _LIBVIRT_START_LIMIT) as machines:
@@ -166,6 +166,17 @@ def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
     """
     record = load(layout)
     bmc.power(record, record.machine(name), action)
+
+
+def seed(layout: Layout, name: str, folder: Path, report: Report) -> None:
+    """Give a machine a new disk without a user, on which cloud-init applies the NoCloud seed in ``folder``.
+
+    Raises:
+        WrongInput: the folder is no seed, or the machine is on.
+        GpunodesError: a step failed, or the machine does not start.
+    """
+    with _locked(layout), hypervisor.connect(layout) as machines:
+        seeded.reinstall(layout, load(layout), name, folder, machines, report)
 
 
 def snapshot(layout: Layout, name: str) -> float:
@@ -273,6 +284,8 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
                 layout.cache, suite=record.system.suite, kernel=image.kernel_release, report=report
             )
             files += board.guest_files(machine.boards, compiled)
+        if machine.data_disk:
+            disks.make_data(layout, machine.name)
         disks.make(layout, image, machine.name, [*files, *sources])
     keys = [
         f"{each.address} {disks.host_key(layout, each).with_suffix('.pub').read_text()}" for each in record.machines

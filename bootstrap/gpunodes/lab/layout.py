@@ -14,10 +14,13 @@ from typing import Any
 from gpunodes.errors import WrongInput
 
 BRIDGE = "lab0"
+SECOND_BRIDGE = "lab1"
 USER = "admin"
 """The unprivileged user of every machine, as in the images of hosting providers."""
 SUBNETS = tuple(IPv4Network(f"10.213.{third}.0/24") for third in range(16))
 """Candidate subnets of a lab; it gets the first one that the host does not use."""
+_SECOND_NETWORK = 1 << 16
+"""What an address is away from the same machine's address in the second network: 10.214 instead of 10.213."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
 _FIRST_BMC_PORT = 8001
@@ -131,6 +134,14 @@ class Boards:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A network link of a machine."""
+
+    address: str
+    mac: str
+
+
+@dataclass(frozen=True)
 class LabMachine:
     """One virtual machine and its BMC."""
 
@@ -145,11 +156,16 @@ class LabMachine:
     bmc_password: str
     boards: Boards | None = None
     """None: a machine without GPUs."""
+    second_link: Link | None = None
+    """In the lab's second network; None: the lab has one network."""
+    data_disk: bool = False
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LabMachine:
         """The reverse of :func:`dataclasses.asdict`."""
-        return cls(**{**data, "role": LabRole(data["role"]), "boards": Boards.from_json(data.get("boards"))})
+        link = data.get("second_link")
+        own = {"role": LabRole(data["role"]), "boards": Boards.from_json(data.get("boards"))}
+        return cls(**{**data, **own, "second_link": Link(**link) if link else None})
 
 
 @dataclass(frozen=True)
@@ -167,6 +183,11 @@ class LabRecord:
     """The folder that the mirror serves; None: the lab has no mirror."""
     standin: str | None = None
     """The folder that takes precedence over it; None: the lab has no GPU machines."""
+
+    @property
+    def second_subnet(self) -> str | None:
+        """The second network, which has the machines' default route; None: the lab has one network."""
+        return str(second_network(IPv4Network(self.subnet))) if self.machines[0].second_link else None
 
     @property
     def gateway(self) -> str:
@@ -203,13 +224,18 @@ def free_subnet(used: Sequence[IPv4Network]) -> IPv4Network:
         WrongInput: all are in use.
     """
     for subnet in SUBNETS:
-        if not any(subnet.overlaps(each) for each in used):
+        if not any(own.overlaps(each) for own in (subnet, second_network(subnet)) for each in used):
             return subnet
     raise WrongInput(
         f"the host has routes into all of {SUBNETS[0]} to {SUBNETS[-1]}",
         "one of these subnets free",
         "run `gpunodes lab down` for another lab",
     )
+
+
+def second_network(subnet: IPv4Network) -> IPv4Network:
+    """The second network of a lab in ``subnet``."""
+    return IPv4Network((int(subnet.network_address) + _SECOND_NETWORK, subnet.prefixlen))
 
 
 def host_address(subnet: IPv4Network) -> IPv4Address:
@@ -225,6 +251,16 @@ class Size:
     cpus: int
 
 
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What all machines of a lab have besides their disk and their first network."""
+
+    second_network: bool = False
+    """A network with the default route, in which the machines do not reach each other."""
+    data_disk: bool = False
+    """A disk that is mounted at /data."""
+
+
 def plan_machines(
     subnet: IPv4Network,
     workers: int,
@@ -232,6 +268,7 @@ def plan_machines(
     identities: Sequence[tuple[str, str]],
     gpu_workers: int = 0,
     boards: Boards | None = None,
+    equipment: Equipment = Equipment(),
 ) -> tuple[LabMachine, ...]:
     """One control-plane machine, ``workers`` workers and ``gpu_workers`` with ``boards``, with fixed addresses.
 
@@ -244,15 +281,22 @@ def plan_machines(
         LabMachine(
             name=name,
             role=role,
-            address=str(subnet[host]),
-            # 52:54:00 is QEMU's own prefix.
-            mac=f"52:54:00:{subnet.network_address.packed[1]:02x}:{subnet.network_address.packed[2]:02x}:{host:02x}",
+            address=(link := _link(subnet, host)).address,
+            mac=link.mac,
             uuid=identity[0],
             memory_mib=sizes[role].memory_mib,
             cpus=sizes[role].cpus,
             bmc_port=_FIRST_BMC_PORT + index,
             bmc_password=identity[1],
             boards=machine_boards,
+            second_link=_link(second_network(subnet), host) if equipment.second_network else None,
+            data_disk=equipment.data_disk,
         )
         for index, ((name, role, host, machine_boards), identity) in enumerate(zip(plan, identities, strict=True))
     )
+
+
+def _link(subnet: IPv4Network, host: int) -> Link:
+    _, second, third, _ = subnet.network_address.packed
+    # 52:54:00 is QEMU's own prefix.
+    return Link(str(subnet[host]), f"52:54:00:{second:02x}:{third:02x}:{host:02x}")

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.lab.host import run
-from gpunodes.lab.layout import BRIDGE, LabRecord, Layout, host_address
+from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabRecord, Layout, host_address, second_network
 
 _NAMESPACES = Path("/run/netns")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -24,29 +24,34 @@ def inside(layout: Layout, command: Iterable[str | Path]) -> list[str | Path]:
     return ["ip", "netns", "exec", layout.namespace, *command]
 
 
-def ensure(layout: Layout, subnet: IPv4Network) -> None:
-    """Create the namespace, the bridge and the link to the host, where they are missing.
+def ensure(layout: Layout, record: LabRecord) -> None:
+    """Create the namespace, the bridges and the link to the host, where they are missing.
 
     Raises:
         GpunodesError: the kernel refused.
     """
+    subnet = IPv4Network(record.subnet)
     if not exists(layout):
         run(["ip", "netns", "add", layout.namespace])
     within = ["ip", "-n", layout.namespace]
-    if BRIDGE not in _links(within):
-        gateway = f"{subnet[1]}/{subnet.prefixlen}"
-        run([*within, "link", "set", "lo", "up"])
-        # A fixed hardware address: otherwise the bridge takes that of a machine, and changes it with the machines.
-        address = "52:54:00:ff:ff:01"
-        run([*within, "link", "add", BRIDGE, "address", address, "type", "bridge", "forward_delay", "0"])
-        run([*within, "addr", "add", gateway, "dev", BRIDGE])
-        run([*within, "link", "set", BRIDGE, "up"])
+    run([*within, "link", "set", "lo", "up"])
+    # A fixed hardware address: otherwise a bridge takes that of a machine, and changes it with the machines.
+    _ensure_bridge(within, BRIDGE, "52:54:00:ff:ff:01", subnet)
+    if record.second_subnet:
+        _ensure_bridge(within, SECOND_BRIDGE, "52:54:00:ff:ff:02", second_network(subnet))
     if layout.link not in _links(["ip"]):
         peer = ["peer", "name", "host", "netns", layout.namespace]
         run(["ip", "link", "add", layout.link, "type", "veth", *peer])
     run([*within, "link", "set", "host", "master", BRIDGE, "up"])
     run(["ip", "addr", "replace", f"{host_address(subnet)}/{subnet.prefixlen}", "dev", layout.link])
     run(["ip", "link", "set", layout.link, "up"])
+
+
+def _ensure_bridge(within: list[str], name: str, address: str, subnet: IPv4Network) -> None:
+    if name not in _links(within):
+        run([*within, "link", "add", name, "address", address, "type", "bridge", "forward_delay", "0"])
+        run([*within, "addr", "add", f"{subnet[1]}/{subnet.prefixlen}", "dev", name])
+        run([*within, "link", "set", name, "up"])
 
 
 def remove(layout: Layout) -> None:
@@ -67,10 +72,11 @@ def _links(ip: list[str]) -> set[str]:
 
 
 def dnsmasq_config(layout: Layout, record: LabRecord) -> str:
-    """Fixed addresses by MAC, the machines' names, and ``mirror.lab``; no other name resolves (dnsmasq(8))."""
-    network = IPv4Network(record.subnet)
+    """Fixed addresses by MAC, the machines' names, and ``mirror.lab``; no other name resolves (dnsmasq(8)).
+
+    The second network, where there is one, has the default route, and the first has none.
+    """
     lines = [
-        f"interface={BRIDGE}",
         "bind-interfaces",
         "keep-in-foreground",
         "user=root",
@@ -81,15 +87,27 @@ def dnsmasq_config(layout: Layout, record: LabRecord) -> str:
         "no-hosts",
         "local=/lab/",
         "domain=lab",
-        f"dhcp-range={network.network_address},static,{network.netmask},infinite",
         f"dhcp-leasefile={layout.state}/dnsmasq.leases",
         "dhcp-authoritative",
         "no-ping",
-        f"dhcp-option=option:router,{record.gateway}",
+        *_dhcp(BRIDGE, IPv4Network(record.subnet), routes=record.second_subnet is None),
+        *(_dhcp(SECOND_BRIDGE, IPv4Network(record.second_subnet), routes=True) if record.second_subnet else ()),
         f"dhcp-option=option:dns-server,{record.gateway}",
         f"host-record=mirror.lab,{record.gateway}",
     ]
     for machine in record.machines:
         lines.append(f"dhcp-host={machine.mac},{machine.address},{machine.name},infinite")
         lines.append(f"host-record={machine.name}.lab,{machine.name},{machine.address}")
+        if machine.second_link:
+            lines.append(f"dhcp-host={machine.second_link.mac},{machine.second_link.address},infinite")
     return "\n".join(lines) + "\n"
+
+
+def _dhcp(bridge: str, subnet: IPv4Network, *, routes: bool) -> list[str]:
+    # Without a value dnsmasq does not send the option; by default it names itself as the router.
+    router = f",{subnet[1]}" if routes else ""
+    return [
+        f"interface={bridge}",
+        f"dhcp-range=set:{bridge},{subnet.network_address},static,{subnet.netmask},infinite",
+        f"dhcp-option=tag:{bridge},option:router{router}",
+    ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpunodes.errors import WrongInput
 from gpunodes.lab.host import memory_mib, used_networks
-from gpunodes.lab.layout import Boards, LabRecord, LabRole, Layout, Size, System, free_subnet, plan_machines
+from gpunodes.lab.layout import Boards, Equipment, LabRecord, LabRole, Layout, Size, System, free_subnet, plan_machines
 
 _CONTROL_PLANE = Size(memory_mib=4096, cpus=2)
 _WORKER_MIB = 2048
@@ -29,6 +29,7 @@ class LabRequest:
     """The stand-in boards of each GPU worker."""
     cpus: int = 1
     """Of each worker. The default of 1 leaves more of a small host to the control plane."""
+    equipment: Equipment = field(default_factory=Equipment)
 
 
 def plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
@@ -37,7 +38,9 @@ def plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:
     count = request.workers + request.gpu_workers + 1
     identities = [(str(uuid.uuid4()), secrets.token_urlsafe(12)) for _ in range(count)]
     sizes = {LabRole.CONTROL_PLANE: _CONTROL_PLANE, LabRole.WORKER: Size(_WORKER_MIB, request.cpus)}
-    machines = plan_machines(subnet, request.workers, sizes, identities, request.gpu_workers, request.boards)
+    machines = plan_machines(
+        subnet, request.workers, sizes, identities, request.gpu_workers, request.boards, request.equipment
+    )
     needed = sum(machine.memory_mib for machine in machines)
     if memory_mib() < needed:
         raise WrongInput(
@@ -64,6 +67,9 @@ def compare(record: LabRecord, request: LabRequest) -> None:
     pairs.append(("gpu-workers", len(gpu_machines), request.gpu_workers))
     if gpu_machines:
         pairs.append(("boards", gpu_machines[0].boards, request.boards))
+    first = record.machines[0]
+    pairs.append(("second-network", first.second_link is not None, request.equipment.second_network))
+    pairs.append(("data-disk", first.data_disk, request.equipment.data_disk))
     pairs.append(("inventory", record.inventory, str(request.inventory)))
     for option, existing, requested in pairs:
         if existing != requested:

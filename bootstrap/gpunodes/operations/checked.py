@@ -14,6 +14,8 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.planner import desired, gpu, versions
 
+_PAGE = "`gpunodes help --page existing-cluster`"
+
 
 class Needs(Enum):
     """What a command needs an inventory for: the groups, and what to do without an inventory."""
@@ -22,11 +24,11 @@ class Needs(Enum):
         "the groups control_plane and workers",
         "or create one with `gpunodes init-master ADDRESS --user NAME --key FILE`",
     )
-    CLUSTER = ("the group control_plane", "or write one as in docs/existing-cluster.md")
-    MACHINES = ("the group workers", "or write one as in docs/existing-cluster.md")
+    CLUSTER = ("the group control_plane", f"or write one as in {_PAGE}")
+    MACHINES = ("the group workers or gpu_hosts", f"or write one as in {_PAGE}")
     REPAIR = (
         "the groups control_plane and workers; with --without-cluster workers are enough",
-        "or write one as in docs/existing-cluster.md",
+        f"or write one as in {_PAGE}",
     )
 
 

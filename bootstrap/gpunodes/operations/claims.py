@@ -1,4 +1,4 @@
-"""The locks of a command that changes machines: their Leases, or an SSH lock if there is no API.
+"""The locks of a command that changes machines: their Leases, or an SSH lock if there is no API or no cluster.
 
 A command on the control plane excludes all other commands (engine/leases/). It also holds the SSH lock, since it may
 stop the API, or create it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
@@ -25,6 +26,8 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.repair.policy import Node
 
+_PARALLEL = 32
+"""SSH connections that are opened at once."""
 PATIENCE_S = DURATION_S
 """Seconds without an API after which a command continues without it: any holder of a Lease has stopped by then."""
 
@@ -119,6 +122,51 @@ class Claim:
         return [name.lower() for name in names]
 
 
+class HostClaim:
+    """The locks of one command on GPU hosts, which have no cluster: an SSH lock on each machine."""
+
+    holder = ""
+    findings: Sequence[PreflightFinding] = ()
+
+    def __init__(self, held: Mapping[str, locks.Lock]) -> None:
+        self._held = held
+        self._worked = locks.clock()
+        self.unrenewed: PreflightFinding | None = None
+        """As in ``Claim``."""
+
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Nothing: these locks are on the machines themselves, by whatever name a command knows them."""
+
+    def lost(self, *, at_work: bool = False) -> GpunodesError | None:
+        """As ``Claim.lost``, with ``at_work`` on one of the machines, which may reboot it."""
+        if at_work:
+            self._worked = locks.clock()
+        lost = {name: problem for name, lock in self._held.items() if (problem := lock.lost())}
+        sure = next((each for each in lost.values() if not isinstance(each, locks.Unresponsive)), None)
+        continues = lost and not sure and locks.clock() - self._worked < PATIENCE_S
+        self.unrenewed = _unrenewed(next(iter(lost))) if continues else None
+        return sure or (None if continues else next(iter(lost.values()), None))
+
+
+@contextlib.contextmanager
+def claimed_hosts(inventory: Inventory, machines: Sequence[Machine], command: str) -> Iterator[HostClaim]:
+    """Hold the locks of a command on GPU hosts while inside.
+
+    Raises Taken if another command works on one of them, and NoLock if one does not respond; then none is held.
+    """
+
+    def hold(machine: Machine) -> contextlib.AbstractContextManager[locks.Lock]:
+        return locks.hold(
+            machine.address, inventory.connection(machine.name), command, restarts=True, machine=machine.name
+        )
+
+    with contextlib.ExitStack() as held:
+        # All are tried, so that those that were taken are released if another one was not.
+        with ThreadPoolExecutor(max_workers=_PARALLEL) as pool:
+            found = {machine.name: pool.submit(held.enter_context, hold(machine)) for machine in machines}
+        yield HostClaim({name: future.result() for name, future in found.items()})
+
+
 @contextlib.contextmanager
 def claimed(
     inventory: Inventory,
@@ -168,6 +216,15 @@ def _unrenewed(control: str) -> PreflightFinding:
         control,
         "it is being changed and does not respond: continuing without its locks until it does",
         f"the run ends if it does not respond within {PATIENCE_S:.0f} s after that work",
+    )
+
+
+def no_lock(control: str, error: GpunodesError) -> PreflightFinding:
+    """The warning of a command that needs no cluster, and continues although it cannot lock its machines there."""
+    return _warning(
+        control,
+        f"no lock can be taken: {error.problem.found}; other commands are not excluded",
+        "make sure that no other command changes the same machines now",
     )
 
 

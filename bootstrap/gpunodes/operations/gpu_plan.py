@@ -12,11 +12,11 @@ from gpunodes import settings
 from gpunodes.engine import journal
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine
+from gpunodes.model import Machine, Role
 from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import RunView
 from gpunodes.planner import gpu, reports, versions
-from gpunodes.planner.preflight import requirements_of
+from gpunodes.planner.candidates import requirements_of
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -32,14 +32,19 @@ def run(
 
     An existing cluster decides the Kubernetes version, as it does for a join.
     """
-    version = preflight.requested_version(inventory, kubernetes)
+    version = preflight.requested_version(inventory, kubernetes, machines)
     folder = journal.open_run("gpu plan")
     view.begin("gpu plan", machines)
     seen = preflight.inspect(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
     version = requirements_of(seen.cluster, version).kubernetes
     found = [
         gpu.planned(
-            candidate.name, candidate.facts, gpu.for_kubernetes(candidate.requested, version), candidate.unreachable
+            candidate.name,
+            candidate.facts,
+            candidate.requested.without_kubernetes()
+            if candidate.role is Role.GPU_HOST
+            else gpu.for_kubernetes(candidate.requested, version),
+            candidate.unreachable,
         )
         for candidate in seen.candidates
     ]

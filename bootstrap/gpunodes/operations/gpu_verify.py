@@ -24,7 +24,8 @@ def run(
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
     folder = journal.open_run("gpu verify")
-    names = list(dict.fromkeys([*(machine.name for machine in machines), inventory.control_plane().name]))
+    control = inventory.control_of(machines)
+    names = list(dict.fromkeys([*(machine.name for machine in machines), *([control.name] if control else ())]))
     ended = runner.run(runner.Play("gpu_verify.yml", inventory, names, variables=variables), folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted

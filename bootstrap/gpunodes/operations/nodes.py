@@ -10,7 +10,7 @@ from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.identity.model import described, reported
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine
+from gpunodes.model import Machine, Role
 from gpunodes.operations import preflight
 from gpunodes.operations.tracker import RunView
 
@@ -32,22 +32,32 @@ class Chosen:
 
     @property
     def _no_node(self) -> str:
+        if not self.seen.control:
+            return "a GPU host, not a node"
         return "not a node of the cluster" if self.seen.cluster else "no cluster responds, so its node is unknown"
 
 
 def choose(
-    command: str, inventory: Inventory, machines: Sequence[Machine], view: RunView, *, needs_cluster: bool = True
+    command: str,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    view: RunView,
+    *,
+    needs_cluster: bool = True,
+    without_cluster: bool = False,
 ) -> Chosen:
     """Read the machines and their cluster, and match machines and nodes; nothing is changed.
 
-    ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond. Raises
+    ``needs_cluster``: a machine that runs as a node is not changed if its cluster does not respond.
+    ``without_cluster``: the inventory has no control plane. Raises
     GpunodesError in that case, and if a machine and a node contradict each other; then no machine is changed.
     """
     view.begin(command, machines)
     folder = journal.open_run(command)
-    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False, without_cluster=without_cluster)
     if seen.interrupted:
         raise Interrupted
+    _check_hosts(machines, seen)
     members = [name for name, facts in seen.facts.items() if (facts.get("kubernetes") or {}).get("role")]
     if needs_cluster and members and seen.cluster is None:
         finding = seen.no_cluster()
@@ -58,6 +68,18 @@ def choose(
             "restore it first; nothing was changed",
         )
     return Chosen(seen, match(inventory, machines, seen))
+
+
+def _check_hosts(machines: Sequence[Machine], seen: preflight.Inspection) -> None:
+    """Raise GpunodesError for a GPU host that is a node of a cluster, which this command would not ask."""
+    for machine in machines:
+        facts = seen.facts.get(machine.name) or {}
+        if machine.role is Role.GPU_HOST and (facts.get("kubernetes") or {}).get("role"):
+            raise GpunodesError(
+                f"{machine.name} is in the group gpu_hosts, and runs as a node of {facts['kubernetes']['server']}",
+                "a machine of no cluster",
+                "move it to the group workers of the cluster's inventory; nothing was changed",
+            )
 
 
 def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, Match]:

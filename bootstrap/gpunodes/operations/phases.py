@@ -11,12 +11,17 @@ PREFLIGHT = Phase(
     "preflight", "Preflight", "Check all machines for anything that would stop the run, before changing anything."
 )
 NODE = Phase(
-    "node", "Prepare the machine", "Load kernel modules and set kernel settings for pod networking; disable swap."
+    "node",
+    "Prepare the machine",
+    "Load kernel modules and set kernel settings for pod networking; disable swap; open ports in active firewalls.",
 )
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
 DOCKER = Phase(
-    "docker", "Install Docker", "Docker Engine, if it is the selected container runtime.", only=(Only.DOCKER,)
+    "docker",
+    "Install Docker",
+    "Docker Engine, if it is the selected container runtime; members of the group docker.",
+    only=(Only.WITH_DOCKER,),
 )
 CRI_DOCKERD = Phase(
     "cri_dockerd", "Install cri-dockerd", "The adapter through which the kubelet uses Docker.", only=(Only.DOCKER,)
@@ -64,6 +69,12 @@ GPU_NODE = Phase(
     "The kubelet reports them as allocatable, and a job that requests one gets it.",
     only=(Only.GPUS,),
 )
+BURN_IN = Phase(
+    "burn_in",
+    "Burn in the GPUs",
+    "Test the GPUs by DCGM or a CUDA program, and NCCL between nodes; a taint keeps pods off until they passed.",
+    only=(Only.GPUS, Only.BURN_IN),
+)
 GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
 GPU_REMOVE = Phase(
     "gpu_remove",
@@ -77,11 +88,21 @@ CONTROL_PLANE = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+FIREWALL = Phase(
+    "firewall",
+    "Update the firewalls of other nodes",
+    "Let the machines that join through the firewalls in which gpunodes opened ports.",
+)
 WORKER = Phase("worker", "Join the cluster", "kubeadm join with a token valid for minutes; nothing if already joined.")
 READY = Phase(
     "ready",
     "Verify that the node is ready",
     "Node Ready, kube-proxy and network running, a pod reaches the API service.",
+)
+PREPARED = Phase(
+    "prepared",
+    "Complete the machine",
+    "Wait until all images are pulled; remove the ids that containerd and Docker gave the machine.",
 )
 DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, delete the node from the cluster.")
 RESET = Phase(
@@ -104,12 +125,16 @@ LONG_TASKS = {
     "Install and configure the container toolkit": _PACKAGES,
     "Install CUDA": _PACKAGES,
     "Load images into Docker": "pulling images",
+    "Wait until all images are pulled, and remove ids of the machine": "pulling images",
     "Reboot the machine": "waiting for the machine to boot",
     "Start the control plane": "waiting for the API server",
     "Create a token": "waiting for the API server",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",
     "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",
+    "Keep pods off the node": "waiting for its pods to end",
+    "Burn in the GPUs": "testing the GPUs, which takes minutes to hours",
+    "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Remove the node from the cluster": "waiting for its pods to end",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, preflight, reports, versions
-from gpunodes.planner.gpu_model import RequestedSoftware
+from gpunodes.planner import gpu, networks, preflight, reports, versions
+from gpunodes.planner.candidates import MachineFacts, requirements_of
+from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -25,9 +27,9 @@ PHASES = (phases.PREFLIGHT,)
 class Inspection:
     """The facts that a preflight read."""
 
-    candidates: Sequence[preflight.MachineFacts]
+    candidates: Sequence[MachineFacts]
     control: str
-    """The control-plane machine."""
+    """The control-plane machine, "" if it was not contacted."""
     cluster: Mapping[str, Any] | None
     """The report of the module ``cluster_info``, or None without a cluster."""
     control_failure: TaskEnded | None
@@ -36,6 +38,8 @@ class Inspection:
     """Why the API of its cluster does not respond, "" if it does or there is no cluster."""
     interrupted: bool
     log: Path
+    prepares: bool = False
+    """Whether the machines are only prepared, and join later."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -73,23 +77,24 @@ def inspect(
     variables: Mapping[str, Any],
     *,
     sources: bool = True,
+    without_cluster: bool = False,
 ) -> Inspection:
     """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
 
-    ``sources``: the machines query their package sources, too. Raises GpunodesError if Ansible fails on the controller.
+    ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
+    report the GPUs that copies of their disks will find. Raises GpunodesError if Ansible fails on the controller.
     """
-    control = inventory.control_plane()
-    requested = {
-        machine.name: gpu.requested_of(settings.resolve({**inventory.variables(machine.name), **variables}), "")
-        for machine in machines
+    control = None if without_cluster else inventory.control_of(machines)
+    resolved = {
+        machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
     wanted = [machine.name for machine in machines]
-    names = list(dict.fromkeys([*wanted, control.name]))
+    names = list(dict.fromkeys([*wanted, *([control.name] if control else ())]))
     play = runner.Play(
-        "facts.yml",
+        "prepare_facts.yml" if without_cluster else "facts.yml",
         inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
@@ -97,8 +102,10 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, requested[machine.name]) for machine in machines]
+    candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
+    if control is None:
+        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
         settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
@@ -113,21 +120,34 @@ def inspect(
     return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
 
 
-def _candidate(machine: Machine, tracker: Tracker, requested: RequestedSoftware) -> preflight.MachineFacts:
+def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
+    """The variables of a machine, with a rendered address in the cluster."""
+    found = inventory.variables(name)
+    # Preflight reports a template that cannot be rendered; commands without preflight do not need it.
+    with contextlib.suppress(WrongInput):
+        found |= inventory.rendered(name, ADDRESS)
+    return found
+
+
+def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:
     """What a machine reported, or why it did not."""
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
     if facts is not None:
         why = reports.machine_problem(facts)
-    return preflight.MachineFacts(
+    return MachineFacts(
         name=machine.name,
         role=machine.role,
         facts=None if why else facts,
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
-        requested=requested,
+        requested=gpu.requested_of(resolved, ""),
+        network=networks.settings_of(resolved),
+        asked_at=tracker.asked_at.get(machine.name),
+        time_service=str(resolved["gpunodes_time_service"]),
         address=machine.address,
+        node_address=str(resolved[ADDRESS]),
     )
 
 
@@ -143,9 +163,12 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
     return cluster
 
 
-def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> list[PreflightFinding]:
-    """Compare the facts with the limits; an existing cluster decides the version."""
-    findings = preflight.judge(seen.candidates, preflight.requirements_of(seen.cluster, kubernetes))
+def judge(
+    seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
+) -> list[PreflightFinding]:
+    """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
+    requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
+    findings = preflight.judge(seen.candidates, requirements)
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
@@ -154,17 +177,33 @@ def judge(seen: Inspection, kubernetes: str, *, needs_cluster: bool = False) -> 
     return findings
 
 
-def requested_version(inventory: Inventory, given: str | None) -> str:
-    """The Kubernetes version that the user or the settings request; raises WrongInput for an unknown one."""
-    requested = (
-        given or settings.resolve(inventory.variables(inventory.control_plane().name))["gpunodes_kubernetes_version"]
-    )
-    return versions.check(str(requested))
+def requested_version(
+    inventory: Inventory, given: str | None, machines: Sequence[Machine], *, without_cluster: bool = False
+) -> str:
+    """The Kubernetes version that the user or the settings request for the cluster of ``machines``.
+
+    ``without_cluster``: that of the machines themselves. For GPU hosts alone, to which it does not matter, the default.
+    Raises WrongInput for an unknown version, and for machines whose own settings differ.
+    """
+    if given:
+        return versions.check(given)
+    control = None if without_cluster else inventory.control_of(machines)
+    names = [control.name] if control else [machine.name for machine in machines] if without_cluster else []
+    requested = {
+        str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
+    }
+    if len(requested) > 1:
+        raise WrongInput(
+            f"gpunodes_kubernetes_version is {' and '.join(sorted(requested))}, depending on the machine",
+            "one version for all selected machines",
+            "select those of one version, or use --kubernetes-version",
+        )
+    return versions.check(next(iter(requested), str(settings.resolve({})["gpunodes_kubernetes_version"])))
 
 
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed."""
-    version = requested_version(inventory, kubernetes)
+    version = requested_version(inventory, kubernetes, machines)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})

@@ -12,13 +12,24 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.engine import journal, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine, MachineResult, Only, Outcome, Phase, PreflightFinding, RunResult, Severity
-from gpunodes.operations import claims, pools, preflight
+from gpunodes.model import (
+    Event,
+    Machine,
+    MachineResult,
+    Only,
+    Outcome,
+    Phase,
+    PreflightFinding,
+    Role,
+    RunResult,
+    Severity,
+)
+from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu
+from gpunodes.planner import gpu, gpu_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +42,17 @@ class Operation:
     phases: Sequence[Phase]
     needs_cluster: bool = False
     """Whether a cluster must already exist."""
+    without_cluster: bool = False
+    """Whether it contacts no cluster: the settings decide the versions, and the inventory needs no control plane."""
     ends_cluster: bool = False
     """Whether it removes the cluster together with its control plane."""
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether its machines are to be nodes."""
+        return not {phase_list.CONTROL_PLANE, phase_list.WORKER}.isdisjoint(self.phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +79,9 @@ def carry_out(
     """
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
-    control = inventory.control_plane()
-    version = preflight.requested_version(inventory, options.kubernetes)
-    variables = {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+    check_kinds(operation, machines)
+    control = _control(operation, inventory, machines)
+    version, variables = _requested(operation, inventory, machines, options)
 
     folder = journal.open_run(operation.name)
     view.begin(operation.name, machines)
@@ -71,20 +89,22 @@ def carry_out(
     findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    applicable = _applicable(inventory, machines, options, control.name)
+    applicable = _applicable(inventory, machines, options, control)
     unlocked: GpunodesError | None = None
-    claim: claims.Claim | None = None
+    claim: claims.Claim | claims.HostClaim | None = None
     with contextlib.ExitStack() as held:
         try:
             claim = held.enter_context(_claimed(operation, inventory, machines, view, options))
         except (NoSession, locks.NoLock) as error:
             unlocked = error
+        warnings = _lock_warnings(operation, control, claim, unlocked)
         if phase_list.PREFLIGHT in phases:
-            seen = preflight.inspect(inventory, machines, folder, view, variables)
-            findings = [] if seen.interrupted else preflight.judge(seen, version, needs_cluster=operation.needs_cluster)
-            findings = [*(claim.findings if claim else ()), *findings]
-            if phase_list.POOL in phases and not seen.interrupted:
-                findings = [*findings, *pools.changes(inventory, machines, seen)]
+            seen = preflight.inspect(
+                inventory, machines, folder, view, variables, without_cluster=operation.without_cluster
+            )
+            pool_changes = pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ()
+            findings = [*warnings, *_judged(operation, seen, version), *(() if seen.interrupted else pool_changes)]
+            _check_request(findings, machines, options)
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
                 return replace(
@@ -95,17 +115,17 @@ def carry_out(
                     interrupted=seen.interrupted,
                 )
             facts, cluster = seen.facts, seen.cluster or {}
-            applicable |= _by_facts(seen.facts)
-        elif claim and claim.findings:
-            findings = claim.findings
+            applicable |= _by_facts(seen.facts, applicable)
+        elif warnings:
+            findings = warnings
             view.findings(findings)
-        if unlocked:
+        if unlocked and not operation.without_cluster:
             # Preflight has not reported the reason.
             raise _not_locked(unlocked)
         if claim:
             if facts is None:
                 # Commands that know a machine by another name must find the same lock.
-                facts, cluster = _identities(inventory, machines, folder, view, variables)
+                facts, cluster = _identities(operation, inventory, machines, folder, view, variables)
             claim.take_more(facts)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
@@ -124,8 +144,14 @@ def carry_out(
             check=options.dry_run,
         )
         ended, lost = _play(
-            play, folder, tracker.on_event, claim, functools.partial(_at_work, operation, tracker, control), view
+            play,
+            folder,
+            tracker.on_event,
+            claim,
+            functools.partial(_at_work, operation, tracker, [control] if control else machines),
+            view,
         )
+        burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
     interrupted = ended.interrupted and lost is None
@@ -138,56 +164,129 @@ def carry_out(
     )
 
 
+def _requested(
+    operation: Operation, inventory: Inventory, machines: Sequence[Machine], options: RunOptions
+) -> tuple[str, Mapping[str, Any]]:
+    """The requested Kubernetes version, and the settings for this run."""
+    alone = operation.without_cluster
+    version = preflight.requested_version(inventory, options.kubernetes, machines, without_cluster=alone)
+    return version, {**options.variables, **({"gpunodes_kubernetes_version": version} if options.kubernetes else {})}
+
+
 def _claimed(
     operation: Operation, inventory: Inventory, machines: Sequence[Machine], view: RunView, options: RunOptions
-) -> contextlib.AbstractContextManager[claims.Claim | None]:
+) -> contextlib.AbstractContextManager[claims.Claim | claims.HostClaim | None]:
     """The locks of this run; none for a dry run, which changes nothing."""
     if options.dry_run:
         return contextlib.nullcontext()
+    if _control(operation, inventory, machines) is None:
+        return claims.claimed_hosts(inventory, machines, operation.name)
     return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
+
+
+def _judged(operation: Operation, seen: preflight.Inspection, version: str) -> Sequence[PreflightFinding]:
+    """The findings of preflight; none if it was interrupted."""
+    if seen.interrupted:
+        return ()
+    return preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+
+
+def _lock_warnings(
+    operation: Operation,
+    control: Machine | None,
+    claim: claims.Claim | claims.HostClaim | None,
+    unlocked: GpunodesError | None,
+) -> Sequence[PreflightFinding]:
+    """Warnings about the locks. An operation that needs no cluster continues if its control plane does not respond."""
+    if unlocked and operation.without_cluster and control:
+        return [claims.no_lock(control.name, unlocked)]
+    return claim.findings if claim else ()
+
+
+def check_kinds(operation: Operation, machines: Sequence[Machine]) -> None:
+    """Raise WrongInput for machines of a cluster together with GPU hosts: their locks are in different places."""
+    hosts = [machine.name for machine in machines if machine.role is Role.GPU_HOST]
+    others = [machine.name for machine in machines if machine.role is not Role.GPU_HOST]
+    if hosts and others:
+        raise WrongInput(
+            f"{hosts[0]} is a GPU host, and {others[0]} belongs to a cluster",
+            f"GPU hosts, or machines of the cluster, in one `gpunodes {operation.name}`",
+            "run it once for the group gpu_hosts, and once for the others",
+        )
+
+
+def _check_request(findings: Sequence[PreflightFinding], machines: Sequence[Machine], options: RunOptions) -> None:
+    """Raise WrongInput if the request contradicts what a machine is: its runtime, or a node among the GPU hosts."""
+    hosts = {machine.name for machine in machines if machine.role is Role.GPU_HOST}
+    wrong = [
+        each
+        for each in findings
+        if (each.check == "runtime" and "gpunodes_runtime" in options.variables)
+        or (each.check == "cluster" and each.machine in hosts)
+    ]
+    if wrong:
+        first = wrong[0]
+        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise WrongInput(f"{first.machine}{others}: {first.problem.fact}", first.problem.wanted, first.problem.remedy)
 
 
 def _not_locked(error: GpunodesError) -> GpunodesError:
     """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
-    remedy = "start its control plane, or correct the address and SSH settings in the inventory"
+    remedy = "start that machine, or correct its address and SSH settings in the inventory"
     return GpunodesError(error.problem.found, error.problem.wanted, remedy)
 
 
-def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim) -> None:
+def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim | claims.HostClaim) -> None:
     if operation.after_interruption:
         control, variables = inventory.control_plane().name, {"revoke_run": claim.holder}
         revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables)
         runner.run(revoke, folder, lambda _: None)
 
 
-def _by_facts(facts: Mapping[str, Mapping[str, Any]]) -> dict[Only, set[str]]:
-    """The machines to which phases apply, by their facts."""
+def _by_facts(facts: Mapping[str, Mapping[str, Any]], requested: Mapping[Only, set[str]]) -> dict[Only, set[str]]:
+    """The machines to which phases apply, by their facts; ``requested`` are those by their settings."""
+    docker = {name for name, each in facts.items() if "docker" in gpu_installed.runtimes_of(each)}
     return {
+        Only.WITH_DOCKER: requested[Only.DOCKER] | docker,
         Only.GPUS: {name for name, each in facts.items() if gpu.gpus_of(each)},
         Only.NODES: {name for name, each in facts.items() if each["kubernetes"]["role"]},
     }
 
 
 def _identities(
-    inventory: Inventory, machines: Sequence[Machine], folder: Path, view: RunView, variables: Mapping[str, Any]
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    folder: Path,
+    view: RunView,
+    variables: Mapping[str, Any],
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The reports of machines and their cluster if preflight was skipped."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
-    seen = preflight.inspect(inventory, machines, own, view, variables, sources=False)
+    seen = preflight.inspect(
+        inventory, machines, own, view, variables, sources=False, without_cluster=operation.without_cluster
+    )
     return seen.facts, seen.cluster or {}
 
 
-def _at_work(operation: Operation, tracker: Tracker, control: Machine) -> bool:
-    """Whether the run is changing the control plane now, which may stop its API."""
-    return operation.ends_cluster or tracker.works_on(control.name)
+def _control(operation: Operation, inventory: Inventory, machines: Sequence[Machine]) -> Machine | None:
+    """The control plane whose cluster has the locks; None for GPU hosts, and where none exists and none is needed."""
+    if operation.without_cluster and not inventory.machines(Role.CONTROL_PLANE):
+        return None
+    return inventory.control_of(machines)
+
+
+def _at_work(operation: Operation, tracker: Tracker, machines: Sequence[Machine]) -> bool:
+    """Whether the run is changing a machine with a lock now: the control plane, or one without a cluster."""
+    return operation.ends_cluster or any(tracker.works_on(machine.name) for machine in machines)
 
 
 def _play(
     play: runner.Play,
     folder: Path,
     on_event: Callable[[Event], None],
-    claim: claims.Claim | None,
+    claim: claims.Claim | claims.HostClaim | None,
     at_work: Callable[[], bool],
     view: RunView,
 ) -> tuple[runner.PlayResult, GpunodesError | None]:
@@ -211,7 +310,7 @@ def _play(
 
 
 def _applicable(
-    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: str
+    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: Machine | None
 ) -> dict[Only, set[str]]:
     """The machines to which phases apply by their settings; all machines for phases that depend on facts."""
     requested = {
@@ -220,12 +319,14 @@ def _applicable(
     }
     return {
         Only.GPUS: set(requested),
-        Only.NODES: set(requested),
+        Only.NODES: {machine.name for machine in machines if machine.role is not Role.GPU_HOST},
+        Only.BURN_IN: {name for name, request in requested.items() if request["gpunodes_burn_in"]},
+        Only.WITH_DOCKER: set(requested),
         Only.CUDA: {
             name
             for name, request in requested.items()
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
-        Only.CONTROL_PLANE: {control},
+        Only.CONTROL_PLANE: {control.name} if control else set(),
     }

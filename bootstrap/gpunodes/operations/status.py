@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import identities, journal, runner
-from gpunodes.errors import GpunodesError, Interrupted
+from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
+from gpunodes.model import Role
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
@@ -43,11 +44,20 @@ class ClusterStatus:
     version: str
     nodes: Sequence[NodeStatus]
     missing: Sequence[str]
-    """Machines of the inventory that are not nodes."""
+    """Machines of the inventory that are not nodes yet."""
+    gpu_hosts: Sequence[str] = ()
+    """Machines of the inventory that are not meant to be nodes."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     """Read the cluster; raises GpunodesError if there is none, or if its control plane does not respond."""
+    hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
+    if hosts and not inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
+        raise WrongInput(
+            f"{inventory.path} has only GPU hosts ({len(hosts)}), which have no cluster",
+            "an inventory with the group control_plane",
+            "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
+        )
     control = inventory.control_plane()
     tracker = Tracker([control], PHASES, view)
     view.begin("status", [control])
@@ -64,8 +74,9 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         raise GpunodesError(
             f"{control.name}: {problem.found}", problem.wanted, f"{problem.remedy}; the log is {ended.log}"
         )
-    machines = {machine.name: machine.address for machine in inventory.machines()}
-    return assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
+    machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
+    found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
+    return replace(found, gpu_hosts=hosts)
 
 
 def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:

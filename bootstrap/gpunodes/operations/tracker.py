@@ -19,6 +19,7 @@ _ANSWERS = {
     "status": ("cluster",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
+    "burn_in": ("burn_in", "nccl"),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
 
@@ -78,6 +79,8 @@ class Tracker:
         """The results of tasks under the keys that the command line reads, by key and machine."""
         self.answered_at: dict[str, float] = {}
         """The controller's time when a machine's facts arrived, in seconds since 1970."""
+        self.asked_at: dict[str, float] = {}
+        """The same when the task that reads them started on the machine."""
         self.failures: dict[str, TaskEnded] = {}
         """The first failure of every machine, including machines that were not selected."""
 
@@ -169,3 +172,4 @@ class Tracker:
             if value is not None:
                 self.answers.setdefault(key, {})[event.machine] = value
                 self.answered_at[event.machine] = time.time()
+                self.asked_at[event.machine] = time.time() - event.seconds

@@ -16,6 +16,7 @@ OPERATION = Operation(
         phases.DEVICE_PLUGIN,
         phases.READY,
         phases.GPU_NODE,
+        phases.BURN_IN,
     ),
     after_interruption="revoke.yml",
 )

@@ -6,18 +6,36 @@ is decided here; only the roles' results in the same run, such as the driver's l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Spec
+from gpunodes.ansible.module_utils.host.spec import Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu, gpu_software, node_software, package_sources, versions
+from gpunodes.model import Role
+from gpunodes.planner import (
+    firewall,
+    gpu,
+    gpu_software,
+    node_address,
+    node_software,
+    package_sources,
+    proxies,
+    systems,
+    time_service,
+    versions,
+)
+from gpunodes.planner.gpu_installed import is_installed, runtimes_of
 from gpunodes.planner.gpu_model import Facts, Plan
 
 CONTROL_PLANE = "control_plane"
 """The group of the control-plane machines."""
+GPU_HOSTS = "gpu_hosts"
+"""The group of the machines with GPUs that do not become nodes."""
+_DOCKER = "docker"
 POOL_LABEL = "gpunodes.dev/pool"
 LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
 """The settings that ``labels`` reads."""
@@ -43,8 +61,25 @@ class Given:
     """The version of the cluster, "" if there is none."""
     node: Mapping[str, Any] = field(default_factory=dict)
     """The machine's node in the cluster (from cluster_info), {} if it has none."""
+    reached: str = ""
+    """The address or name by which the inventory reaches the machine."""
+    joins: bool = False
+    """Whether the machine is to be a node: only a node needs an address in the cluster."""
+    addresses: Sequence[str] = ()
+    """Addresses of the machines and nodes of the cluster; what is no address is left out."""
     runtimes: Sequence[str] | None = None
-    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes."""
+    """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
+    proxies: Mapping[str, Any] = field(default_factory=dict)
+    """The machine's HTTP proxies (planner/proxies.py) as plain data, {} for none."""
+    endpoint: str = ""
+    """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
+    prepares: bool = False
+    """Whether the machine is only prepared, and joins later: its kubelet stays off."""
+
+    @property
+    def is_gpu_host(self) -> bool:
+        """Whether the machine is not meant to be a node."""
+        return GPU_HOSTS in self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +88,8 @@ class GpuState:
 
     gpus: int
     """Number of GPUs."""
+    expected: bool
+    """Whether they are only expected, in machines that will boot a copy of this machine's disk."""
     services: Sequence[str]
     labels: Mapping[str, str]
     """Labels of the node that are known without a driver."""
@@ -67,53 +104,111 @@ class Desired:
     kubernetes_version: str
     """A minor or an exact version."""
     runtime: str
-    """containerd or docker."""
+    """containerd or docker; on a GPU host docker if it is requested or installed."""
     socket: str
     """The socket of the runtime, for the kubelet."""
+    node_address: str
+    """The address of the machine in the cluster; "" unless it is to be a node."""
     images: Sequence[str]
     """Images that a new node needs first."""
     wanted: Mapping[str, Spec]
     """The desired state for the module host, by role; without GPU software."""
     gpu: GpuState
     labels: Mapping[str, str]
-    """Labels of the node by its settings: its pool, and additional ones."""
+    """Labels of the node by its settings: its pool, and additional ones; and the firewalls that gpunodes opens."""
     taints: Sequence[Mapping[str, str]]
 
 
 def desired(given: Given) -> Desired | tuple[Problem, ...]:
-    """The desired state of a machine, or all reasons why its GPUs cannot get the requested software.
+    """The desired state of a machine, or all reasons why it cannot have the requested GPU software or address.
 
     Raises WrongInput for settings of the wrong type, an unknown runtime, and an unknown key of a package source.
     """
+    allowed = bool(given.settings.get("gpunodes_unsupported_os"))
+    given = replace(given, facts=systems.treated(given.facts, unsupported=allowed))
     version = kubernetes_version(given)
-    plan = gpu.plan(given.machine, given.facts, gpu.requested_of(given.settings, version))
-    if not isinstance(plan, Plan):
-        return plan
-    # A node keeps the runtime that it joined with.
-    runtime = str(given.node.get("runtime") or given.settings["gpunodes_runtime"])
+    requested = gpu.requested_of(given.settings, version)
+    plan = gpu.plan(given.machine, given.facts, requested.without_kubernetes() if given.is_gpu_host else requested)
+    address = _address(given)
+    if not isinstance(plan, Plan) or isinstance(address, Problem):
+        return (*(() if isinstance(plan, Plan) else plan), *((address,) if isinstance(address, Problem) else ()))
+    runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    images = [
+    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
         str(given.settings["gpunodes_ready_image"]),
-        *([str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else ()),
     ]
-    runtimes = [runtime] if given.runtimes is None else given.runtimes
+    images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
+    through = _proxies(given, address)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
         socket=socket,
+        node_address=address,
         images=images,
-        wanted=_node_wanted(given, plan, version, runtime, socket, images),
+        wanted=_through_proxies(
+            through,
+            _gpu_host_wanted(given, runtime)
+            if given.is_gpu_host
+            else _node_wanted(given, plan, version, runtime, socket, images, address),
+        ),
         gpu=GpuState(
             gpus=len(plan.gpus),
+            expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=gpu_software.by_role(plan, given.facts, given.sources, runtimes),
+            wanted=_through_proxies(
+                through, gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+            ),
         ),
-        labels=labels(given.settings, given.groups),
+        labels={**labels(given.settings, given.groups), **_firewall_label(given)},
         taints=_taints(given.settings, plan),
     )
+
+
+def _address(given: Given) -> str | Problem:
+    if not given.joins:
+        return ""
+    requested = str(given.settings[node_address.SETTING])
+    return node_address.chosen(node_address.Addresses(given.machine, requested, given.reached, given.facts, given.node))
+
+
+def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """``wanted`` with the machine's proxies."""
+    # The credentials stay a placeholder: the desired state is shown and kept.
+    return {role: replace(spec, proxies=through) for role, spec in wanted.items()} if through else wanted
+
+
+def _proxies(given: Given, address: str) -> Proxies | None:
+    """The machine's proxies; it reaches itself, at its ``address`` in the cluster too, and the API server without them.
+
+    Raises WrongInput for a list of hosts that is too long.
+    """
+    if not given.proxies:
+        return None
+    # The kubelet of a control plane uses the API server at the machine's own address.
+    server = re.sub(r"^https://", "", str(given.facts["kubernetes"].get("server") or ""))
+    hosts = [given.endpoint, server, address, given.facts.get("default_address") or ""]
+    return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
+
+
+def _runtime(given: Given) -> str:
+    """The container runtime of Kubernetes; of a GPU host the one that people use."""
+    requested = str(given.settings["gpunodes_runtime"])
+    if given.is_gpu_host:
+        return _DOCKER if _DOCKER in runtimes_of(given.facts) else requested
+    # A node keeps the runtime that it joined with.
+    return str(given.node.get("runtime") or requested)
+
+
+def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
+    """The runtimes that get the container toolkit's configuration."""
+    if given.is_gpu_host:
+        # Docker brings containerd, which nobody else uses there.
+        return [_DOCKER] if runtime == _DOCKER else runtimes_of(given.facts)
+    return [runtime] if given.runtimes is None else given.runtimes
 
 
 def kubernetes_version(given: Given) -> str:
@@ -148,6 +243,24 @@ def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
     return "".join(found)
 
 
+def _firewall_label(given: Given) -> dict[str, str]:
+    """The label by which later joins find the machines whose firewalls must let the new ones in."""
+    value = firewall.label_of(given.facts) if given.settings["gpunodes_firewall"] == firewall.OPEN else ""
+    return {firewall.LABEL: value} if value else {}
+
+
+def _node(given: Given, runtime: str, address: str) -> Spec:
+    """The kernel, time service and data of a node, and the ports that the machine's firewalls let in."""
+    settings = given.settings
+    time = time_service.time_service(given.facts, settings)
+    found = node_software.node(time, data_folders(runtime), str(settings["gpunodes_data_directory"]))
+    if settings["gpunodes_firewall"] != firewall.OPEN:
+        return found
+    role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
+    rules = firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]))
+    return replace(found, firewall=rules)
+
+
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
     taints = [dict(taint) for taint in settings["gpunodes_node_taints"]]
     if settings["gpunodes_gpu_taint"] and plan.gpus:
@@ -156,7 +269,7 @@ def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
 
 
 def _node_wanted(
-    given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str]
+    given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str], address: str
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
     minor = versions.minor_of(version)
@@ -164,16 +277,20 @@ def _node_wanted(
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
     system = given.facts["os"]
-    repositories = [package_sources.docker(given.sources, system)] if _from_docker(given) else []
+    community = _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community else []
     sandbox = node_software.sandbox(minor)
-    with_docker = runtime == "docker"
+    with_docker = runtime == _DOCKER
+    # People's Docker stays, with the source of its packages, which a second file for the same source would break.
+    for_people = not with_docker and _DOCKER in runtimes_of(given.facts)
     dnf = given.facts["package_manager"] == "dnf"
     found = {
-        "node": node_software.KERNEL,
+        "node": _node(given, runtime, address),
         "containerd": node_software.containerd(
-            repositories,
+            [] if for_people and is_installed(given.facts, "containerd.io") else repositories,
             sandbox,
             given.settings["gpunodes_image_mirrors"],
+            community=community,
             images=[] if with_docker else [*([proxy] if exact else ()), *images],
         ),
         "kubernetes": node_software.kubernetes(
@@ -183,17 +300,54 @@ def _node_wanted(
             kubectl=CONTROL_PLANE in given.groups,
             socket=socket,
             gates=plan.gates,
+            pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
+            prepares=given.prepares,
         ),
     }
     if with_docker:
-        found["docker"] = node_software.docker(repositories, system)
+        found["docker"] = node_software.docker(repositories, system, _docker_users(given), community=community)
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
+    elif for_people:
+        found["docker"] = Spec(members={"docker": _docker_users(given)})
     return found
 
 
+def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
+    """Docker for people, on a machine that is not meant to be a node. Installed packages stay those that they are."""
+    if runtime != _DOCKER:
+        return {}
+    system = given.facts["os"]
+    installed = _DOCKER in runtimes_of(given.facts)
+    community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
+    repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
+    docker = node_software.docker(repositories, system, _docker_users(given), community=community)
+    # containerd is a dependency of Docker's packages, and pulls images from mirrors.
+    mirrors = node_software.registry_hosts(given.settings["gpunodes_image_mirrors"])
+    return {
+        "docker": replace(
+            docker,
+            # People who installed Docker themselves also upgrade it.
+            packages=tuple(replace(package, hold=not installed) for package in docker.packages),
+            files=mirrors,
+            directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
+            services=(Service("containerd"), *docker.services),
+        )
+    }
+
+
+def _docker_users(given: Given) -> Sequence[str]:
+    """The members of the group docker."""
+    return [str(name) for name in given.settings["gpunodes_docker_users"] or ()]
+
+
 def _from_docker(given: Given) -> bool:
-    """Whether containerd, and Docker, come from Docker's package source."""
+    """Whether containerd, and Docker, come from Docker's package source.
+
+    Without a setting an installed containerd.io stays: the distribution's containerd would remove it and Docker.
+    """
     source = given.settings["gpunodes_containerd_source"]
+    if not source and is_installed(given.facts, "containerd.io"):
+        return True
     system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
     return bool(source == "docker" or (not source and system in given.docker_systems))

@@ -14,10 +14,21 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, tables
+from gpunodes.planner import gates, systems, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
-from gpunodes.planner.gpu_case import Case, Row, branches, cite, fill, gpus_of, is_gpu, number, version_of
+from gpunodes.planner.gpu_case import (
+    Case,
+    Row,
+    branches,
+    cite,
+    expected_gpus,
+    fill,
+    gpus_of,
+    is_gpu,
+    number,
+    version_of,
+)
 from gpunodes.planner.gpu_installed import reboot
 from gpunodes.planner.gpu_model import (
     Facts,
@@ -58,7 +69,7 @@ def plan(machine: str, facts: Facts, requested: RequestedSoftware) -> Plan | tup
 
     ``facts`` is what the module ``host_facts`` returns.
     """
-    case = Case(machine, facts, requested)
+    case = Case(machine, systems.treated(facts, unsupported=requested.unsupported_os), requested)
     feature_gates = _gates(case)
     cri_dockerd = _runtime(case)
     if not case.gpus:
@@ -99,6 +110,7 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
         runtime=str(settings["gpunodes_runtime"]),
         source=str(settings["gpunodes_driver_source"] or ""),
         gates=dict(requested),
+        unsupported_os=bool(settings.get("gpunodes_unsupported_os")),
     )
 
 
@@ -229,6 +241,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     return Plan(
         case.machine,
         gpus=case.gpus,
+        expected=bool(expected_gpus(case.facts)),
         generations=tuple(row["name"] for row in case.generations),
         flavour=flavour,
         branch=branch,

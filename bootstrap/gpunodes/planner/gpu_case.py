@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.planner import tables
+from gpunodes.planner import systems, tables
 from gpunodes.planner.gpu_model import SOURCES, Facts, Gpu, Reason, RequestedSoftware
 
 Row = Mapping[str, Any]
@@ -30,7 +30,7 @@ class Case:
         self.reasons: list[Reason] = []
         os = facts.get("os") or {}
         self.id = str(os.get("id") or "")
-        self.system = system_of(self.id, str(os.get("version") or ""))
+        self.system = _system_of(os)
         self.gpus = gpus_of(facts)
         self.generations = [row for row in tables.read("drivers")["generation"] if self.has(row["name"])]
 
@@ -74,17 +74,25 @@ class Case:
 
 
 def gpus_of(facts: Facts) -> tuple[Gpu, ...]:
-    """The GPUs of a machine, without those that it passes through to virtual machines."""
+    """The GPUs of a machine, without those that it passes through to virtual machines.
+
+    A machine without GPUs has those that are expected in the machines that will boot a copy of its disk, if any.
+    """
+    if ids := expected_gpus(facts):
+        return tuple(_gpu({"address": "", "device": device}) for device in ids)
     functions = (facts.get("gpu") or {}).get("functions") or ()
     return tuple(_gpu(function) for function in functions if is_gpu(function) and function.get("driver") != "vfio-pci")
 
 
-def system_of(id_: str, version: str) -> str | None:
+def expected_gpus(facts: Facts) -> tuple[str, ...]:
+    """PCI device ids of GPUs that this machine has not, and that copies of its disk will find."""
+    return tuple((facts.get("gpu") or {}).get("expected") or ())
+
+
+def _system_of(system: Row) -> str | None:
     """The name of a system in the tables (``debian 13``; ``rhel 9`` for 9.4), None for an unknown one."""
-    for row in tables.read("systems")["system"]:
-        if id_ == row["id"] and (version == row["version"] or version.startswith(row["version"] + ".")):
-            return f"{row['id']} {row['version']}"
-    return None
+    row = systems.known(system)
+    return f"{row['id']} {row['version']}" if row else None
 
 
 def title_of(system: str | None) -> str:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.planner.gpu_case import Case, Row, installed_driver
-from gpunodes.planner.gpu_model import Flavour, Source
+from gpunodes.planner.gpu_model import Facts, Flavour, Source
+
+RUNTIMES = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io", "docker-ce"}}
+"""The packages of each container runtime."""
+
+
+def runtimes_of(facts: Facts) -> list[str]:
+    """The container runtimes on a machine, by its packages."""
+    return [name for name, packages in RUNTIMES.items() if any(is_installed(facts, package) for package in packages)]
+
+
+def is_installed(facts: Facts, package: str) -> bool:
+    """Whether a package of a container runtime is installed."""
+    return bool({**facts["packages"], **(facts.get("gpu") or {}).get("runtimes", {})}.get(package))
 
 
 def installed_from(case: Case) -> tuple[Source, str, Flavour | None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -68,6 +68,12 @@ class RequestedSoftware:
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
+    unsupported_os: bool = False
+    """A system that no row knows is treated as the nearest one."""
+
+    def without_kubernetes(self) -> RequestedSoftware:
+        """The same request for a machine that is not a node."""
+        return replace(self, kubernetes_version="", gates={})
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -78,6 +84,7 @@ class RequestedSoftware:
             "gpunodes_cudnn_version": self.cudnn,
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
+            "gpunodes_unsupported_os": self.unsupported_os,
         }
 
 
@@ -86,6 +93,7 @@ class Gpu:
     """A GPU on the PCI bus."""
 
     address: str
+    """Its PCI address, "" for an expected GPU."""
     device: str
     """Its PCI device id, four hexadecimal digits."""
     product: str
@@ -122,6 +130,8 @@ class Plan:
 
     machine: str
     gpus: tuple[Gpu, ...] = ()
+    expected: bool = False
+    """Whether its GPUs are only expected: in machines that will boot a copy of this machine's disk."""
     generations: tuple[str, ...] = ()
     flavour: Flavour | None = None
     branch: str = ""

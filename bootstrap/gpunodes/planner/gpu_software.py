@@ -88,8 +88,9 @@ def _driver(packages: Spec, plan: Plan, kernel: str) -> Spec:
         files=files,
         # Data of DKMS, including its signing key.
         directories=("/var/lib/dkms", f"/lib/modules/{kernel}/updates"),
-        driver=Driver(modules, conflicting),
-        services=tuple(map(Service, services(plan))),
+        driver=Driver(modules, conflicting, loaded=not plan.expected),
+        # Without a GPU these do not start.
+        services=tuple(Service(name, started=not plan.expected) for name in services(plan)),
     )
 
 
@@ -114,6 +115,42 @@ _REQUESTS = Generated(
         "--set=accept-nvidia-visible-devices-as-volume-mounts=true",
     ),
 )
+# Docker before 29.2 passes `docker run --gpus` on as that variable, and adds NVIDIA's hook. Neither images nor pods can
+# add a hook, so the variable counts in containers with the hook only. In JSON a text contains no quotes without a
+# backslash, so no name or variable of a container can look like a hook.
+# Source: github.com/moby/moby, daemon/nvidia_linux.go of 26.1 and daemon/devices_nvidia_linux.go of 29.2.
+_DOCKER_REQUESTS = Generated(
+    "/etc/nvidia-container-runtime/gpunodes-docker.toml",
+    (
+        "nvidia-ctk",
+        "config",
+        "--config-file=%i",
+        "--output=%o",
+        "--set=accept-nvidia-visible-devices-envvar-when-unprivileged=true",
+    ),
+    input=_REQUESTS.path,
+    when_exists=_REQUESTS.path,
+)
+_DOCKER_RUNTIME = File(
+    "/usr/local/libexec/gpunodes/nvidia-container-runtime",
+    f"""\
+#!/bin/sh
+# Managed by gpunodes. Docker starts containers with it: NVIDIA's runtime, which gives a container the GPUs of
+# `docker run --gpus`, and none because of a variable that its image sets.
+bundle=. previous=
+for argument; do
+    case $previous in --bundle | -b) bundle=$argument ;; esac
+    case $argument in --bundle=*) bundle=${{argument#--bundle=}} ;; esac
+    previous=$argument
+done
+if grep -qs '"path":"[^"]*/nvidia-container-runtime-hook","args":\\[' "$bundle/config.json"; then
+    NVIDIA_CTK_CONFIG_FILE_PATH={_DOCKER_REQUESTS.path}
+    export NVIDIA_CTK_CONFIG_FILE_PATH
+fi
+exec /usr/bin/nvidia-container-runtime "$@"
+""",
+    mode="0755",
+)
 _CONFIGURE = ("nvidia-ctk", "runtime", "configure")
 _CONFIGURATION = {
     # In containerd 1.x a drop-in's section replaces the whole section of config.toml: nvidia-ctk starts from a copy of
@@ -135,7 +172,14 @@ _CONFIGURATION = {
     # containers without a GPU.
     "docker": Generated(
         "/etc/docker/daemon.json",
-        (*_CONFIGURE, "--runtime=docker", "--config=%o", "--nvidia-set-as-default", "--cdi.enabled"),
+        (
+            *_CONFIGURE,
+            "--runtime=docker",
+            "--config=%o",
+            f"--nvidia-runtime-path={_DOCKER_RUNTIME.path}",
+            "--nvidia-set-as-default",
+            "--cdi.enabled",
+        ),
         # The client, because Debian installs the daemon in /usr/sbin.
         when_exists="/usr/bin/docker",
     ),
@@ -146,15 +190,19 @@ def _container_toolkit(packages: Spec, plan: Plan, runtimes: Sequence[str]) -> S
     return replace(
         packages,
         holds=plan.hold,
-        files=(_UDEV,),
-        generated=(_REQUESTS, *(_CONFIGURATION[name] for name in runtimes)),
+        files=(_UDEV, *((_DOCKER_RUNTIME,) if "docker" in runtimes else ())),
+        generated=(
+            _REQUESTS,
+            *((_DOCKER_REQUESTS,) if "docker" in runtimes else ()),
+            *(_CONFIGURATION[name] for name in runtimes),
+        ),
         directories=(
             "/etc/containerd/conf.d",
             "/etc/nvidia-container-runtime",
             "/etc/nvidia-container-toolkit",
             "/run/cdi",
         ),
-        devices=True,
+        devices=not plan.expected,
         services=tuple(map(Service, runtimes)),
     )
 

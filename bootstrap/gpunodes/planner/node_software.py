@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import File, Repository, Service, Spec
@@ -22,7 +23,31 @@ KERNEL = Spec(
         "net.ipv4.ip_forward": "1",
     },
     swap_off=True,
+    # Each containerd-shim, kubelet and many programs in pods hold inotify instances and watches of root: with the
+    # kernel's 128 instances pods fail with "too many open files". Sources: kind.sigs.k8s.io, "Known Issues" (watches,
+    # and at least 512 instances); github.com/k3s-io/k3s, issues 10020 and 10325 (the shims; 256 instances are too few).
+    # An instance costs memory only while it is open.
+    # kernel.pid_max: the kernel's maximum, which systemd sets on 64 bits, too (sysctl.d/50-pid-max.conf); without it
+    # some systems have 32768. Source: kubernetes.io, "Process ID Limits And Reservations".
+    raised={
+        "fs.inotify.max_user_instances": "8192",
+        "fs.inotify.max_user_watches": "524288",
+        "kernel.pid_max": "4194304",
+    },
 )
+
+
+def node(time: Spec, moved: Mapping[str, str], data_directory: str) -> Spec:
+    """The kernel of a node, its time service, and where the data of its services is."""
+    return replace(
+        time,
+        modules=KERNEL.modules,
+        sysctls=KERNEL.sysctls,
+        raised=KERNEL.raised,
+        swap_off=KERNEL.swap_off,
+        moved=moved,
+        data_directory=data_directory,
+    )
 
 
 def sandbox(minor: str) -> str:
@@ -85,11 +110,23 @@ imports = ["/etc/containerd/conf.d/*.toml"]
 """
 
 
+# containerd creates /etc/cni at its first start, regardless of its configuration.
+CONTAINERD_FOLDERS = ("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd")
+
+
 def containerd(
-    repositories: Sequence[Repository], sandbox_image: str, mirrors: Mapping[str, str], images: Sequence[str]
+    repositories: Sequence[Repository],
+    sandbox_image: str,
+    mirrors: Mapping[str, str],
+    images: Sequence[str],
+    *,
+    community: bool,
 ) -> Spec:
-    """containerd 1.7 or 2.x from ``repositories`` (none: the distribution); it pulls ``images`` in the background."""
-    package = "containerd.io" if repositories else "containerd"
+    """containerd 1.7 or 2.x: containerd.io with ``community``, else the distribution's.
+
+    It pulls ``images`` in the background.
+    """
+    package = "containerd.io" if community else "containerd"
     contents = {"1.[67].*": _CONFIG_V2, "2.*": _CONFIG_V3}
     config = File(
         path="/etc/containerd/config.toml",
@@ -99,15 +136,14 @@ def containerd(
     return Spec(
         repositories=repositories,
         packages=(RequestedPackage(package, hold=True),),
-        files=(config, *_registry_hosts(mirrors)),
-        # containerd creates /etc/cni at its first start, regardless of its configuration.
-        directories=("/etc/cni", "/etc/containerd", "/opt/containerd", "/run/containerd", "/var/lib/containerd"),
-        services=(Service("containerd"),),
+        files=(config, *registry_hosts(mirrors)),
+        directories=CONTAINERD_FOLDERS,
+        services=(Service("containerd", proxied=True),),
         images=images,
     )
 
 
-def _registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
+def registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
     """containerd's hosts.toml for every mirrored registry (containerd, docs/hosts.md)."""
     servers = {"docker.io": "registry-1.docker.io"}
     return [
@@ -124,21 +160,27 @@ def _registry_hosts(mirrors: Mapping[str, str]) -> list[File]:
 # Docker
 
 
-def docker(repositories: Sequence[Repository], system: Mapping[str, Any]) -> Spec:
-    """Docker's engine from ``repositories`` (none: the distribution). It uses the machine's containerd.
+def docker(
+    repositories: Sequence[Repository], system: Mapping[str, Any], users: Sequence[str], *, community: bool
+) -> Spec:
+    """Docker's engine: docker-ce with ``community``, else the distribution's. It uses the machine's containerd.
 
-    It needs no /etc/docker/daemon.json: with cgroup v2 Docker uses the systemd cgroup driver by default.
+    ``users`` are members of the group docker. It needs no /etc/docker/daemon.json: with cgroup v2 Docker uses the
+    systemd cgroup driver by default.
     """
     # Since Debian 13 the client is a separate package.
     split = system["id"] == "debian" and version_of(major_of(system)) >= (13,)
     distribution = ("docker.io", "docker-cli") if split else ("docker.io",)
-    names = ("docker-ce", "docker-ce-cli") if repositories else distribution
+    names = ("docker-ce", "docker-ce-cli") if community else distribution
     return Spec(
         repositories=repositories,
         packages=tuple(RequestedPackage(name, hold=True) for name in names),
         groups=("docker",),
+        members={"docker": users},
+        # Docker sets the policy DROP when it switches forwarding on, as long as Kubernetes has not done so before.
+        forwards=True,
         directories=("/etc/docker", "/var/lib/docker", "/run/docker"),
-        services=(Service("docker"),),
+        services=(Service("docker", proxied=True),),
     )
 
 
@@ -199,27 +241,36 @@ def kubernetes(
     kubectl: bool,
     socket: str,
     gates: Mapping[str, bool],
+    pod_pids_limit: int,
     images: Sequence[str],
+    prepares: bool = False,
 ) -> Spec:
     """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
 
     ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
-    refuses it. containerd pulls ``images`` in the background, with ``{kubelet}`` replaced by the kubelet's version.
+    refuses it. A pod may have ``pod_pids_limit`` processes, -1 for any number. containerd pulls ``images`` in the
+    background, with ``{kubelet}`` replaced by the kubelet's version.
+    If the machine only ``prepares``, its kubelet is off: without a configuration it would fail every ten seconds.
     """
     pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
     names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
     crictl = f"# Managed by gpunodes.\nruntime-endpoint: {socket}\nimage-endpoint: {socket}\n"
-    gate_files = _gate_files(gates)
+    own, unused = _kubelet_files(gates, pod_pids_limit)
     return Spec(
         repositories=(repository,),
         packages=(
             *(RequestedPackage(name, pattern, hold=True) for name in names),
             *(RequestedPackage(name) for name in _TOOLS[package_manager]),
         ),
-        files=(File("/etc/crictl.yaml", crictl), _ORDER, *(gate_files if gates else ())),
-        absent=() if gates else tuple(file.path for file in gate_files),
+        files=(File("/etc/crictl.yaml", crictl), _ORDER, *own),
+        absent=unused,
         directories=_DIRECTORIES,
-        services=(Service("kubelet", when_exists="/var/lib/kubelet/config.yaml"),),
+        # The kubelet calls only the API server; the plugins that it starts for credentials of registries inherit this.
+        services=(
+            Service("kubelet", off=True)
+            if prepares
+            else Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),
+        ),
         images=images,
     )
 
@@ -229,25 +280,28 @@ def is_exact(version: str) -> bool:
     return version.count(".") == 2  # noqa: PLR2004 - major, minor and patch
 
 
-def _gate_files(gates: Mapping[str, bool]) -> tuple[File, File]:
-    """All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node only.
+def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequence[File], Sequence[str]]:
+    """The kubelet's configuration of this node only, and the paths of files that it does not need.
 
+    All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node.
     Source: kubernetes.io, "Set Kubelet Parameters Via A Configuration File" (--config-dir, from 1.30 on).
     """
-    config = {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "featureGates": dict(gates),
+    folder = "/etc/gpunodes/kubelet.conf.d"
+    wanted: dict[str, dict[str, Any]] = {
+        f"{folder}/10-feature-gates.conf": {"featureGates": dict(gates)} if gates else {},
+        f"{folder}/10-pod-pids-limit.conf": {"podPidsLimit": pod_pids_limit} if pod_pids_limit >= 0 else {},
     }
-    return (
-        File(
-            "/etc/gpunodes/kubelet.conf.d/10-feature-gates.conf",
-            json.dumps(config, sort_keys=True) + "\n",
-        ),
-        File(
-            "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
-            "# Managed by gpunodes.\n[Service]\n"
-            'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
-            '--config-dir=/etc/gpunodes/kubelet.conf.d"\n',
-        ),
+    kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    files = [
+        File(path, json.dumps({**kind, **content}, sort_keys=True) + "\n")
+        for path, content in wanted.items()
+        if content
+    ]
+    unit = File(
+        "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
+        "# Managed by gpunodes.\n[Service]\n"
+        'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
+        f'--config-dir={folder}"\n',
     )
+    unused = [path for path, content in wanted.items() if not content]
+    return ([*files, unit], unused) if files else ([], [*unused, unit.path])

@@ -27,7 +27,7 @@ def kubernetes(settings: SourceSettings, minor: str, package_format: str) -> Rep
 
 
 def docker(settings: SourceSettings, system: Mapping[str, Any]) -> Repository:
-    """Docker's source, which has containerd too, for an operating system; the RHEL 9 family shares one."""
+    """Docker's source, which has containerd too, for an operating system; the RHEL family shares one."""
     given, public = settings["docker"], tables.read("sources")["docker"]
     row = public["systems"].get(system["id"]) or public["systems"]["rhel"]
     path = row["path"].replace("{release}", major_of(system))
@@ -86,6 +86,13 @@ def _nvidia(name: str, facts: Facts, given: Mapping[str, str]) -> Repository:
         known = row if "fingerprint" in row else _key_of(row["key"], facts["os"])
         key = known["key"] if "key" in known else url + known["file"]
         fingerprint = fingerprint or known["fingerprint"]
+        if not fingerprint:
+            raise WrongInput(
+                f"the fingerprint of NVIDIA's key for {facts['os']['name'] or facts['os']['id']} is unknown",
+                "a key that is checked",
+                "set gpunodes_nvidia_packages_fingerprint to the one that NVIDIA publishes, or "
+                "gpunodes_nvidia_packages_key to a key of your own",
+            )
     for placeholder, value in placeholders(facts["os"], facts["arch"]).items():
         url, key = url.replace(placeholder, value), key if "BEGIN" in key else key.replace(placeholder, value)
     return Repository(name, url, key, fingerprint)

@@ -6,49 +6,29 @@ Pure: facts (the result of the module ``host_facts``) and requirements in, findi
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.identity.matcher import Matcher
-from gpunodes.identity.model import described, reported
-from gpunodes.identity.values import same_uuid
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import gates, gpu, tables, versions
+from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, systems, tables, versions
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.membership import membership
+from gpunodes.planner.shared_identities import own_nodes, shared
 
 Facts = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """A node or a future node: its facts, or why there are none."""
+class Concerns(Enum):
+    """What a check is about."""
 
-    name: str
-    role: Role
-    facts: Facts | None
-    unreachable: str = ""
-    """Why its facts could not be read."""
-    read_at: float | None = None
-    """The controller's clock when the facts arrived, in seconds since 1970; None if it is unknown."""
-    requested: gpu.RequestedSoftware = field(default_factory=lambda: gpu.RequestedSoftware(""))
-    """The software that its settings request; the Kubernetes version is that of `ClusterRequirements`."""
-    address: str = ""
-    """Its address in the inventory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRequirements:
-    """The cluster that the machines are for."""
-
-    kubernetes: str
-    """Minor or exact version."""
-    ca_hash: str | None = None
-    """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
-    nodes: Sequence[Mapping[str, Any]] = ()
-    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
+    MACHINES = "all machines"
+    NODES = "machines that are or become nodes, now or after they were prepared"
+    JOINING = "machines that are nodes or join now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +39,23 @@ class Check:
     title: str
     run: Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]]
     severity: Severity = Severity.ERROR
+    concerns: Concerns = Concerns.MACHINES
 
-
-def requirements_of(cluster: Mapping[str, Any] | None, kubernetes: str) -> ClusterRequirements:
-    """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
-    cluster = cluster or {}
-    return ClusterRequirements(
-        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
-        ca_hash=cluster.get("ca_hash"),
-        nodes=cluster.get("nodes", ()),
-    )
+    def applies(self, candidate: MachineFacts, requirements: ClusterRequirements) -> bool:
+        """Whether it concerns this machine."""
+        if self.concerns is Concerns.MACHINES:
+            return True
+        prepares = requirements.prepares and self.concerns is Concerns.JOINING
+        return candidate.role is not Role.GPU_HOST and not prepares
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
     """Every problem of every machine, in the order of the machines."""
     findings = []
-    shared = _shared(candidates, requirements)
+    own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
+    candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
+    requirements = replace(requirements, addresses=_addresses(candidates, requirements))
+    same = {} if requirements.prepares else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -85,19 +66,37 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         findings += [
             PreflightFinding(candidate.name, check.name, problem, check.severity)
             for check in CHECKS
+            if check.applies(candidate, requirements)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
-        findings += shared.get(candidate.name, [])
+        findings += same.get(candidate.name, [])
     return findings
 
 
-def _system(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
+    found = {str(node["name"]): str(node.get("address", "")) for node in requirements.nodes}
+    own = {each.name: str((each.facts or {}).get("default_address") or each.address) for each in candidates}
+    return {name: address for name, address in {**found, **own}.items() if address}
+
+
+def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
     os = facts["os"]
-    rows = [row for row in tables.read("systems")["system"] if row["id"] == os["id"]]
-    version = str(os["version"] or "")
-    if not any(version == row["version"] or version.startswith(row["version"] + ".") for row in rows):
-        known = ", ".join(row["title"] for row in tables.read("systems")["system"])
-        yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {known}", "install one of these")
+    row = systems.nearest(os)
+    if systems.known(os) is None and not (row and candidate.requested.unsupported_os):
+        titles = ", ".join(each["title"] for each in tables.read("systems")["system"])
+        remedy = f", or use --unsupported-os, which treats it as {row['title']}" if row else ""
+        yield Problem(f"{os['name'] or os['id']} is not supported", f"one of {titles}", f"install one of these{remedy}")
+
+
+def _treated(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    os = facts["os"]
+    row = systems.nearest(os) if candidate.requested.unsupported_os else None
+    if row and systems.known(os) is None:
+        yield Problem(
+            f"{os['name'] or os['id']} is not supported, and is treated as {row['title']} (gpunodes_unsupported_os)",
+            "a supported system",
+            "packages for another release may not install or work: try it on a machine that you can reinstall",
+        )
 
 
 def _architecture(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -132,15 +131,16 @@ def _memory(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> It
         )
 
 
-def _disk(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    least = tables.read("limits")["disk_mib"]
-    # A node in a cluster has already used the space that it needs, for its images.
-    if facts["disk_free_mib"] < least and not facts["kubernetes"]["role"]:
-        yield Problem(
-            f"{facts['disk_free_mib']} MiB are free below /var/lib",
-            f"at least {least} MiB",
-            "free some space, or mount a larger disk at /var/lib",
-        )
+def _disk(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    planned = _planned(candidate, facts, requirements)
+    # Without a plan for the GPUs, which has its own findings, the rest still needs its space.
+    plan = planned if isinstance(planned, gpu.Plan) else gpu.Plan(candidate.name)
+    yield from space.problems(facts, candidate.role, plan, candidate.requested)
+
+
+def _data_directory(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    if problem := facts["data_directory"]["problem"]:
+        yield Problem(problem["found"], problem["wanted"], problem["remedy"])
 
 
 def _cgroup(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
@@ -174,30 +174,11 @@ def _hostname(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterato
 
 
 def _clock(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
-    limit = tables.read("limits")["clock_skew_s"]
-    if candidate.read_at is None:
-        return
-    skew = facts["time"] - candidate.read_at
-    if abs(skew) > limit:
-        direction = "ahead of" if skew > 0 else "behind"
-        yield Problem(
-            f"its clock is {abs(skew):.0f} s {direction} the controller's",
-            f"at most {limit} s",
-            "set it, and run a time service on the machine",
-        )
+    yield from clocks.disagreement(facts, candidate.asked_at, candidate.read_at)
 
 
-def _ports(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
-    if facts["kubernetes"]["role"]:
-        return  # Kubernetes itself listens on them
-    taken = sorted(set(tables.read("limits")[candidate.role.value]["ports"]) & set(facts["listening"]))
-    if taken:
-        ports = ", ".join(map(str, taken))
-        yield Problem(
-            f"another program listens on port {ports}",
-            "free ports",
-            f"find it with `ss -ltnp 'sport = :{taken[0]}'` and stop it",
-        )
+def _time(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    yield from clocks.unattended(facts, candidate.asked_at, candidate.read_at, candidate.time_service)
 
 
 def _modules(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
@@ -214,7 +195,14 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
     planned = _planned(candidate, facts, requirements)
     packages = planned.packages if isinstance(planned, gpu.Plan) else ()
     unused = {source.value for source in gpu.Source} - {package.source.value for package in packages}
+    treated = candidate.requested.unsupported_os and systems.known(facts["os"]) is None
+    if candidate.role is Role.GPU_HOST:
+        # Kubernetes' sources do not concern it, and others only as far as its runtime comes from them.
+        known = {source["name"] for source in facts["sources"]}
+        unused |= known - _NAMES_OF_SOURCES - ({"docker"} if candidate.requested.runtime == "docker" else set())
     for source in facts["sources"]:
+        if treated and not source["name"].startswith("images of "):
+            continue  # the machine checked the addresses for its own system, not for the one that it is treated as
         # An installed driver, or one from another source, does not need NVIDIA's source.
         if not source["ok"] and source["name"] not in unused:
             yield Problem(
@@ -224,9 +212,28 @@ def _sources(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
             )
 
 
+def _proxies(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    for proxy in facts.get("proxies", ()):
+        yield Problem(
+            f"the proxy {proxy['url']} cannot be used: {proxy['error']}",
+            "a proxy that the machine reaches, with credentials that it accepts",
+            "correct gpunodes_http_proxy and gpunodes_https_proxy, or start the proxy",
+        )
+
+
 def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     own = facts["kubernetes"]
+    if requirements.prepares:
+        yield from filter(None, [membership(candidate.name, facts)])
+        return
     if not own["role"]:
+        return
+    if candidate.role is Role.GPU_HOST:
+        yield Problem(
+            f"it is a node of a cluster ({own['server']})",
+            "a machine of no cluster: it is in the group gpu_hosts",
+            f"move it to the group workers of the cluster's inventory, or run `gpunodes remove {candidate.name}` there",
+        )
         return
     if requirements.ca_hash and own["ca_hash"] and own["ca_hash"] != requirements.ca_hash:
         yield Problem(
@@ -243,16 +250,29 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
         )
 
 
-def _runtime(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
-    own = _node_names([candidate], requirements)
-    for node in requirements.nodes:
-        # A node with Docker keeps Docker, also if a later run does not request it.
-        if node["name"] in own and node.get("runtime") == "containerd" and candidate.requested.runtime == "docker":
-            yield Problem(
-                "its node uses the runtime containerd",
-                "docker, as requested: a node keeps the runtime with which it joined",
-                f"run `gpunodes remove {candidate.name}`, then join it again",
-            )
+def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    # A node with Docker keeps Docker, also if a later run does not request it.
+    if candidate.node.get("runtime") == "containerd" and candidate.requested.runtime == "docker":
+        yield Problem(
+            "its node uses the runtime containerd",
+            "docker, as requested: a node keeps the runtime with which it joined",
+            f"run `gpunodes remove {candidate.name}`, then join it again",
+        )
+
+
+def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    if requirements.joins:
+        yield from node_address.problems(_node_addresses(candidate), requirements.nodes)
+
+
+def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
+    yield from node_address.lost(_node_addresses(candidate))
+
+
+def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
+    return node_address.Addresses(
+        candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
+    )
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
@@ -278,6 +298,8 @@ def _gates(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements)
 
 def _planned(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> gpu.Plan | Sequence[Problem]:
     """The GPU plan of the machine; feature gates have their own check."""
+    if candidate.role is Role.GPU_HOST:
+        return gpu.plan(candidate.name, facts, candidate.requested.without_kubernetes())
     requested = replace(candidate.requested, kubernetes_version=requirements.kubernetes, gates={})
     return gpu.plan(candidate.name, facts, requested)
 
@@ -295,75 +317,62 @@ def _gpu_warnings(candidate: MachineFacts, facts: Facts, requirements: ClusterRe
             yield Problem(warning, "no warnings", f"see `gpunodes gpu plan {candidate.name}`")
 
 
+def _network(
+    find: Callable[[network_checks.Case], Iterator[Problem]],
+    candidate: MachineFacts,
+    facts: Facts,
+    requirements: ClusterRequirements,
+) -> Iterator[Problem]:
+    """A check of the network; each machine is checked against the addresses of all others."""
+    others = {name: address for name, address in requirements.addresses.items() if name != candidate.name}
+    in_cluster = bool(requirements.ca_hash)
+    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster))
+
+
 CHECKS: Sequence[Check] = (
     Check("os", "the operating system and its release are supported", _system),
+    Check("os", "no system is treated as another one (--unsupported-os)", _treated, Severity.WARNING),
     Check("arch", "Kubernetes supports the architecture", _architecture),
     Check("python", "Python is new enough for gpunodes' Ansible modules", _python),
-    Check("cpus", "enough CPUs for the machine's role", _cpus),
-    Check("memory", "enough memory for the machine's role", _memory),
-    Check("disk", "enough free disk below /var/lib", _disk),
-    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup),
-    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING),
-    Check("hostname", "the host name is valid as a node's name", _hostname),
+    Check("cpus", "enough CPUs for the machine's role", _cpus, concerns=Concerns.JOINING),
+    Check("memory", "enough memory for the machine's role", _memory, concerns=Concerns.JOINING),
+    Check("disk", "enough free space for what is installed and pulled, on each file system", _disk),
+    Check("data_directory", "gpunodes_data_directory can be used, and no data would have to move", _data_directory),
+    Check("cgroup", "the Kubernetes version supports the cgroup version", _cgroup, concerns=Concerns.NODES),
+    Check("swap", "swap is off; gpunodes turns it off if it is on", _swap, Severity.WARNING, concerns=Concerns.NODES),
+    Check("hostname", "the host name is valid as a node's name", _hostname, concerns=Concerns.JOINING),
     Check("clock", "the clock agrees with the controller's", _clock),
-    Check("ports", "the ports of the role are free", _ports),
-    Check("modules", "the kernel has the modules for the pod network", _modules),
+    *(
+        Check(name, title, partial(_network, find), severity, concerns=Concerns.JOINING)
+        for name, title, find, severity in network_checks.CHECKS
+    ),
+    Check("time", "a time service runs, and the clock is synchronised", _time, Severity.WARNING),
+    Check("modules", "the kernel has the modules for the pod network", _modules, concerns=Concerns.NODES),
+    Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
-    Check("runtime", "an existing node uses the requested container runtime", _runtime),
-    Check("version", "no other Kubernetes version is installed", _version),
-    Check("gates", "the kubelet of this version accepts the feature gates", _gates),
+    Check("runtime", "an existing node uses the requested container runtime", _runtime, concerns=Concerns.NODES),
+    Check(
+        "address",
+        "the machine has the address that its settings request, and keeps it in its cluster",
+        _address,
+        concerns=Concerns.NODES,
+    ),
+    Check(
+        "address",
+        "a node's machine still has the address with which it joined",
+        _lost_address,
+        Severity.WARNING,
+        concerns=Concerns.NODES,
+    ),
+    Check("version", "no other Kubernetes version is installed", _version, concerns=Concerns.NODES),
+    Check("gates", "the kubelet of this version accepts the feature gates", _gates, concerns=Concerns.NODES),
     Check("gpu", "driver, CUDA and runtime are compatible with the GPUs, the kernel and each other", _gpu),
     Check("gpu", "nothing in the plan for the GPUs needs a warning", _gpu_warnings, Severity.WARNING),
 )
 
-# Identities that must be unique in a cluster. Source: kubernetes.io, "Verify the MAC address and product_uuid".
-_UNIQUE = {
-    "hostname": "set another with `hostnamectl set-hostname NAME`",
-    "machine_id": "the disk was copied: remove /etc/machine-id, run `systemd-machine-id-setup`, reboot",
-    "product_uuid": "the virtual machine was copied: give it its own UUID in the hypervisor",
-}
-
-
-def _shared(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, list[PreflightFinding]]:
-    """Identities that machines share with each other or with nodes of the cluster, by machine."""
-    found: dict[str, list[PreflightFinding]] = defaultdict(list)
-    known = [candidate for candidate in candidates if candidate.facts]
-    own = _node_names(known, requirements)
-    other_nodes = [node for node in requirements.nodes if node["name"] not in own]
-    for key, remedy in _UNIQUE.items():
-        owners: dict[str, list[str]] = defaultdict(list)
-        for candidate in known:
-            if candidate.facts and (value := candidate.facts.get(key)):
-                owners[str(value).lower()].append(candidate.name)
-        for node in other_nodes:
-            if value := node.get("name" if key == "hostname" else key):
-                owners[value.lower()].append(f"node {node['name']}")
-        for value, names in owners.items():
-            # Vendors write placeholders into boards without a UUID; `same_uuid` never accepts these as equal.
-            is_identity = key != "product_uuid" or same_uuid(value, value)
-            if len(names) > 1 and is_identity:
-                for name in names:
-                    others = ", ".join(other for other in names if other != name)
-                    title = key.replace("_", " ")
-                    delete = "; or delete that node, if its machine no longer exists or was reinstalled"
-                    what = f"{remedy}{delete if 'node ' in others else ''}"
-                    fact = f"its {title} {value} is the same as that of {others}"
-                    found[name].append(PreflightFinding(name, key, Problem(fact, f"a unique {title}", what)))
-    return found
-
-
-def _node_names(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> set[str]:
-    """The names of the machines' nodes: those in the cluster, and those that rejoin after an interruption."""
-    machines = {each.name: reported(each.name, each.address, each.facts) for each in candidates}
-    matcher = Matcher([described(node) for node in requirements.nodes], machines.values())
-    found = set()
-    for candidate in candidates:
-        member = bool((candidate.facts or {})["kubernetes"]["role"])
-        find = matcher.match if member else matcher.joining
-        if node := find(machines[candidate.name]).node:
-            found.add(node.name)
-    return found
+_NAMES_OF_SOURCES = {source.value for source in gpu.Source}
+"""The names under which the machine checks sources of GPU software."""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -16,11 +16,18 @@ _PACKAGE = Pattern("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
 _PCI = Pattern("PCI address", r"[0-9A-Fa-f:.]{1,32}")
 _HEX = Pattern("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
 _ADDRESS = Pattern("IP address", r"[0-9A-Fa-f:.]{0,45}")
+_IPV4 = Pattern(
+    "IPv4 address",
+    r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
+)
 _HOST = Pattern("host name", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})?")
 # Kubernetes, "Object Names and IDs": a DNS subdomain.
 _NODE = Pattern("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _ENDPOINT = Pattern("host:port", r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _CA_HASH = Pattern("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}")
+_FOLDER = Pattern("folder", r"(/[A-Za-z0-9._-]+)+")
+_UNIT = Pattern("systemd unit", r"[A-Za-z0-9:_.\\@-]{1,200}")
+_OWN_SERVICE = Pattern("time service", r"(systemd-timesyncd|chronyd)?")
 _ROLE = one_of("control_plane", "worker")
 
 _FUNCTION = {
@@ -48,11 +55,48 @@ _GPU = {
         }
     ),
     "cuda": Optional(Named(_WORD, 100)),
+    "cudnn": Optional(Named(_VERSION, 100, _PACKAGE)),
     "toolkit": Optional(Named(_VERSION, 100, _PACKAGE)),
     "runtimes": Optional(Named(_VERSION, 100, _PACKAGE)),
     "clients": Optional(Maybe(int)),
+    "expected": Optional(Many(_HEX, 16)),
 }
-_SYSTEM = {"id": Maybe(_WORD), "version": Maybe(_VERSION), "codename": Maybe(_WORD), "name": Maybe(str)}
+# These two are part of commands in messages.
+_DEVICE = Pattern("network device's name", r"[A-Za-z0-9_.:@+-]{1,15}")
+_UNIT = Pattern("unit's name", r"[A-Za-z0-9:_.\\@-]{1,255}")
+_CIDR = Pattern("network", r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?")
+_NETWORK = {
+    "devices": Many({"name": _DEVICE, "addresses": Many(_CIDR, 1000), "udp_port": Maybe(int)}, 10_000),
+    "routes": Many(
+        {"to": _CIDR, "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"), "gateway": _ADDRESS},
+        100_000,
+    ),
+    "docker_bridge": Pattern("network", rf"({_CIDR.pattern})?"),
+}
+_SOCKET = {
+    "protocol": one_of("tcp", "udp"),
+    "address": _ADDRESS,
+    "port": int,
+    "pid": Maybe(int),
+    "program": Maybe(str),
+    "unit": Maybe(_UNIT),
+    "interface": Maybe(_DEVICE),
+}
+_FIREWALL = {
+    "name": one_of("ufw", "firewalld", "nftables", "iptables"),
+    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp))?"), 200),
+    "writable": bool,
+    "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
+}
+_WORDS = Pattern("plain words", r"[A-Za-z0-9 ._+~-]{0,300}")
+_SYSTEM = {
+    "id": Maybe(_WORD),
+    "version": Maybe(_VERSION),
+    "codename": Maybe(_WORD),
+    "name": Maybe(str),
+    "like": Optional(Maybe(_WORDS)),
+    "base": Optional(Maybe(_WORD)),
+}
 _MACHINE = {
     "os": _SYSTEM,
     "arch": _WORD,
@@ -60,7 +104,12 @@ _MACHINE = {
     "python": Pattern("version", r"[0-9]+(\.[0-9]+){1,3}"),
     "cpus": int,
     "memory_mib": int,
-    "disk_free_mib": int,
+    "disks": Many({"path": _FOLDER, "device": int, "mount": str, "free_mib": int}, 100),
+    "data_directory": {
+        "path": Pattern("folder", rf"({_FOLDER.pattern})?"),
+        "problem": Maybe({"found": str, "wanted": str, "remedy": str}),
+    },
+    "clock": {"began": float, "synchronised": Maybe(bool), "services": Many(_UNIT, 100), "own": _OWN_SERVICE},
     "cgroup": int,
     "swap": Many(str, 1000),
     "hostname": _HOST,
@@ -69,7 +118,10 @@ _MACHINE = {
     "boot_id": Maybe(str),
     "time": float,
     "default_address": Maybe(_ADDRESS),
-    "listening": Many(int, 1 << 16),
+    "addresses": Optional(Many(_IPV4, 1000)),
+    "network": Maybe(_NETWORK),
+    "sockets": Many(_SOCKET, 1000),
+    "firewalls": Many(_FIREWALL, 10),
     "modules": Named(_WORD, 100, _WORD),
     "package_manager": Maybe(one_of("apt", "dnf")),
     "packages": Named(Maybe(_VERSION), 100, _PACKAGE),
@@ -77,10 +129,12 @@ _MACHINE = {
         "role": Maybe(_ROLE),
         "ca_hash": Maybe(_CA_HASH),
         "server": Maybe(str),
+        "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
     },
     "ledger": bool,
     "gpu": _GPU,
+    "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
 }
 _CLUSTER_NODE = {

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Stage(StrEnum):
-    """The stages of a repair, in order; GIVE_UP and UNDO replace UNCORDON when the repair fails or is not needed."""
+    """The stages of a repair, in order; GIVE_UP and UNDO replace UNCORDON when the repair fails."""
 
     SCAN = "scan"
     LOCK = "lock"
@@ -24,7 +24,7 @@ class Stage(StrEnum):
     GIVE_UP = "give-up"
     """Mark the node: it needs manual repair."""
     UNDO = "undo"
-    """Restore the node's previous state: it could not be drained, or the repair is no longer needed."""
+    """Restore the node's previous state: it could not be drained."""
     RELEASE = "release"
     """Release the lock."""
     END = "end"
@@ -34,8 +34,6 @@ class RepairOutcome(StrEnum):
     """How the repair of a machine ended."""
 
     REPAIRED = "repaired"
-    NOT_NEEDED = "not-needed"
-    """It was healthy when scanned again."""
     NOT_REPAIRED = "not-repaired"
     """Its previous state was restored."""
     NEEDS_REPAIR = "needs-repair"
@@ -43,7 +41,7 @@ class RepairOutcome(StrEnum):
 
     @property
     def good(self) -> bool:
-        return self in {RepairOutcome.REPAIRED, RepairOutcome.NOT_NEEDED}
+        return self is RepairOutcome.REPAIRED
 
 
 @dataclass(frozen=True, slots=True)

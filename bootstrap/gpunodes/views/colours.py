@@ -11,7 +11,7 @@ _RED, _YELLOW, _GREEN, _DIM = "31", "33", "32", "2"
 _MEANINGS = {
     _RED: "error, failed, unreachable, not ready, not possible, hung, sick, needs-repair, not-repaired, refuse",
     _YELLOW: "hint, remedy, warning, degraded, unknown, wait, cordoned, in maintenance, expired",
-    _GREEN: "healthy, ready, ok, changed, repaired, not-needed, succeeded",
+    _GREEN: "healthy, ready, ok, changed, repaired, succeeded",
     _DIM: "skipped, not changed, nothing, no node",
 }
 _COLOURS = {word: colour for colour, words in _MEANINGS.items() for word in words.split(", ")}

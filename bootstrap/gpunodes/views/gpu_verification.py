@@ -24,6 +24,8 @@ def table(verifications: Sequence[GpuVerification]) -> str:
             messages.append(f"{each.machine}: {failed}")
         elif each.cause:
             messages.append(f"{each.machine}: {each.cause}")
+    if verifications and not messages and not any(each.gpus for each in verifications):
+        messages.append("no NVIDIA GPU is on the PCI bus of these machines: there was nothing to verify")
     return "\n".join([text.table(rows), *map(printable, messages)])
 
 

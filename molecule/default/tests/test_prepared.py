@@ -27,6 +27,12 @@ def test_kernel_settings_are_set_now_and_at_boot(host: Host) -> None:
         assert [line for line in at_boot if line.startswith(name)][-1:] == [f"{name} = 1"]
 
 
+def test_limits_of_many_pods_are_raised(host: Host) -> None:
+    least = {"fs.inotify.max_user_instances": 8192, "fs.inotify.max_user_watches": 524288, "kernel.pid_max": 4194304}
+    values = host.check_output(f"sysctl --values {' '.join(least)}").split()
+    assert all(int(value) >= limit for value, limit in zip(values, least.values(), strict=True))
+
+
 def test_swap_is_off_and_stays_off(host: Host) -> None:
     assert host.check_output("swapon --show --noheadings") == ""
     # Swap that the next boot would turn on.

@@ -94,8 +94,8 @@ def test_wrong_input_is_a_sentence(tmp_path: Path, command: str, message: str) -
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        ("health", "the group workers"),
-        ("power gpu-1 status", "the group workers"),
+        ("health", "the group workers or gpu_hosts"),
+        ("power gpu-1 status", "the group workers or gpu_hosts"),
         ("repair gpu-1", "with --without-cluster workers are enough"),
         ("uncordon gpu-1", "with --without-cluster workers are enough"),
         ("health --reboot-hung", "with --without-cluster workers are enough"),
@@ -109,7 +109,7 @@ def test_commands_for_existing_clusters_suggest_no_new_one(tmp_path: Path, comma
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: there is no inventory at inventory/hosts.yml; wanted: ")
     assert error.endswith(wanted)
-    assert hint == "hint: name it with -i, or write one as in docs/existing-cluster.md"
+    assert hint == "hint: name it with -i, or write one as in `gpunodes help --page existing-cluster`"
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,14 @@ def test_gates_of_an_unknown_version_are_wrong_input(version: str) -> None:
 
 def test_plain_ansible_judges_requested_software_too() -> None:
     facts = {**preflight_facts(), **FACTS}
-    found = preflight({"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()})
+    found = preflight(
+        {"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": defaults()}, {"gpu-1": "a"}, joins=True
+    )
     assert found == []
     requested = {**defaults(), "gpunodes_feature_gates": {"Accelerators": True}, "gpunodes_cuda_versions": ["9.9"]}
-    found = preflight({"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested})
+    found = preflight(
+        {"gpu-1": facts}, {"gpu-1": "worker"}, None, "1.36", {"gpu-1": requested}, {"gpu-1": "a"}, joins=True
+    )
     assert [line.split(": ")[1] for line in found] == ["gates", "gpu"]
 
 
@@ -146,13 +150,18 @@ def preflight_facts() -> dict[str, object]:
         "python": "3.13.5",
         "cpus": 2,
         "memory_mib": 2000,
-        "disk_free_mib": 9000,
+        "disks": [],
+        "data_directory": {"path": "", "problem": None},
+        "clock": {"began": 0, "synchronised": True, "services": ["chrony"], "own": ""},
         "cgroup": 2,
         "swap": [],
         "hostname": "gpu-1",
         "machine_id": "0a",
         "product_uuid": "1A",
-        "listening": [],
+        "network": {"devices": [], "routes": [], "docker_bridge": ""},
+        "sockets": [],
+        "firewalls": [],
+        "default_address": "10.0.0.2",
         "modules": {},
         "packages": {},
         "kubernetes": {"role": None, "ca_hash": None},

@@ -265,7 +265,7 @@ def test_the_certificate_authority_of_a_bmc(tmp_path: Path) -> None:
 def certificate(tmp_path: Path) -> Path:
     path = tmp_path / "bmc.pem"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    words += ["-days", "2", "-subj", "/CN=bmc", "-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-days", "2", "-subj", "/CN=bmc", "-addext", "subjectAltName=IP:127.0.0.1,IP:::1"]
     subprocess.run([*words, "-keyout", str(path), "-out", str(tmp_path / "cert")], check=True, capture_output=True)
     path.write_text(path.read_text() + (tmp_path / "cert").read_text())
     return path
@@ -284,6 +284,38 @@ def test_tls_is_verified_unless_the_inventory_disables_it(certificate: Path) -> 
             PowerState.OFF
         )
     server.shutdown()
+
+
+def test_a_bmc_at_an_ipv6_address(certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    orders: list[str] = []
+    server = redfish.fake("obeys", context, orders=orders, address="::1")
+    for address in (f"[::1]:{server.server_port}", f"https://[::1]:{server.server_port}"):
+        bmc = kinds.connect("gpu-1", access(address=address, user="", password="", verify=str(certificate)))
+        power.change(bmc, Order.ON, 5, 0.1)
+        power.change(bmc, Order.OFF, 5, 0.1)
+    assert orders == [redfish.RESET] * 4
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "address", ["https://2001:db8::7", "http://root:secret@2001:db8::7:8000/redfish", "https://::1/"]
+)
+def test_an_ipv6_address_without_brackets_in_a_url(address: str) -> None:
+    """Where its port begins is unclear, so it is refused before any request, without a password in the URL."""
+    with pytest.raises(
+        WrongInput, match=r"gpunodes_bmc_address of gpu-1 is a URL with the host '[0-9a-f:]+'"
+    ) as raised:
+        bmc(gpunodes_bmc_address=address)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["2001:db8::7", "https://[2001:db8::7]", "https://[::1]:8443/", "https://u:p@bmc:80"]
+)
+def test_other_addresses_are_accepted(address: str) -> None:
+    assert bmc(gpunodes_bmc_address=address).address == address
 
 
 IPMITOOL = """#!/bin/sh

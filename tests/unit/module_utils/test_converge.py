@@ -25,6 +25,8 @@ from gpunodes.ansible.module_utils.process import CommandResult
 class Packages:
     """A package manager that only notes; installing may be made to fail."""
 
+    unread = ""
+
     def __init__(self) -> None:
         self.there: dict[str, packages.PackageState] = {}
         self.calls: list[str] = []
@@ -325,6 +327,8 @@ def test_a_generated_file_is_ours_like_any_other(tmp_path: Path, monkeypatch: py
 @pytest.mark.usefixtures("machine")
 def test_versions_follow_the_package_that_they_must_equal() -> None:
     class Manager:
+        unread = ""
+
         def available(self, names: Sequence[str]) -> dict[str, list[str]]:
             return {name: ["590.44.01-1", "580.82.07-1", "580.65.06-1"] for name in names}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import facts, ledger
+from gpunodes.ansible.module_utils import facts, gpu_facts, ledger
+from gpunodes.planner import reports
 
 
 def test_os_release() -> None:
@@ -15,19 +16,13 @@ def test_os_release() -> None:
         "version": "13",
         "codename": "trixie",
         "name": "Debian GNU/Linux 13 (trixie)",
+        "like": None,
+        "base": None,
     }
 
 
 def test_memory() -> None:
     assert facts.parse_memory("MemTotal:        4018596 kB\nMemFree: 1 kB\n") == 3924
-
-
-def test_listening() -> None:
-    text = (
-        "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A 0\n"
-        "   1: 0100007F:1F90 00000000:0000 01 0\n   2: 00000000000000000000000000000000:192B 0:0 0A 0\n"
-    )
-    assert facts.parse_listening(text) == [22, 6443]
 
 
 def test_sources_are_filled_in_for_the_system() -> None:
@@ -57,3 +52,18 @@ def test_a_machine_says_that_its_join_was_interrupted(
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     ledger.Ledger(kubeadm=stage).save()
     assert facts.kubernetes()["unfinished"] is unfinished
+
+
+@pytest.mark.parametrize("directory", ["", "/nowhere", "/da ta", "/data\n[Mount]"])
+def test_the_facts_of_this_machine_have_the_shape_that_preflight_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, directory: str
+) -> None:
+    """Also with a data directory that cannot be used: that is a fact with its problem, not a failure."""
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger.json"))
+    monkeypatch.setattr(gpu_facts, "read", lambda **_: {"functions": []})
+    found = facts.read([], directory=directory)
+    assert reports.machine_problem(found) == ""
+    assert (found["data_directory"]["problem"] is None) == (directory == "")
+    assert found["data_directory"]["path"] == (directory if directory == "/nowhere" else "")
+    assert {disk["path"] for disk in found["disks"]} >= {"/usr", "/var/lib", "/var/cache", "/boot", "/tmp"}
+    assert found["clock"]["began"] <= found["time"]

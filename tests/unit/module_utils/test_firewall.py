@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from gpunodes.ansible.module_utils import firewall
+from pathlib import Path
+
+import pytest
+from gpunodes.ansible.module_utils import disk, firewall, ledger, undo
+from gpunodes.ansible.module_utils.host import kernel
+from gpunodes.ansible.module_utils.host.changes import Changes
+from gpunodes.ansible.module_utils.host.spec import Spec
 
 RULES = (
     "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:MINE - [0:0]\n"
@@ -44,3 +50,65 @@ def test_empty_tables() -> None:
     assert firewall.has_no_rules(chain + "\t}\n}\n")
     assert not firewall.has_no_rules(chain + "\t\ttcp dport 22 accept\n\t}\n}\n")
     assert not firewall.has_no_rules(chain.replace("accept", "drop") + "\t}\n}\n")
+
+
+def test_networks_of_users_go_with_docker_and_other_bridges_stay() -> None:
+    rules = (
+        "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -o br-0123456789ab -j ACCEPT\n-A FORWARD -i br-lan -j ACCEPT\n"
+        "-A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n-A FORWARD -o docker_gwbridge\n-A FORWARD -i docker01 -j MINE\n"
+    )
+    assert firewall.without(rules, firewall.DOCKER) == (
+        "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -i br-lan -j ACCEPT\n-A FORWARD -i docker01 -j MINE\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "policy"),
+    [
+        ("*filter\n:INPUT DROP [0:0]\n:FORWARD ACCEPT [1:2]\n", "ACCEPT"),
+        ("*filter\n:FORWARD DROP [1:2]\n", "DROP"),
+        ("", "ACCEPT"),
+        ("-A INPUT -m comment --comment :FORWARD DROP \n", "ACCEPT"),
+        (":FORWARD --flush [0:0]\n", "ACCEPT"),
+    ],
+)
+def test_the_policy_for_forwarded_packets(rules: str, policy: str) -> None:
+    assert firewall.parse_policy(rules) == policy
+
+
+def test_forwarding_before_docker_is_recorded_once_and_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker switches it on, and sets the policy DROP."""
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger.json"))
+    state = {"iptables": "ACCEPT", "ip6tables": "ACCEPT"}
+    monkeypatch.setattr(firewall, "forward_policies", lambda: dict(state))
+    monkeypatch.setattr(firewall, "tables", list)
+    monkeypatch.setattr(firewall, "clean", lambda *_: None)
+    changes = Changes(Spec(forwards=True))
+    monkeypatch.setattr(disk, "read", lambda _: "0\n")
+    kernel.note_forwarding(changes)
+    state["iptables"] = "DROP"
+    monkeypatch.setattr(disk, "read", lambda _: "1\n")
+    kernel.note_forwarding(changes)
+    assert changes.ledger.forward_policies == {"iptables": "ACCEPT", "ip6tables": "ACCEPT"}
+    assert changes.ledger.sysctls["net.ipv4.ip_forward"] == "0"
+    assert changes.ledger.firewall_tables == []
+
+    ran: list[list[str]] = []
+    monkeypatch.setattr(undo, "run", lambda argv, *_: ran.append(argv))
+    (tmp_path / "links").mkdir()
+    for link in ("docker0", "br-0123456789ab", "br-lan", "eth0"):
+        (tmp_path / "links" / link).touch()
+    monkeypatch.setattr(undo, "_LINKS", str(tmp_path / "links"))
+    monkeypatch.setattr(ledger, "load", lambda _: changes.ledger)
+    undoer = undo.Undoer()
+    undoer._docker()
+    assert ran == [], "a user's own Docker keeps its links and its policy"
+    changes.ledger.note_service("docker", {"enabled": False, "active": False})
+    undoer._docker()
+    assert ran == [
+        ["ip", "link", "delete", "br-0123456789ab"],
+        ["ip", "link", "delete", "docker0"],
+        ["iptables", "--policy", "FORWARD", "ACCEPT"],
+    ]

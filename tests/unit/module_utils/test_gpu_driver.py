@@ -173,22 +173,6 @@ def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> Non
     assert gpu_driver.build_problem("nvidia", "6.12.1", since=log.stat().st_mtime + 1) is None
 
 
-@pytest.mark.parametrize(
-    ("log", "error"),
-    [
-        ("x.c:1:10: fatal error: linux/x.h: No such file or directory\n", "x.c:1:10: fatal error: linux/x.h: No such"),
-        ("cc1: all warnings being treated as errors\ngcc: fatal error: Killed signal terminated\n", "gcc: fatal error"),
-        ('ERROR: modpost: "rcu_read_lock" [nvidia.ko] undefined!\n', "ERROR: modpost:"),
-        ("/tmp/x: No space left on device\nmake: *** [a] Error 1\n", "/tmp/x: No space left"),
-        ("make[1]: *** No rule to make target 'modules'.  Stop.\n", "make[1]: *** No rule"),
-        ("all is well\n", ""),
-    ],
-)
-def test_first_errors(log: str, error: str) -> None:
-    assert gpu_driver.first_error(log).startswith(error)
-    assert bool(gpu_driver.first_error(log)) == bool(error)
-
-
 def test_secure_boot_is_named(machine: Machine) -> None:
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
     with pytest.raises(MachineProblem, match="Secure Boot is on"):

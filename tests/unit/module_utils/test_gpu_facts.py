@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gpunodes.ansible.module_utils import gpu_facts
+from gpunodes.ansible.module_utils.process import CommandResult
 
 KERNEL = "6.12.48+deb13-amd64"
 DEP = f"/lib/modules/{KERNEL}/modules.dep"
@@ -263,3 +264,28 @@ def test_rpm() -> None:
     listing = "kmod-nvidia-open-dkms\t580.65.06-1.el9\tNVIDIA Corporation\nbash\t5\tRocky\n"
     found = gpu_facts.parse_rpm(listing)
     assert found == {"kmod-nvidia-open-dkms": gpu_facts.InstalledPackage("580.65.06-1.el9", "NVIDIA Corporation")}
+
+
+@pytest.mark.parametrize(
+    ("listed", "shown", "available"),
+    [(True, True, True), (True, False, False), (False, False, True)],
+)
+def test_headers_are_missing_only_if_all_lists_of_apt_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool, shown: bool, available: bool
+) -> None:
+    """gpunodes reads the lists of its own sources first: the distribution's may never have been read."""
+    (tmp_path / "own_InRelease").touch()
+    if listed:
+        # Of a source without an InRelease file.
+        (tmp_path / "debian_dists_trixie_Release").touch()
+    uris = "'http://own/InRelease' own_InRelease 0 \n'http://debian/InRelease' debian_dists_trixie_InRelease 0 \n"
+
+    def run(argv: list[str], limit_s: float) -> CommandResult:
+        assert limit_s
+        if argv == ["apt-get", "update", "--print-uris"]:
+            return CommandResult(argv, 0, uris, "")
+        return CommandResult(argv, 0 if shown else 100, "", "")
+
+    monkeypatch.setattr(gpu_facts, "_APT_LISTS", str(tmp_path))
+    monkeypatch.setattr(gpu_facts, "run", run)
+    assert gpu_facts._is_available("/", "linux-headers-6.1.0-1-amd64") is available

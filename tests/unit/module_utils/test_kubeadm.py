@@ -11,7 +11,7 @@ import pytest
 from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger
 from gpunodes.ansible.module_utils.host import services
 from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset
-from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
 from gpunodes.ansible.module_utils.process import CommandResult
 
 
@@ -21,14 +21,14 @@ def test_failed_checks_come_first() -> None:
         "\t[ERROR Port-10250]: Port 10250 is in use\n\t[ERROR Swap]: running with swap on is not supported\n"
         "error: error execution phase preflight: preflight checks failed\n"
     )
-    assert errors.kubeadm_error(text) == (
+    assert errors.kubeadm_error(text).found == (
         "[ERROR Port-10250]: Port 10250 is in use; [ERROR Swap]: running with swap on is not supported"
     )
 
 
 def test_images_are_not_listed_one_by_one() -> None:
     text = "\t[ERROR ImagePull]: [failed to pull image a: no, failed to pull image b: no]\n"
-    assert errors.kubeadm_error(text) == "[ERROR ImagePull]: [failed to pull image a: no; and others"
+    assert errors.kubeadm_error(text).found == "[ERROR ImagePull]: [failed to pull image a: no; and others"
 
 
 def test_the_phase_that_failed() -> None:
@@ -36,10 +36,12 @@ def test_the_phase_that_failed() -> None:
         "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap\n"
         "To see the stack trace of this error execute with --v=5 or higher\n"
     )
-    message = errors.kubeadm_error(text)
+    message = errors.kubeadm_error(text).found
     assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
     done = CommandResult(["kubeadm"], 1, "", text)
-    assert errors.failure(done, "no such host") == f"{message}; kubelet: no such host"
+    failure = errors.failure("join", done, Problem("no such host", remedy="check DNS"))
+    assert failure.problem == Problem(f"kubeadm join: {message}; kubelet: no such host", remedy="check DNS")
+    assert failure.output == text
 
 
 def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
@@ -50,8 +52,8 @@ def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
     calls = iter(answers)
     monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
     monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
-    monkeypatch.setattr(command, "kubelet_error", lambda _: "")
-    monkeypatch.setattr(command, "run_while_connected", lambda argv, _: CommandResult(argv, 1, "", next(calls)))
+    monkeypatch.setattr(command, "kubelet_error", lambda _: None)
+    monkeypatch.setattr(command, "run_while_connected", lambda argv, *_: CommandResult(argv, 1, "", next(calls)))
     with pytest.raises(MachineProblem, match="Port 10250 is in use"):
         command.run("join", [{"kind": "JoinConfiguration"}], 60)
     assert list(calls) == [""]
@@ -61,7 +63,7 @@ def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.
     private = tmp_path / "private"
     seen: dict[str, str] = {}
 
-    def run(argv: list[str], _: float) -> CommandResult:
+    def run(argv: list[str], *_: object) -> CommandResult:
         seen.update((path.name, path.read_text()) for path in (private / "patches").iterdir())
         return CommandResult(argv, 0, "", "")
 
@@ -75,7 +77,10 @@ def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.
 
 def test_the_kubelet_is_quoted_only_where_it_matters() -> None:
     done = CommandResult(["kubeadm"], 1, "", "\t[ERROR Mem]: 900 MB is less than 1700 MB\n")
-    assert errors.failure(done, "something old") == "[ERROR Mem]: 900 MB is less than 1700 MB"
+    failure = errors.failure("init", done, Problem("something old"))
+    assert str(failure) == "kubeadm init: [ERROR Mem]: 900 MB is less than 1700 MB"
+    done = CommandResult(["kubeadm"], 1, "", "\t[ERROR Port-10250]: Port 10250 waits for a connection\n")
+    assert "something old" not in str(errors.failure("init", done, Problem("something old")))
 
 
 def test_why_the_kubelet_ended() -> None:
@@ -83,13 +88,13 @@ def test_why_the_kubelet_ended() -> None:
         'E1121 13:24:01.100000     890 run.go:72] "command failed" err="failed to run Kubelet: running with swap"\n'
         'I1121 13:24:02.100000     890 server.go:1] "Starting"\n'
     )
-    assert errors.parse_kubelet(journal) == "failed to run Kubelet: running with swap"
+    assert errors.parse_kubelet(journal) == Problem("failed to run Kubelet: running with swap")
 
 
 def test_the_last_error_line() -> None:
     journal = 'E1121 13:24:01.1     890 a.go:1] "first" err="x"\nE1121 13:24:02.1     890 b.go:2] "second" err="y"\n'
-    assert errors.parse_kubelet(journal) == '"second" err="y"'
-    assert errors.parse_kubelet("") == ""
+    assert errors.parse_kubelet(journal) == Problem('"second" err="y"')
+    assert errors.parse_kubelet("") is None
 
 
 def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,7 +144,7 @@ class Api:
         return {"items": items} if path.endswith("/secrets") else {}
 
     def find(self, _: str) -> Any:
-        return {}
+        return {"metadata": {"resourceVersion": "1"}}
 
     def delete(self, path: str) -> None:
         del self.tokens[path.rpartition("/")[2]]

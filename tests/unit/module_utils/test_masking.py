@@ -33,6 +33,7 @@ TEXTS = {
     "a source of dnf": f"[r]\nbaseurl=https://u:{HIDDEN}@mirror/\nproxy_password={HIDDEN}\n",
     "a source of apt": f"URIs: https://u:{HIDDEN}@mirror/debian\n",
     "a URL with a token": f"https://{HIDDEN}@mirror/",
+    "a proxy whose password has an @": f"the proxy http://builder:x@{HIDDEN}@proxy.example:3128 cannot be used",
     "a kubeconfig": f"users:\n- user:\n    client-key-data: {HIDDEN}\n    client-certificate-data: {HIDDEN}\n",
     "the CA of a kubeconfig": f"    certificate-authority-data: {HIDDEN}\n",
     "a private key": f"x\n-----BEGIN EC PRIVATE KEY-----\n{HIDDEN}\n-----END EC PRIVATE KEY-----\ny\n",

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from gpunodes.ansible.module_utils import (
+    burn_in,
+    burn_in_taint,
     docker_images,
     facts,
     firewall,
@@ -29,11 +31,14 @@ from gpunodes.ansible.module_utils import (
     kubeconfig,
     ledger,
     lock,
+    nccl_test,
     packages,
     pools,
+    prepared,
     undo,
 )
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
@@ -313,10 +318,28 @@ def node_removed(machine: Machine) -> dict[str, Any]:
 
 
 def images_of_docker(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(docker_images, "_present", lambda name: name in machine.images)
+    machine.monkeypatch.setattr(docker_images, "present", lambda name: name in machine.images)
     machine.monkeypatch.setattr(docker_images, "_load", machine.images.update)
-    machine.monkeypatch.setattr(docker_images, "_kubeadm_images", lambda _: [])
+    machine.monkeypatch.setattr(docker_images, "kubeadm_images", lambda _: [])
     return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
+
+
+def completed(machine: Machine) -> dict[str, Any]:
+    """A machine whose containerd lacks an image, and has an id."""
+    folder = machine.root / "containerd"
+    (folder / "introspection").mkdir(parents=True)
+    (folder / "introspection" / "uuid").write_text("its id")
+    ledger.Ledger(directories=[str(folder)]).save()
+    machine.monkeypatch.setattr(prepared, "IDS", {str(folder): "introspection/uuid"})
+
+    def pull(name: str, _: float) -> CommandResult:
+        machine.images.add(name)
+        return CommandResult([], 0, "", "")
+
+    machine.monkeypatch.setattr(images, "pull", pull)
+    machine.monkeypatch.setattr(images, "fetching", lambda: False)
+    machine.monkeypatch.setattr(images, "lister", lambda: lambda name: name in machine.images)
+    return {"images": ["registry.k8s.io/pause:3.10"]}
 
 
 LOGIN = {
@@ -325,6 +348,10 @@ LOGIN = {
     "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
 }
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
+    "burn_in_taint": (
+        lambda _: {"node": "worker-1"},
+        {"Node worker-1": ({"taints": []}, {"taints": [burn_in_taint.TAINT]})},
+    ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
     "host": (
         host,
@@ -431,6 +458,13 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         node_removed,
         {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},
     ),
+    "prepared": (
+        completed,
+        {
+            "ids of the machine": ({"{root}/containerd/introspection/uuid": "present"}, {}),
+            "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
+        },
+    ),
 }
 """Modules that change something: a machine on which they do, and the differences, (before, after) by title."""
 
@@ -440,8 +474,8 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources: {"sources": list(sources)})
-    return {"sources": []}
+    machine.monkeypatch.setattr(facts, "read", lambda sources, *given: {"sources": list(sources), "gpus": given[-1]})
+    return {"sources": [], "expected_gpus": ["2330"]}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:
@@ -465,6 +499,8 @@ READING: dict[str, Prepare] = {
 """Modules that only read."""
 
 VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "gpu_burn_in": ({"level": 1}, burn_in, "burn_in"),
+    "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
@@ -599,10 +635,26 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "devices": ({"devices": True}, {"{root}/cdi": ("", "(generated on the machine)\n")}),
     "module stream": ({"module_stream": "nvidia-driver:580"}, {"module streams": ({}, {"nvidia-driver": "580"})}),
+    "members": (
+        {"members": {"docker": ["root"]}},
+        {"members of the group docker": ({}, {"root": "member"})},
+    ),
     "images": ({"images": ["pause:3"]}, {"images": ({"pause:3": "interrupted"}, {"pause:3": "complete"})}),
     "generated": (
         {"generated": [{"path": "{root}/made", "command": ["/no/such/program"]}]},
         {"{root}/made": ("", "(generated on the machine)\n")},
+    ),
+    "firewall": (
+        {"firewall": {"ports": {"tcp 6443": [], "udp 8472": ["10.0.0.1"]}}},
+        {
+            "rules of ufw": (
+                {},
+                {
+                    "allow 6443/tcp": "added by gpunodes",
+                    "allow from 10.0.0.1 to any port 8472 proto udp": "added by gpunodes",
+                },
+            )
+        },
     ),
     "absent": ({"absent": ["{root}/ours"]}, {"{root}/ours": ("ours\n", "")}),
     "restart": (
@@ -623,8 +675,14 @@ def gpus(machine: Machine) -> Machine:
     patch(gpu_driver, "device_nodes", lambda: ["/dev/null"])
     patch(gpu_driver, "holders", lambda _: [])
     patch(packages, "stream_file", lambda _: str(root / "stream"))
+    patch(users, "_exists", lambda _: True)
     patch(images, "was_interrupted", lambda _: True)
     patch(swap, "active_swaps", lambda _: ["/dev/x"])
+    patch(ufw, "is_active", lambda: True)
+    patch(ufw, "added", lambda: {"allow 9/tcp": "gpunodes"})
+    patch(ufw, "is_installed", lambda: True)
+    patch(nftables, "chains", list)
+    patch(firewalld, "is_active", lambda: False)
     machine.services["kubelet"] = {"enabled": True, "active": True}
     ledger.Ledger(files={str(root / "ours"): ledger.OldFile(None)}, restarts=["kubelet"]).save()
     return machine
@@ -646,6 +704,7 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
     gpus.packages.there["x"] = packages.PackageState("1", held=True)
     for has in ("has_user", "has_group"):
         gpus.monkeypatch.setattr(users, has, lambda _: True)
+    gpus.monkeypatch.setattr(users, "members", lambda _: ["u"])
     ledger.Ledger(
         packages=["x"],
         holds=["x"],
@@ -656,8 +715,10 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
         services={"docker": {"enabled": False, "active": False}},
         groups=["g"],
         users=["u"],
+        members={"m": ["u"]},
         unloaded=["mgag200"],
         initramfs="rebuilt",
+        firewalls={"ufw": ["allow 9/tcp", "allow 10/tcp"]},
     ).save()
     undoer = undo.Undoer(check=True)
     before = gpus.state()
@@ -667,5 +728,5 @@ def test_each_part_of_an_undo_shows_its_changes(gpus: Machine) -> None:
     assert len(undoer.actions) <= len(undoer.differences)
     assert found >= {
         *("folders", "groups", "held packages", "initramfs", "kernel modules", "kernel settings", "ledger of changes"),
-        *("packages", "service docker", "swap", "users"),
+        *("members of the group m", "packages", "rules of ufw", "service docker", "swap", "users"),
     }

@@ -81,7 +81,7 @@ def actions(**settings: str) -> list[str]:
 @pytest.mark.parametrize("file", COMBINED.values(), ids=COMBINED.keys())
 def test_only_the_pinned_key_is_installed(file: str, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attacker on the network appends another key to the source's key: apt and rpm would trust both."""
-    monkeypatch.setattr(keys, "fetch", lambda _: file)
+    monkeypatch.setattr(keys, "fetch", lambda *_: file)
     assert f"write {key_file}" in actions()
     assert openpgp.fingerprints(key_file.read_text()) == [PINNED]
     assert key_file.read_text() == SOURCE
@@ -91,7 +91,7 @@ def test_only_the_pinned_key_is_installed(file: str, key_file: Path, monkeypatch
 
 def test_unpinned_key_is_removed_from_a_machine(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched for that."""
-    monkeypatch.setattr(keys, "fetch", lambda _: pytest.fail("fetched"))
+    monkeypatch.setattr(keys, "fetch", lambda *_: pytest.fail("fetched"))
     key_file.write_text(SOURCE + OTHER)
     assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
@@ -116,7 +116,7 @@ def test_incomplete_pinned_key_is_refused(
     with pytest.raises(MachineProblem, match="has no signed user id"):
         keys.checked_key(armoured(packets), repository())
     key_file.write_text(armoured(packets))
-    monkeypatch.setattr(keys, "fetch", lambda _: SOURCE)
+    monkeypatch.setattr(keys, "fetch", lambda *_: SOURCE)
     assert f"write {key_file}" in actions()
     assert key_file.read_text() == SOURCE
 
@@ -132,6 +132,8 @@ class Source(packages.Apt):
         self.key_file, self.known, self.late = key_file, known, late
         self.read = late
         self.calls: list[str] = []
+
+    unread = ""
 
     def _trusted(self) -> bool:
         return accepts(self.key_file.parent, self.key_file.read_text(), "by-subkey")
@@ -174,7 +176,7 @@ def test_key_that_does_not_verify_its_source_is_fetched_again(
     key_file.write_text(openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED))
     spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
 
-    def fetch(_: str) -> str:
+    def fetch(*_: object) -> str:
         source.calls.append("fetch")
         return SOURCE
 
@@ -195,7 +197,7 @@ def test_key_of_an_unsigned_source_is_fetched_once(
     monkeypatch.setattr(packages, "detect", lambda: source)
     before = openpgp.only(armoured([KEY, USER_ID, SIGNATURE]), PINNED)
     key_file.write_text(before)
-    monkeypatch.setattr(keys, "fetch", lambda _: fetched)
+    monkeypatch.setattr(keys, "fetch", lambda *_: fetched)
     spec = Spec(repositories=(repository(),), packages=(packages.RequestedPackage("kubelet", "1.36.3*"),))
     with pytest.raises(MachineProblem, match="is not signed"):
         converge(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gpunodes.ansible.module_utils import packages
 from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 
 def test_only_whole_packages_count() -> None:
@@ -54,15 +55,42 @@ def test_choosing_says_what_there_is() -> None:
     assert packages.choose(packages.RequestedPackage("kubelet", "1.36.*"), ["1.36.3-1.1", "1.36.1-1.1"]) == "1.36.3-1.1"
 
 
-def test_apt_error_is_its_first_with_what_is_unmet() -> None:
+def test_a_source_that_apt_cannot_reach_is_why_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`apt-get update` then ends with 0 (apt 2.6.1)."""
     text = (
-        "Reading package lists...\n kubelet : Depends: kubernetes-cni (>= 1.2.0) but it is not installable\n"
-        "E: Unable to correct problems, you have held broken packages.\nE: second\n"
+        "Err:1 http://127.0.0.1:9 ./ InRelease\n  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: "
+        "Connection refused)\nReading package lists...\nW: Failed to fetch http://127.0.0.1:9/./InRelease  Could not "
+        "connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)\nW: Some index files failed to "
+        "download. They have been ignored, or old ones used instead.\n"
     )
-    assert packages.apt_error(text) == (
-        "E: Unable to correct problems, you have held broken packages.; "
-        "kubelet : Depends: kubernetes-cni (>= 1.2.0) but it is not installable"
+    answers = iter([text, "Hit:1 http://127.0.0.1:9 ./ InRelease\n"])
+    monkeypatch.setattr(packages, "run", lambda argv, *_, **__: CommandResult(argv, 0, next(answers), ""))
+    manager = packages.Apt()
+    manager.refresh()
+    assert "http://127.0.0.1:9/./InRelease" in manager.unread
+    with pytest.raises(
+        MachineProblem, match=r"no kubelet; no version is available, because a source could not be read.*111"
+    ):
+        packages.choose(packages.RequestedPackage("kubelet"), [], manager.unread)
+    manager.refresh()
+    assert manager.unread == ""
+
+
+@pytest.mark.parametrize("manager", [packages.Apt(), packages.Dnf()])
+def test_only_a_package_that_is_missing_from_a_source_is_fetched_again(
+    manager: packages.Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = (
+        "E: Failed to fetch http://m/pool/s.deb  404  Not Found [IP: 127.0.0.1 80]\nE: Unable to fetch some archives\n"
     )
+    answers = iter([missing, "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"])
+    monkeypatch.setattr(packages, "run", lambda argv, *_, **__: CommandResult(argv, 100, "", next(answers)))
+    with pytest.raises(packages.NotFetched) as caught:
+        manager.install({"kubelet": "1"})
+    assert caught.value.output == missing
+    with pytest.raises(MachineProblem) as other:
+        manager.install({"kubelet": "1"})
+    assert not isinstance(other.value, packages.NotFetched)
 
 
 def test_dnf_transaction() -> None:

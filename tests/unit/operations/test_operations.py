@@ -130,9 +130,11 @@ def test_phases_are_skipped(skip: list[str], start: str | None, skipped: list[st
 
 def test_phases_that_do_not_apply_to_machines() -> None:
     machines = {"cpu", "gpu"}
-    applicable = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}}
+    applicable = {Only.GPUS: {"gpu"}, Only.CUDA: set(), Only.NODES: {"cpu"}, Only.WITH_DOCKER: {"gpu"}}
     work = [phase for phase in gpu_install.OPERATION.phases if phase != phases.PREFLIGHT]
     assert phases.not_applicable(work, machines, applicable) == {
+        "docker": {"cpu"},
+        "docker_images": {"cpu"},
         "gpu_driver": {"cpu"},
         "container_toolkit": {"cpu"},
         "cuda": machines,

@@ -9,7 +9,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Severity
 from gpunodes.operations import pools
 from gpunodes.operations.preflight import Inspection
-from gpunodes.planner.preflight import MachineFacts
+from gpunodes.planner.candidates import MachineFacts
 
 from tests.hostile import cluster_report, machine_report
 

@@ -13,7 +13,7 @@ from gpunodes.engine import identities
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import nodes, preflight
 from gpunodes.operations.run import Operation, RunOptions
-from gpunodes.planner.preflight import MachineFacts
+from gpunodes.planner.candidates import MachineFacts
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
 OTHER = "9c1e4b1a-5c3b-4d0e-9a2f-0123456789ab"
@@ -34,8 +34,11 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     workers = ", ".join(f"{name}: {{}}" for name in [*REPORTED, "dead"])
     path.write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\nworkers: {{hosts: {{{workers}}}}}\n")
 
-    def scan(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool) -> preflight.Inspection:
+    def scan(
+        _: Any, machines: Sequence[Machine], folder: Path, *__: Any, sources: bool, without_cluster: bool
+    ) -> preflight.Inspection:
         assert not sources, "package sources are not queried for a removal"
+        assert not without_cluster, "the inventory has a control plane"
         candidates = [MachineFacts(each.name, Role.WORKER, REPORTED.get(each.name)) for each in machines]
         return preflight.Inspection(candidates, "control-1", {"nodes": [NODE]}, None, "", False, folder)
 

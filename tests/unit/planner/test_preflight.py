@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from gpunodes.model import PreflightFinding, Role, Severity
+from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
-from gpunodes.planner.preflight import CHECKS, ClusterRequirements, MachineFacts, judge
+from gpunodes.planner.preflight import CHECKS, judge
 
-from tests.stand_ins import facts
+from tests.stand_ins import facts, listener
 
 WANTS = ClusterRequirements(kubernetes="1.36")
 
@@ -34,18 +35,31 @@ def test_a_good_machine_passes() -> None:
         ("python", {"python": "3.6.8"}, "3.6.8"),
         ("cpus", {"cpus": 0}, "0 CPUs"),
         ("memory", {"memory_mib": 512}, "512 MiB"),
-        ("disk", {"disk_free_mib": 100}, "100 MiB"),
+        ("disk", {"disks": [{"path": "/var/lib", "device": 1, "mount": "/", "free_mib": 100}]}, "100 MiB"),
+        (
+            "data_directory",
+            {"data_directory": {"path": "/data", "problem": {"found": "no", "wanted": "a disk", "remedy": "mount it"}}},
+            "no",
+        ),
+        ("time", {"clock": {"began": 1000.0, "synchronised": False, "services": [], "own": ""}}, "no time service"),
         ("cgroup", {"cgroup": 1}, "cgroup v1"),
         ("hostname", {"hostname": "localhost"}, "localhost"),
         ("hostname", {"hostname": "gpu_1"}, "gpu_1"),
         ("clock", {"time": 1500.0}, "500 s ahead"),
         ("clock", {"time": 400.0}, "600 s behind"),
-        ("ports", {"listening": [22, 10250]}, "port 10250"),
+        ("ports", {"sockets": [listener(10250, "nginx", "nginx.service")]}, "tcp 10250 is in use by nginx"),
+        ("network", {"network": None}, "ip -json address"),
         ("modules", {"modules": {"overlay": "missing", "br_netfilter": "loaded"}}, "no module overlay"),
         (
             "sources",
             {"sources": [{"name": "kubernetes", "url": "http://m", "ok": False, "error": "no route"}]},
             "no route",
+        ),
+        ("address", {"default_address": None, "addresses": []}, "no IPv4 default route"),
+        (
+            "proxy",
+            {"proxies": [{"url": "http://proxy:3128", "error": "timed out"}]},
+            "http://proxy:3128 cannot be used",
         ),
         ("version", {"packages": {"kubelet": "1.34.2-1.1", "kubeadm": None}}, "kubelet 1.34.2"),
         (
@@ -70,7 +84,10 @@ def test_each_check_finds_its_problem(name: str, changes: Mapping[str, Any], mes
 
 def test_every_check_has_a_case() -> None:
     cases = next(mark for mark in test_each_check_finds_its_problem.pytestmark if mark.name == "parametrize").args[1]
-    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {"swap", "cluster", "gates", "runtime"}
+    assert {check.name for check in CHECKS} - {case[0] for case in cases} == {
+        *("swap", "cluster", "gates", "runtime"),
+        *("ranges", "firewall"),  # in test_network_checks.py
+    }
 
 
 def test_swap_is_a_warning() -> None:
@@ -121,7 +138,8 @@ def test_an_old_kubernetes_accepts_cgroup_v1() -> None:
 
 
 def test_a_control_plane_needs_more() -> None:
-    found = check({"cpus": 1, "memory_mib": 1000, "listening": [6443, 2379]}, Role.CONTROL_PLANE)
+    taken = [listener(6443, "haproxy", "haproxy.service"), listener(2379, "etcd", "etcd.service")]
+    found = check({"cpus": 1, "memory_mib": 1000, "sockets": taken}, Role.CONTROL_PLANE)
     assert [finding.check for finding in found] == ["cpus", "memory", "ports"]
 
 
@@ -147,7 +165,8 @@ CLUSTER = ClusterRequirements("1.36.3", "sha256:aa", [{"name": "worker-1", "mach
 
 
 def test_a_node_of_this_cluster_passes_although_its_ports_and_its_name_are_in_use() -> None:
-    assert check({"kubernetes": JOINED, "listening": [10250], "disk_free_mib": 10}, requirements=CLUSTER) == []
+    own = [listener(10250, "kubelet", "kubelet.service"), listener(10256, "kube-proxy", "pods")]
+    assert check({"kubernetes": JOINED, "sockets": own, "disks": []}, requirements=CLUSTER) == []
 
 
 def test_a_node_of_another_cluster_is_refused() -> None:

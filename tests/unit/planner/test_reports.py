@@ -10,6 +10,7 @@ import pytest
 from gpunodes.model import Role
 from gpunodes.operations import gpu_verify
 from gpunodes.planner import gpu, gpu_software, preflight, reports
+from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.settings import defaults
 
 from tests.hostile import ATTACKS, PIN, cluster_report, machine_report
@@ -41,10 +42,12 @@ ODD: tuple[Any, ...] = (
 FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
-    ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("sockets", "program"), ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("disks", "mount"), *(("data_directory", "problem", name) for name in ("found", "wanted", "remedy")),
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
     ("nodes", "managed", "labels", "gpunodes.dev/pool"),
+    ("nodes", "managed", "labels", "gpunodes.dev/firewall"),
     *(("nodes", "managed", "taints", name) for name in ("key", "value", "effect")),
 }  # fmt: skip
 """Values with free text: they are shown or compared, and never used in names, paths or commands."""
@@ -88,8 +91,8 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
                 assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == violation
             continue
         assert free(where) or value not in ATTACKS, (where, value)
-        candidate = preflight.MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
-        assert preflight.judge([candidate], preflight.requirements_of(CLUSTER, "1.36")) is not None
+        candidate = MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
+        assert preflight.judge([candidate], requirements_of(CLUSTER, "1.36")) is not None
         requested = gpu.requested_of(defaults(), "1.36.3")
         found = gpu.plan("worker-1", document, requested)
         if isinstance(found, gpu.Plan):
@@ -102,8 +105,8 @@ def test_an_odd_value_of_the_cluster_is_refused_or_harmless(where: tuple[str | i
         document = changed(CLUSTER, where, value)
         if not reports.cluster_problem(document):
             assert free(where) or value not in ATTACKS, (where, value)
-            candidate = preflight.MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
-            assert preflight.judge([candidate], preflight.requirements_of(document, "1.36")) is not None
+            candidate = MachineFacts("worker-1", Role.WORKER, MACHINE, read_at=0.0)
+            assert preflight.judge([candidate], requirements_of(document, "1.36")) is not None
 
 
 @pytest.mark.parametrize("name", CLUSTER["nodes"][0])

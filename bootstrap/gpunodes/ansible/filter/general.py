@@ -27,22 +27,48 @@ def preflight(
     cluster: Mapping[str, Any] | None,
     kubernetes: str,
     settings: Mapping[str, Mapping[str, Any]],
+    addresses: Mapping[str, str],
+    *,
+    joins: bool,
+    prepares: bool = False,
 ) -> list[str]:
-    """All errors of all machines, one line each; ``settings`` are the requested GPU software and gates by machine."""
+    """All errors of all machines, one line each.
+
+    By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
+    the machines are to be nodes. ``prepares``: they are only prepared, and join later.
+    """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
+    from gpunodes.planner.candidates import MachineFacts, requirements_of
     from gpunodes.planner.gpu import requested_of
-    from gpunodes.planner.preflight import MachineFacts, judge, requirements_of
+    from gpunodes.planner.networks import settings_of
+    from gpunodes.planner.node_address import SETTING
+    from gpunodes.planner.preflight import judge
 
     try:
         candidates = [
-            MachineFacts(name=name, role=Role(roles[name]), facts=found, requested=requested_of(settings[name], ""))
+            MachineFacts(
+                name=name,
+                role=Role(roles[name]),
+                facts=found,
+                requested=requested_of(settings[name], ""),
+                address=addresses[name],
+                node_address=str(settings[name][SETTING]),
+                network=settings_of(settings[name]),
+            )
             for name, found in facts.items()
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes)
+    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
+
+
+def membership(facts: Mapping[str, Any], machine: str) -> str:
+    """Why a machine cannot be prepared for a later join, "" if it can: it is a node already."""
+    from gpunodes.planner.membership import membership as found
+
+    return str(found(machine, facts) or "")
 
 
 def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, Any]:
@@ -130,6 +156,28 @@ def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     ]
 
 
+def proxies(settings: Mapping[str, Any], machines: Sequence[str] = (), addresses: Sequence[str] = ()) -> dict[str, Any]:
+    """The HTTP proxies of a machine by its settings, without their credentials; {} for none.
+
+    ``machines`` and ``addresses`` are those of the whole inventory.
+    """
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.proxies import proxies as compute
+
+    try:
+        found = compute(settings, [*machines, *addresses])
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return {} if found is None else {**dataclasses.asdict(found), "no_proxy": list(found.no_proxy)}
+
+
+def proxy_credentials(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The credentials of these proxies: USER:PASSWORD by ``http`` and ``https``."""
+    from gpunodes.planner.proxies import credentials
+
+    return credentials(settings)
+
+
 def health(
     facts: Mapping[str, Any],
     name: str,
@@ -210,9 +258,12 @@ class FilterModule:
             "key": key_text,
             "kubeconfig": kubeconfig,
             "machine": machine,
+            "membership": membership,
             "node": match,
             "preflight": preflight,
             "program": program,
+            "proxies": proxies,
+            "proxy_credentials": proxy_credentials,
             "registries": registries,
             "sanitizes_output": sanitizes_output,
         }

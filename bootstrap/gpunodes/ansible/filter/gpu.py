@@ -68,10 +68,10 @@ def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
 
 
 def runtimes(facts: Mapping[str, Any]) -> list[str]:
-    """The container runtimes on a machine, according to its packages."""
-    present = {name for name, version in {**facts["packages"], **facts["gpu"].get("runtimes", {})}.items() if version}
-    known = {"containerd": {"containerd", "containerd.io"}, "docker": {"docker.io", "docker-ce"}}
-    return [name for name, packages in known.items() if packages & present]
+    """The container runtimes on a machine, by its packages."""
+    from gpunodes.planner.gpu_installed import runtimes_of
+
+    return runtimes_of(facts)
 
 
 # A machine may report only these labels about its GPUs: other labels decide which pods may run on its node.

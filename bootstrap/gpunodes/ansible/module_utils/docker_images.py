@@ -11,8 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 
+from . import causes
+from .causes import Program
+from .host.proxies import variables_of
 from .problem import MachineProblem
-from .process import PATH, last_line, must, run
+from .process import PATH, must, run
 from .report import Difference, Report
 
 _NAMESPACE = "gpunodes"
@@ -27,8 +30,8 @@ def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: 
 
     Raises MachineProblem if a mirror does not have an image, or Docker does not keep it.
     """
-    requested = [*images, *_kubeadm_images(control_plane)] if mirrored else []
-    missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not _present(name)]
+    requested = [*images, *kubeadm_images(control_plane)] if mirrored else []
+    missing = [name for name in dict.fromkeys(requested) if name.partition("/")[0] in mirrored and not present(name)]
     if missing and not check:
         _load(missing)
     report = Report()
@@ -37,12 +40,12 @@ def load_missing(images: Sequence[str], mirrored: Sequence[str], control_plane: 
     return report
 
 
-def _present(name: str) -> bool:
+def present(name: str) -> bool:
     """Whether Docker has an image with this name, which may include a digest."""
     return run(["docker", "image", "inspect", "--format={{.Id}}", name]).ok
 
 
-def _kubeadm_images(control_plane: bool) -> list[str]:
+def kubeadm_images(control_plane: bool) -> list[str]:
     """The images that the installed kubeadm needs on this machine; none if it is not installed yet."""
     if not shutil.which("kubeadm", path=PATH):
         return []
@@ -55,21 +58,28 @@ def _load(images: Sequence[str]) -> None:
     ctr = ["ctr", f"--namespace={_NAMESPACE}"]
     with tempfile.TemporaryDirectory(prefix="gpunodes-", dir="/var/tmp") as folder, contextlib.ExitStack() as fetched:
         for name in images:
-            result = run([*ctr, "content", "fetch", "--hosts-dir=/etc/containerd/certs.d", name], _FETCH_LIMIT_S)
+            result = run(
+                [*ctr, "content", "fetch", "--hosts-dir=/etc/containerd/certs.d", name],
+                _FETCH_LIMIT_S,
+                environment=variables_of("containerd"),  # ctr itself fetches
+            )
             fetched.callback(run, [*ctr, "images", "remove", name])
             if not result.ok:
+                cause = causes.of(Program.IMAGE, result.text)
                 raise MachineProblem(
-                    f"the image {name} cannot be pulled: {last_line(result.err)}",
+                    f"the image {name} cannot be pulled: {cause.found}",
                     "a mirror that has it",
-                    "see gpunodes_image_mirrors",
+                    cause.remedy or "see gpunodes_image_mirrors",
+                    result.text,
                 )
         # A single archive contains shared layers only once.
         must([*ctr, "images", "export", f"{folder}/images.tar", *images], _FETCH_LIMIT_S)
         loaded = run(["docker", "load", "--quiet", f"--input={folder}/images.tar"], _LOAD_LIMIT_S)
-    lost = [name for name in images if not _present(name)]
+    lost = [name for name in images if not present(name)]
     if lost or not loaded.ok:
         raise MachineProblem(
-            f"Docker does not have {', '.join(lost or images)} after loading it: {last_line(loaded.text)}",
+            f"Docker does not have {', '.join(lost or images)} after loading it: "
+            f"{causes.of(Program.IMAGE, loaded.text).found}",
             "an image with this name",
             # github.com/moby/moby, issue 43570: the older store keeps digests only of images that Docker itself pulled.
             "use Docker's containerd image store, which names with a digest require, or use only the tag"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from . import lock, report
+from . import causes, lock, report
+from .masking import Mask
 from .problem import MachineProblem
 
 
@@ -22,7 +23,9 @@ def carry_out(module: Any, work: Callable[[], Mapping[str, Any]], changes: bool 
         with machine_lock:
             result = dict(work())
     except MachineProblem as error:
-        module.fail_json(msg=str(error), **asdict(error.problem))
+        # Only the log of the run has it: the message has its first cause.
+        output = {"output": Mask().text(causes.bounded(error.output))} if error.output else {}
+        module.fail_json(msg=str(error), **asdict(error.problem), **output)
     else:
         differences = result.pop("diff", ())
         if module._diff and (shown := report.shown(differences)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import re
@@ -13,32 +14,80 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from . import disk, gpu_facts, kubeconfig, ledger, packages
+from . import addresses, clock, data_directory, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
+from .firewalls import reading
 from .host import keys, swap
-from .host.spec import Repository
+from .host.spec import Repository, data_folders
 from .probe import identity
 from .problem import MachineProblem
+from .proxies import Proxies, opener, public, unreachable
 
-PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io")
+PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
-_LISTENING = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+_SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
+"""Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
 _UNAUTHORIZED = 401
+_PROXY_AUTHENTICATION_REQUIRED = 407
 
 
-def read(sources: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The facts; ``sources`` are checked meanwhile."""
+def read(
+    sources: Sequence[Mapping[str, Any]] = (),
+    proxies: Proxies | None = None,
+    directory: str = "",
+    runtime: str = "containerd",
+    expected_gpus: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The facts; ``sources`` are checked meanwhile, through ``proxies``.
+
+    A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
+    gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
+    ``gpu_facts.read``.
+    """
+    began = time.time()
     system = parse_os_release(disk.read("/etc/os-release") or "")
-    gpus = gpu_facts.present()
-    checks = [SourceCheck(filled(source, system)) for source in sources if applies(source, system, gpus)]
+    gpus = gpu_facts.present() or bool(expected_gpus)
+    wanted = [filled(source, system) for source in sources if applies(source, system, gpus)]
+    failed = unreachable(proxies) if proxies and wanted else {}
+    checks = [
+        SourceCheck(source, proxies)
+        for source in wanted
+        if not {proxy_of(str(source[field]), proxies) for field in ("url", "key")} & {*failed}
+    ]
     for check in checks:
         check.start()
-    facts = _machine()
+    facts = {**_machine(), "gpu": gpu_facts.read(expected=expected_gpus)}
     for check in checks:
         check.join()
-    facts["sources"] = [check.result for check in checks]
+        failed.update(check.refused)
+    facts["sources"] = [check.result for check in checks if not check.refused]
+    facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
+    facts["data_directory"] = _data_directory(directory, runtime)
+    facts["disks"] = data_directory.free([*_SPACE, *filter(None, [facts["data_directory"]["path"]])])
+    # Last: what the module took in between is no part of the round trip (planner/preflight.py).
+    facts["clock"] = {**clock.read(), "began": began}
+    facts["time"] = time.time()
     return facts
+
+
+def proxy_of(url: str, proxies: Proxies | None) -> str:
+    """The URL of the proxy for an address, without credentials; "" for none."""
+    with contextlib.suppress(ValueError):
+        address = urlsplit(url)
+        return public(proxies.of(address.scheme, address.hostname or "")) if proxies else ""
+    return ""
+
+
+def _data_directory(directory: str, runtime: str) -> dict[str, Any]:
+    """The directory, "" for none or an invalid path, and what is wrong with it; None if nothing is."""
+    problem = None
+    try:
+        data_directory.check(directory, data_folders(runtime).values(), ledger.load())
+    except MachineProblem as error:
+        problem = dataclasses.asdict(error.problem)
+    return {"path": directory if data_directory.is_path(directory) else "", "problem": problem}
 
 
 def _machine() -> dict[str, Any]:
@@ -47,6 +96,7 @@ def _machine() -> dict[str, Any]:
     with contextlib.suppress(MachineProblem):
         manager = packages.detect()
     installed = manager.installed(PACKAGES) if manager else {}
+    links = network.read()
     return {
         "os": parse_os_release(disk.read("/etc/os-release") or ""),
         "arch": platform.machine(),
@@ -54,7 +104,6 @@ def _machine() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": parse_memory(disk.read("/proc/meminfo") or ""),
-        "disk_free_mib": _free_mib("/var/lib"),
         "cgroup": 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else 1,
         "swap": swap.active_swaps(disk.read("/proc/swaps") or ""),
         "hostname": socket.gethostname(),
@@ -63,15 +112,16 @@ def _machine() -> dict[str, Any]:
         "product_serial": _line("/sys/class/dmi/id/product_serial"),
         "macs": identity.macs(),
         "boot_id": _line("/proc/sys/kernel/random/boot_id"),
-        "time": time.time(),
         "default_address": _default_address(),
-        "listening": parse_listening((disk.read("/proc/net/tcp") or "") + (disk.read("/proc/net/tcp6") or "")),
+        "addresses": addresses.own(),
+        "network": links,
+        "sockets": sockets.read(links["devices"] if links else ()),
+        "firewalls": reading.read(),
         "modules": {name: _module(name, kernel) for name in MODULES},
         "package_manager": None if manager is None else "apt" if isinstance(manager, packages.Apt) else "dnf",
         "packages": {name: installed[name].version if name in installed else None for name in PACKAGES},
         "kubernetes": kubernetes(),
         "ledger": os.path.exists(ledger.PATH),
-        "gpu": gpu_facts.read(),
     }
 
 
@@ -88,7 +138,8 @@ def kubernetes() -> dict[str, Any]:
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
     role = None
-    if admin is not None or os.path.exists("/etc/kubernetes/manifests/kube-apiserver.yaml"):
+    manifest = disk.read(API_SERVER)
+    if admin is not None or manifest is not None:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
@@ -99,12 +150,20 @@ def kubernetes() -> dict[str, Any]:
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
+        "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
     }
 
 
+API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+
+
+def advertised_address(manifest: str) -> str | None:
+    """The address at which the machine's API server is known to its cluster, from the server's manifest."""
+    found = re.search(r"--advertise-address=([0-9A-Fa-f.:]+)", manifest)
+    return found.group(1) if found else None
 
 
 def parse_os_release(text: str) -> dict[str, str | None]:
@@ -119,6 +178,9 @@ def parse_os_release(text: str) -> dict[str, str | None]:
         "id": values.get("ID"),
         "version": values.get("VERSION_ID"),
         "codename": values.get("VERSION_CODENAME"),
+        "like": values.get("ID_LIKE"),
+        # The code name of the system that it derives from.
+        "base": values.get("UBUNTU_CODENAME") or values.get("DEBIAN_CODENAME"),
         "name": _pretty(text),
     }
 
@@ -134,16 +196,6 @@ def parse_memory(text: str) -> int:
     return int(found.group(1)) // 1024 if found else 0
 
 
-def parse_listening(text: str) -> list[int]:
-    """The ports in state LISTEN of /proc/net/tcp and tcp6."""
-    ports = set()
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) > 3 and fields[3] == _LISTENING:  # noqa: PLR2004 - number, local, remote, state
-            ports.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(ports)
-
-
 def _module(name: str, kernel: str) -> str:
     if os.path.exists(f"/sys/module/{name}"):
         return "loaded"
@@ -151,11 +203,6 @@ def _module(name: str, kernel: str) -> str:
         if re.search(rf"/{name}\.ko", disk.read(f"/lib/modules/{kernel}/{file}") or ""):
             return "available"
     return "missing"
-
-
-def _free_mib(path: str) -> int:
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize // (1 << 20)
 
 
 def _line(path: str) -> str | None:
@@ -220,37 +267,55 @@ def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[
 class SourceCheck(threading.Thread):
     """Checks that one outside source is reachable and that its key has the expected fingerprint."""
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
+    def __init__(self, source: Mapping[str, Any], proxies: Proxies | None = None) -> None:
         super().__init__(daemon=True)
         self._source = source
+        self._proxies = proxies
+        self.refused: dict[str, str] = {}
+        """The proxy that refused to pass the request on, and its reason."""
         self.result: dict[str, Any] = {"name": source["name"], "url": source["url"], "ok": True, "error": None}
 
     def run(self) -> None:
         try:
-            check_source(self._source)
+            check_source(self._source, self._proxies)
+        except ProxyRefused as refusal:
+            self.refused = {refusal.url: str(refusal)}
         except MachineProblem as problem:
             self.result.update(ok=False, error=str(problem))
         except Exception as error:
             self.result.update(ok=False, error=f"{type(error).__name__}: {error}")
 
 
-def check_source(source: Mapping[str, Any]) -> None:
-    """Raise MachineProblem unless the source is reachable and its key is right."""
+class ProxyRefused(MachineProblem):
+    """The proxy ``url`` wants other credentials."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(reason)
+        self.url = url
+
+
+def check_source(source: Mapping[str, Any], proxies: Proxies | None = None) -> None:
+    """Raise MachineProblem unless the source is reachable through the proxies and its key is right."""
     import urllib.error
-    import urllib.request
 
     url = str(source["url"])
     if not url.startswith(("http://", "https://")):
         raise MachineProblem("it is not an http or https address", "", "correct the setting")
     try:
-        with urllib.request.urlopen(url, timeout=_RESPONSE_LIMIT_S) as response:  # noqa: S310 - the scheme is checked above
+        with opener(proxies).open(url, timeout=_RESPONSE_LIMIT_S) as response:
             response.read(1)
     except urllib.error.HTTPError as error:
+        if error.code == _PROXY_AUTHENTICATION_REQUIRED and (proxy := proxy_of(url, proxies)):
+            raise ProxyRefused(proxy, f"it responds {error.code} {error.reason}") from error
         # A registry that requires a token is reachable.
         if not (error.code == _UNAUTHORIZED and source.get("kind") == "registry"):
             raise MachineProblem(f"it responds {error.code} {error.reason}") from error
     except OSError as error:
-        raise MachineProblem(f"it does not respond: {getattr(error, 'reason', None) or error}") from error
+        reason = str(getattr(error, "reason", None) or error)
+        tunnel = f"Tunnel connection failed: {_PROXY_AUTHENTICATION_REQUIRED}"
+        if tunnel in reason and (proxy := proxy_of(url, proxies)):
+            raise ProxyRefused(proxy, reason.replace("Tunnel connection failed:", "it responds")) from error
+        raise MachineProblem(f"it does not respond: {reason}") from error
     if key := source.get("key"):
         repository = Repository(str(source["name"]), url, str(key), str(source.get("fingerprint") or ""))
-        keys.checked_key(keys.fetch(repository.key) if "://" in repository.key else repository.key, repository)
+        keys.checked_key(keys.fetch(repository.key, proxies) if "://" in repository.key else repository.key, repository)

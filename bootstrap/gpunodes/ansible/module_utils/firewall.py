@@ -7,6 +7,7 @@ import shutil
 
 from .process import run
 
+_FAMILIES = ("iptables", "ip6tables")
 _NFT_TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cni_plugins_masquerade")
 
 
@@ -28,12 +29,14 @@ def _rules_of(prefixes: str, other: str) -> re.Pattern[str]:
 
 
 KUBERNETES = _rules_of("KUBE-|FLANNEL-|CNI-|cali-", r"--comment \"?(?:kubernetes|flanneld|cni)")
-DOCKER = _rules_of("DOCKER", r"\s-[io] docker0\b")
+DOCKER_LINK = r"docker0|docker_gwbridge|br-[0-9a-f]{12}"
+"""The links of Docker's networks: its default network, Swarm's, and those that users create."""
+DOCKER = _rules_of("DOCKER", rf"\s-[io] (?:{DOCKER_LINK})\s")
 
 
 def clean(pattern: re.Pattern[str] = KUBERNETES) -> None:
     """Remove the rules and chains of Kubernetes components, or of Docker; all other rules stay."""
-    for family in ("iptables", "ip6tables"):
+    for family in _FAMILIES:
         if _is_installed(f"{family}-save"):
             rules = run([f"{family}-save"]).out
             remaining = without(rules, pattern)
@@ -47,6 +50,18 @@ def clean(pattern: re.Pattern[str] = KUBERNETES) -> None:
 def without(rules: str, pattern: re.Pattern[str]) -> str:
     """``iptables-save`` output without the lines that match ``pattern``."""
     return "".join(line for line in rules.splitlines(keepends=True) if not pattern.search(line))
+
+
+def forward_policies() -> dict[str, str]:
+    """The policy for forwarded packets by program, iptables and ip6tables; ACCEPT where there is no such chain."""
+    saved = {each: run([f"{each}-save", "-t", "filter"]).out for each in _FAMILIES if _is_installed(f"{each}-save")}
+    return {each: parse_policy(saved.get(each, "")) for each in _FAMILIES}
+
+
+def parse_policy(rules: str) -> str:
+    """The policy of the chain FORWARD in the output of ``iptables-save``."""
+    found = re.search(r"^:FORWARD (ACCEPT|DROP) ", rules, re.MULTILINE)
+    return found.group(1) if found else "ACCEPT"
 
 
 def remove_empty_tables(before: list[str] | None) -> None:

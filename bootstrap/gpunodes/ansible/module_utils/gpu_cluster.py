@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import devices, kube_api
-from .cluster.nodes import GPU_BOOT, on_node, pod_problem
+from .cluster.nodes import GPU_BOOT, event_text, on_node, pod_problem
 from .gpu_verify import Level
 from .kube_api import ApiError, Client
 
@@ -61,9 +61,10 @@ def verify(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, li
     return {watch.node: [asdict(level) for level in watch.levels] for watch in watches}
 
 
-def pods_with_gpus(node: str) -> list[str]:
+def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
     """The pods to which GPUs of a node are allocated, as NAMESPACE/NAME; they may be idle."""
-    pods = kube_api.admin().get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
+    client = client or kube_api.admin()
+    pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
     return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _allocated(pod))
 
 
@@ -175,7 +176,7 @@ def _events(client: Client, job_name: str) -> list[str]:
         return []
     matching = [event for event in found if str(event.get("involvedObject", {}).get("name", "")).startswith(job_name)]
     matching.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return [f"{event['reason']}: {event['message']}" for event in matching[-1:]]
+    return [event_text(event) for event in matching[-1:]]
 
 
 def _delete(client: Client, name: str) -> None:

@@ -10,7 +10,7 @@ import glob
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,16 @@ class InstalledPackage:
     """Its maintainer: dpkg's Maintainer, rpm's Vendor."""
 
 
-def read(root: str = "/") -> dict[str, Any]:
-    """The facts below ``root``; programs are run only if ``root`` is /."""
+def read(root: str = "/", expected: Sequence[str] = ()) -> dict[str, Any]:
+    """The facts below ``root``; programs are run only if ``root`` is /.
+
+    ``expected`` are PCI device ids of the GPUs of machines that will boot a copy of this disk. Without a GPU of its
+    own, the machine reports them, and all that the planner needs for them.
+    """
     functions = list(_functions(root))
     kernel = platform.release() if root == "/" else _text(root, "/proc/sys/kernel/osrelease") or ""
     loaded = _exists(root, "/sys/module/nvidia")
-    if not functions and not loaded:
+    if not functions and not loaded and not expected:
         return {"functions": [], "nvswitches": 0}
     packages = installed(root)
     return {
@@ -71,9 +75,11 @@ def read(root: str = "/") -> dict[str, Any]:
         "headers": _headers(root, kernel, packages),
         "driver": _driver(root, kernel, packages, loaded=loaded),
         "cuda": _cuda(root, packages),
+        "cudnn": {name: package.version for name, package in packages.items() if name.startswith("libcudnn")},
         "toolkit": {name: package.version for name, package in packages.items() if _TOOLKIT.fullmatch(name)},
         "runtimes": {name: packages[name].version for name in _RUNTIMES if name in packages},
         "clients": _clients(root) if loaded else None,
+        **({"expected": list(expected)} if expected and not functions else {}),
     }
 
 
@@ -142,6 +148,9 @@ def _mok(root: str) -> dict[str, Any]:
     return {"key": None, "enrolled": False}
 
 
+_APT_LISTS = "/var/lib/apt/lists"
+
+
 def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -> dict[str, Any]:
     """Whether the running kernel's headers are installed, and their package; None if no package is known."""
     build = f"/lib/modules/{kernel}/build"
@@ -157,10 +166,22 @@ def _headers(root: str, kernel: str, packages: Mapping[str, InstalledPackage]) -
 
 
 def _is_available(root: str, name: str) -> bool:
-    """Whether apt's sources contain the package; assumed if their lists were never read."""
-    if root != "/" or not glob.glob("/var/lib/apt/lists/*_Packages*"):
+    """Whether apt's sources contain the package; assumed unless the lists of all of them were read.
+
+    gpunodes itself may have read only the lists of its own sources.
+    """
+    if root != "/":
+        return True
+    # Lines such as 'http://host/dists/trixie/InRelease' host_dists_trixie_InRelease 0; nothing is fetched.
+    sources = re.findall(r"^'[^']*' (\S+)Release ", run(["apt-get", "update", "--print-uris"], 30).out, re.MULTILINE)
+    if not all(map(_was_read, sources)):
         return True
     return run(["apt-cache", "show", "--no-all-versions", name], 30).ok
+
+
+def _was_read(source: str) -> bool:
+    prefix = f"{_APT_LISTS}/{source.removesuffix('In')}"
+    return os.path.exists(f"{prefix}InRelease") or os.path.exists(f"{prefix}Release")
 
 
 def _driver(root: str, kernel: str, packages: Mapping[str, InstalledPackage], *, loaded: bool) -> dict[str, Any]:
@@ -257,7 +278,9 @@ def installed(root: str) -> dict[str, InstalledPackage]:
     return parse_rpm(run(["rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\t%{VENDOR}\n"], 60).out)
 
 
-_RELATED = re.compile(r"(lib)?(nvidia|cuda)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker")
+_RELATED = re.compile(
+    r"(lib)?(nvidia|cuda|cudnn)|linux-(modules-nvidia|headers)|kmod-nvidia|kernel-devel|containerd|docker"
+)
 
 
 def parse_status(text: str) -> dict[str, InstalledPackage]:

@@ -20,10 +20,11 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from . import gpu_facts
+from . import causes, gpu_facts
+from .causes import Program
 from .host import gpu_driver
 from .problem import MachineProblem
-from .process import PATH, CommandResult, last_line, run
+from .process import PATH, CommandResult, is_disconnected, last_line, run
 
 SMI_LIMIT_S = 60
 _PULL_LIMIT_S = 600
@@ -31,7 +32,7 @@ _CONTAINER_LIMIT_S = 180
 _STUCK = "is stuck in the driver (uninterruptible sleep)"
 _NAMESPACE = "k8s.io"
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
-_ALL_GPUS = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/all"
+_GPU_MOUNT = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/"
 """Source: github.com/NVIDIA/nvidia-container-toolkit, internal/config/image/cuda_image.go."""
 
 
@@ -131,6 +132,11 @@ def _host(expected_count: int, services: Sequence[str]) -> SmiReport:
 
 
 def _smi() -> SmiReport:
+    return parse_smi(smi_xml())
+
+
+def smi_xml() -> str:
+    """The output of ``nvidia-smi -q -x``; raises MachineProblem if it fails, hangs, or another one hangs."""
     if stuck := _stuck():
         raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "a responsive driver", "see `gpunodes health`")
     result = run_or_abandon(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
@@ -139,7 +145,7 @@ def _smi() -> SmiReport:
         raise MachineProblem(
             f"nvidia-smi: {output}", "a list of the GPUs", "see `gpunodes health` and `dmesg | grep NVRM`"
         )
-    return parse_smi(result.out)
+    return result.out
 
 
 def parse_smi(text: str) -> SmiReport:
@@ -183,12 +189,19 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
     if not shutil.which(program, path=PATH):
         return Level("container", "skipped", f"{runtime} is not installed")
     name = f"gpunodes-verify-{secrets.token_hex(3)}"
-    pulled, command, cleanup = (_docker if runtime == "docker" else _containerd)(image, name)
+    if runtime == "docker":
+        # docker replaces the entry point of an image, ctr ignores it.
+        options, argv = ["--entrypoint=nvidia-smi"], ["-L"]
+    else:
+        options, argv = [], ["nvidia-smi", "-L"]
+    pulled = pull(runtime, image)
+    command, cleanup = container(runtime, image, name, "all", argv, options)
     if not pulled.ok:
+        cause = causes.of(Program.IMAGE, pulled.text)
         raise MachineProblem(
-            f"the image {image} cannot be pulled: {last_line(pulled.text)}",
+            f"the image {image} cannot be pulled: {cause.found}",
             "an image to run",
-            "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
+            cause.remedy or "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
         )
     result = run_or_abandon(command, _CONTAINER_LIMIT_S)
     if not result.ok:
@@ -209,33 +222,44 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
     return Level("container", "ok", f"a container of {runtime} sees {len(inside)} GPUs")
 
 
-_SMI = ["nvidia-smi", "-L"]
+def pull(runtime: str, image: str) -> CommandResult:
+    """Pull an image for containerd or docker, unless it is present."""
+    if runtime == "docker":
+        found = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
+        return found if found.ok else run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
+    found = run([*_CTR, "images", "ls", "-q", f"name=={image}"])
+    if found.out.strip():
+        return found
+    return run([*_CTR, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
 
 
-def _containerd(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]:
-    ctr = ["ctr", "--namespace", _NAMESPACE]
-    pulled = run([*ctr, "images", "ls", "-q", f"name=={image}"])
-    if not pulled.out.strip():
-        pulled = run([*ctr, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
+_CTR = ("ctr", "--namespace", _NAMESPACE)
+
+
+def container(
+    runtime: str, image: str, name: str, gpu: str, argv: Sequence[str], options: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """The argv of a container with a GPU (its number, or "all"), and the argv that ends it."""
+    if runtime == "docker":
+        # What people type; one GPU is named as everywhere else.
+        device = "--gpus=all" if gpu == "all" else f"--device=nvidia.com/gpu={gpu}"
+        command = ["docker", "run", "--rm", f"--name={name}", device, *options, image, *argv]
+        return command, ["docker", "rm", "--force", name]
     # ctr of containerd 1.x does not support CDI devices: NVIDIA's runtime takes their names from mounts of this form.
-    options = ["--runc-binary", _RUNTIME, "--mount", f"type=bind,src=/dev/null,dst={_ALL_GPUS},options=rbind:ro"]
-    command = [*ctr, "run", "--rm", *options, image, name, *_SMI]
-    return pulled, command, [*ctr, "tasks", "delete", "--force", name]
-
-
-def _docker(image: str, name: str) -> tuple[CommandResult, list[str], list[str]]:
-    pulled = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
-    if not pulled.ok:
-        pulled = run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
-    command = ["docker", "run", "--rm", f"--name={name}", "--device=nvidia.com/gpu=all", "--entrypoint=nvidia-smi"]
-    return pulled, [*command, image, "-L"], ["docker", "rm", "--force", name]
+    mount = ["--mount", f"type=bind,src=/dev/null,dst={_GPU_MOUNT}{gpu},options=rbind:ro"]
+    command = [*_CTR, "run", "--rm", "--runc-binary", _RUNTIME, *mount, *options, image, name, *argv]
+    return command, [*_CTR, "tasks", "delete", "--force", name]
 
 
 # --- programs that may hang ---
 
 
-def run_or_abandon(argv: Sequence[str], limit_s: float) -> CommandResult:
-    """Run a program; kill it at its time limit, and abandon it if it survives that."""
+def run_or_abandon(argv: Sequence[str], limit_s: float, ends_in_s: float = 0) -> CommandResult:
+    """Run a program; kill it at its time limit, and abandon it if it survives that.
+
+    ``ends_in_s``: a program that must end by itself gets SIGTERM and this time first. It is ended when the controller
+    disconnects, too.
+    """
     environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -246,12 +270,17 @@ def run_or_abandon(argv: Sequence[str], limit_s: float) -> CommandResult:
             return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
         deadline = time.monotonic() + limit_s
         code = process.poll()
-        while code is None and time.monotonic() < deadline:
+        while code is None and time.monotonic() < deadline and not (ends_in_s and is_disconnected()):
             time.sleep(0.1)
             code = process.poll()
+        if code is None and ends_in_s:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ends_in_s)
         if code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
             # With a return code set, Python does not wait for the process when it exits.

@@ -53,16 +53,27 @@ class Ledger:
     """Previous states of services: {"enabled": ..., "active": ..., "masked": ...}."""
     firewall_tables: list[str] | None = None
     """The kernel's netfilter tables before gpunodes, or None where they could not be listed."""
+    firewalls: dict[str, list[str]] = field(default_factory=dict)
+    """What gpunodes added to each firewall: rules of ufw, chains of nftables that have a jump, and "policies" of
+    firewalld, which are files."""
+    forward_policies: dict[str, str] = field(default_factory=dict)
+    """Policies for forwarded packets before Docker, by program: "iptables" and "ip6tables"."""
     restarts: list[str] = field(default_factory=list)
     """Services whose files or packages have changed since their last restart."""
     groups: list[str] = field(default_factory=list)
     """User groups that did not exist before."""
     users: list[str] = field(default_factory=list)
     """System users that did not exist before."""
+    members: dict[str, list[str]] = field(default_factory=dict)
+    """Users that were not members of a group before, by group."""
     unloaded: list[str] = field(default_factory=list)
     """Kernel modules that were loaded before, and that gpunodes unloaded or blocked."""
     initramfs: str = ""
     """"rebuilt" if gpunodes rebuilt it, "seen" if that was not necessary, "" if it was not checked."""
+    mounts: dict[str, str] = field(default_factory=dict)
+    """Folders on which gpunodes mounts a folder of gpunodes_data_directory, with that folder."""
+    data_disk: str = ""
+    """Mount point of the disk of these folders."""
     kubeadm: str = ""
     """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
 
@@ -90,6 +101,12 @@ class Ledger:
     def note_users(self, names: Iterable[str]) -> None:
         _add(self.users, names)
 
+    def note_member(self, group: str, user: str) -> None:
+        _add(self.members.setdefault(group, []), [user])
+
+    def forget_member(self, group: str, user: str) -> None:
+        self.members[group] = [each for each in self.members.get(group, ()) if each != user]
+
     def note_sysctl(self, name: str, value: str) -> None:
         self.sysctls.setdefault(name, value)
 
@@ -98,6 +115,18 @@ class Ledger:
 
     def note_service(self, name: str, state: Mapping[str, bool]) -> None:
         self.services.setdefault(name, dict(state))
+
+    def note_firewall(self, name: str, entries: Iterable[str]) -> None:
+        _add(self.firewalls.setdefault(name, []), entries)
+
+    def forget_firewall(self, name: str, entries: Iterable[str]) -> None:
+        """Remove entries, after what they describe is removed."""
+        gone = {*entries}
+        self.firewalls[name] = [entry for entry in self.firewalls.get(name, []) if entry not in gone]
+
+    def note_mount(self, folder: str, source: str, data_disk: str) -> None:
+        self.mounts.setdefault(folder, source)
+        self.data_disk = self.data_disk or data_disk
 
     def note_restart(self, name: str) -> None:
         _add(self.restarts, [name])

@@ -28,7 +28,7 @@ _OPEN = re.compile(r"\[[^\]]*|(\"\"\"|''')(?:(?!\1).)*|\"[^\"]*|'[^']*|.*\\")
 """Values that continue on the next lines, whatever their indentation."""
 _SHAPES = re.compile(
     r"-----BEGIN (?!PGP PUBLIC KEY)[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)"  # PEM, also a truncated one
-    r"|(?<=://)[^/\s@\"']+(?=@)"  # user and password of a URL
+    r"|(?<=://)[^/\s\"']+(?=@)"  # user and password of a URL, up to the last @
     r"|\b(?:Basic|Bearer)[ \t]+[\w.~+/=-]+"  # an HTTP header
     r"|\beyJ[\w-]{1,500}\.[\w-]{1,4000}\.[\w-]*"  # a service account's token (RFC 7519)
     r"|\b[a-z0-9]{6}\.[a-z0-9]{16}\b",  # a bootstrap token
@@ -63,9 +63,13 @@ class Mask:
             return self._hidden(str(value))
         return self.text(value) if isinstance(value, str) else value
 
+    def shapes(self, text: str) -> str:
+        """``text`` without what has the shape of a secret, whatever its name: a login in a URL, a token, a key."""
+        return _SHAPES.sub(lambda found: self._hidden(found.group()), text)
+
     def text(self, text: str) -> str:
         """``text`` without secrets, and without characters that UTF-8 cannot encode."""
-        shaped = _SHAPES.sub(lambda found: self._hidden(found.group()), text)
+        shaped = self.shapes(text)
         parts = []
         end = 0
         for found in _ASSIGNED.finditer(shaped):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from . import causes
+from .causes import Program
 from .problem import MachineProblem
 from .process import CommandResult, run
 
@@ -47,8 +50,15 @@ class Effects:
     upgrades: Sequence[str]
 
 
+class NotFetched(MachineProblem):
+    """The package manager could not fetch a package: its lists of packages may be outdated."""
+
+
 class Manager(Protocol):
     """A package manager."""
+
+    unread: str
+    """Why sources could not be read in the last ``refresh`` although it succeeded, "" if all were read."""
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """The installed packages among ``names``."""
@@ -90,12 +100,17 @@ def detect() -> Manager:
     raise MachineProblem("neither apt-get nor dnf is installed", "one of them", "use a supported system")
 
 
-def choose(requested: RequestedPackage, versions: Sequence[str]) -> str:
-    """The best matching version of ``versions``; raises MachineProblem if none matches."""
+def choose(requested: RequestedPackage, versions: Sequence[str], unread: str = "") -> str:
+    """The best matching version of ``versions``; raises MachineProblem if none matches.
+
+    ``unread`` is why sources could not be read: the first cause if no version matches.
+    """
     for version in versions:
         if fits(requested, version):
             return version
     available = f"available: {', '.join(versions[:5])}" if versions else "no version is available"
+    if unread:
+        available += f", because a source could not be read: {unread}"
     raise MachineProblem(
         f"the package sources have no {requested.name} {requested.version}".rstrip() + f"; {available}",
         f"{requested.name} {requested.version}".rstrip(),
@@ -115,6 +130,8 @@ def fits(requested: RequestedPackage, version: str) -> bool:
 
 class Apt:
     """Debian and Ubuntu."""
+
+    unread = ""
 
     _COMMAND = (
         "apt-get",
@@ -165,8 +182,13 @@ class Apt:
             (f"-oDir::Etc::SourceList={file}", "-oDir::Etc::SourceParts=-", "-oAPT::Get::List-Cleanup=false")
             for file in files
         ]
+        self.unread = ""
         for options in per_file or [()]:
-            self._checked(self._apt("update", *options), "apt-get update")
+            result = self._apt("update", *options)
+            self._checked(result, "apt-get update")
+            # apt only warns about a source that it cannot reach, and keeps its old list.
+            if "W: Failed to fetch" in result.text and (cause := causes.find(Program.APT, result.text)):
+                self.unread = self.unread or str(cause)
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return parse_madison(run(["apt-cache", "madison", *names]).out)
@@ -200,7 +222,7 @@ class Apt:
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            raise MachineProblem(f"{title} failed: {apt_error(result.text)}")
+            raise _failure(Program.APT, title, result)
 
 
 def parse_dpkg(listing: str) -> dict[str, PackageState]:
@@ -237,18 +259,24 @@ def parse_simulation(listing: str) -> Effects:
     return Effects(installs, removes, upgrades)
 
 
-def apt_error(text: str) -> str:
-    """apt's first error: the first line that begins with ``E:``, and the first unmet dependency."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    unmet = [line for line in lines if " : Depends: " in line or " : Conflicts: " in line or " : Breaks: " in line]
-    errors = [line for line in lines if line.startswith(("E:", "dpkg: error"))]
-    return "; ".join((errors[:1] or lines[-1:]) + unmet[:1])
+def _failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
+    """Why a package manager failed, by its first cause."""
+    cause = causes.of(program, result.text)
+    missing = re.search(r"Unable to fetch|Failed to fetch|404|Cannot download|No more mirrors", result.text)
+    kind = NotFetched if missing else MachineProblem
+    return kind(f"{title} failed: {cause.found}", "", cause.remedy, result.text)
 
 
 class Dnf:
     """RHEL and its family. Unlike Apt, it is not tested on machines."""
 
+    unread = ""
+
     _COMMAND = ("dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--disableexcludes=all")
+
+    def __init__(self) -> None:
+        self.environment: Mapping[str, str] = {}
+        """The variables of its proxies; a source's own options come first."""
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         listing = run(["rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names]) if names else None
@@ -303,13 +331,12 @@ class Dnf:
         return {line.rpartition(":")[0].rpartition("-")[0] if ":" in line else line for line in lines}
 
     def _dnf(self, *arguments: str) -> CommandResult:
-        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S)
+        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S, environment=self.environment)
 
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            errors = [line for line in result.text.splitlines() if line.startswith("Error")]
-            raise MachineProblem(f"{title} failed: {(errors or result.text.splitlines()[-1:] or [''])[0]}")
+            raise _failure(Program.DNF, title, result)
 
 
 def stream_file(module: str) -> str:

@@ -25,8 +25,10 @@ class Problem:
 class MachineProblem(Exception):  # noqa: N818 - the name is clear without a suffix
     """A problem on a machine that fails a task: the only exception of code that runs there."""
 
-    def __init__(self, found: str, wanted: str = "", remedy: str = "") -> None:
+    def __init__(self, found: str, wanted: str = "", remedy: str = "", output: str = "") -> None:
         self.problem = Problem(found, wanted, remedy)
+        self.output = output
+        """The complete output of a program that failed, for the run's log."""
         super().__init__(str(self.problem))
 
 

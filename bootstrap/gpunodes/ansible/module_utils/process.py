@@ -46,9 +46,11 @@ def is_disconnected() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
-def run_while_connected(argv: Sequence[str], timeout_s: float) -> CommandResult:
+def run_while_connected(
+    argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> CommandResult:
     """Like ``run``, for a program that may be killed at any time: it is killed when the controller disconnects."""
-    return _run(argv, timeout_s, "", {}, while_heard=True)
+    return _run(argv, timeout_s, "", environment or {}, while_heard=True)
 
 
 def run(

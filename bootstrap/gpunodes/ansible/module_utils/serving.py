@@ -13,6 +13,7 @@ import base64
 import binascii
 import ipaddress
 import json
+import os
 import re
 import subprocess
 import sys
@@ -277,7 +278,11 @@ def _reserved() -> Reserved:
 
 
 def _kubectl(*arguments: str) -> str:
-    return subprocess.run([*_KUBECTL, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
+    # The API server is on this machine: a proxy that systemd's configuration names is not for it.
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return subprocess.run(
+        [*_KUBECTL, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=True, env=environment
+    ).stdout
 
 
 def _log(line: str) -> None:

@@ -38,16 +38,24 @@ _LOST_FOUND = "lost+found"
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo: mount point and source (proc_pid_mountinfo(5))."""
+    """One line of /proc/self/mountinfo: mount point, source and file system (proc_pid_mountinfo(5))."""
 
     point: str
     source: str
+    kind: str = ""
 
 
 def below(folders: Iterable[str]) -> list[Mount]:
     """The mounts below ``folders``, the last mounted first; links in the folders' paths are resolved."""
     roots = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
     return [mount for mount in _mounts() if mount.point.startswith(roots)]
+
+
+def mount_of(path: str) -> Mount:
+    """The mount that contains ``path``, which need not exist; links in it are resolved."""
+    real = f"{os.path.realpath(path).rstrip('/')}/"
+    found = [mount for mount in _mounts() if real.startswith(f"{mount.point.rstrip('/')}/")]
+    return max(found, key=lambda mount: len(mount.point), default=Mount("/", ""))
 
 
 def unmount(folders: Iterable[str]) -> None:
@@ -144,16 +152,21 @@ def _mounts() -> list[Mount]:
     for line in filter(None, lines):
         fields, _, rest = line.partition(b" - ")
         try:
-            point, source = (_unescaped(name) for name in (fields.split(b" ")[4], rest.split(b" ")[1]))
+            point, source, kind = map(_decoded, (fields.split(b" ")[4], rest.split(b" ")[1], rest.split(b" ")[0]))
         except (IndexError, ValueError):
             raise MachineProblem(f"{_MOUNTS} has an invalid line: {shown(os.fsdecode(line))}") from None
         # The kernel marks a mount whose folder was deleted: it has no path.
         if not point.endswith("//deleted"):
-            found.append(Mount(point, source))
+            found.append(Mount(point, source, kind))
     return found[::-1]
 
 
-def _unescaped(name: bytes) -> str:
+def unescaped(name: str) -> str:
+    """A name of /etc/fstab, which has the same octal escapes as mountinfo."""
+    return _decoded(os.fsencode(name))
+
+
+def _decoded(name: bytes) -> str:
     """A name of mountinfo without its octal escapes for spaces, tabs, line feeds and backslashes."""
     return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal.group(1), 8) & 255]), name))
 

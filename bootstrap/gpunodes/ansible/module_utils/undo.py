@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import disk, firewall, ledger, lock, packages, tree
-from .host import gpu_driver, services, swap, users
+from . import data_directory, disk, firewall, ledger, lock, packages, tree
+from .firewalls import firewalld, nftables, ufw
+from .firewalls.wanted import MARK
+from .host import gpu_driver, kernel, proxies, services, swap, users
 from .kubeadm import reset
 from .problem import MachineProblem
 from .process import run
@@ -22,6 +25,7 @@ TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
 """Files of the probe and of the escalation program, until the next boot; those two are sent without this module."""
 _RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
 """Folders where container runtimes mount, and may leave mounts when they stop. Only the kubelet mounts elsewhere."""
+_LINKS = "/sys/class/net"
 _DOCKER_DATA = "/var/lib/docker"
 _VOLUMES = f"{_DOCKER_DATA}/volumes/"
 """Mounts below this folder contain a user's data; a container's own mounts are elsewhere."""
@@ -62,7 +66,10 @@ class Undoer:
         """Raise MachineProblem while a user has mounts in folders that are to be removed; changes nothing."""
         for undoer in (self, *self._sections()):
             folders = undoer._folders()
-            tree.check_unmounted(set(folders) - {*_RUNTIMES, reset.KUBELET}, created=folders)
+            own = data_directory.mounted(undoer.ledger)
+            tree.check_unmounted(
+                set(folders) - {*_RUNTIMES, reset.KUBELET}, created=[path for path in folders if path not in own]
+            )
             if _DOCKER_DATA in folders:
                 tree.check_unmounted([_VOLUMES])
 
@@ -72,9 +79,9 @@ class Undoer:
     def _undo(self) -> None:
         self._drivers()
         self._services()
-        if not self.check:
-            self._mounts()
+        self._mounts()
         self._docker()
+        self._firewalls()
         if not self.check:
             # Before the packages: gpunodes may have installed nft.
             firewall.remove_empty_tables(self.ledger.firewall_tables)
@@ -82,6 +89,7 @@ class Undoer:
         self._users()
         lists = self._apt_lists()
         self._files()
+        self._reload_firewalld()
         self._directories()
         self._kernel()
         if not self.section:
@@ -127,9 +135,17 @@ class Undoer:
                 self._do(f"load {name}", partial(run, ["modprobe", name]), difference)
 
     def _restarts(self) -> None:
-        """Restart services that existed before gpunodes and still run with files that were just removed."""
-        states = services.states(list(self.ledger.services)) if self.section and self.ledger.services else {}
-        for name, before in self.ledger.services.items():
+        """Restart services that existed before gpunodes and still run with files that were just removed.
+
+        Of the ledger itself only those that still have a proxy in their environment.
+        """
+        concerned = {
+            name: before
+            for name, before in self.ledger.services.items()
+            if self.section or proxies.variables_file(name) in self.ledger.files
+        }
+        states = services.states(list(concerned)) if concerned else {}
+        for name, before in concerned.items():
             if before["active"] and states.get(name, {}).get("active"):
                 difference = Difference(
                     f"service {name}", {"started with": "removed files"}, {"started with": "present files"}
@@ -148,16 +164,45 @@ class Undoer:
                 self._do(f"disable {name}", partial(run, ["systemctl", "disable", name]), difference)
 
     def _docker(self) -> None:
-        """Remove the bridge and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
+        """Remove the links and the firewall rules that a stopped Docker leaves; a user's own Docker keeps them."""
         if self.ledger.services.get("docker", {"active": True})["active"]:
             return
-        if os.path.exists("/sys/class/net/docker0"):
-            difference = _gone("network links", "docker0")
-            self._do("remove the link docker0", partial(run, ["ip", "link", "delete", "docker0"]), difference)
+        for link in sorted(os.listdir(_LINKS)):
+            if re.fullmatch(firewall.DOCKER_LINK, link):
+                difference = _gone("network links", link)
+                self._do(f"remove the link {link}", partial(run, ["ip", "link", "delete", link]), difference)
         if not self.check:
             firewall.clean(firewall.DOCKER)
+            now = firewall.forward_policies() if self.ledger.forward_policies else {}
+            for program, policy in self.ledger.forward_policies.items():
+                if policy != now.get(program):
+                    run([program, "--policy", "FORWARD", policy])
+
+    def _firewalls(self) -> None:
+        """Remove the rules that gpunodes added to ufw and nftables; firewalld's are files."""
+        rules = self.ledger.firewalls.get("ufw", ())
+        present = ufw.added() if rules and ufw.is_installed() else {}
+        if own := [rule for rule in rules if present.get(rule) == MARK]:
+            difference = Difference("rules of ufw", dict.fromkeys(own, "added by gpunodes"), {})
+            self._do("remove the rules of gpunodes from ufw", lambda: ufw.delete(own), difference)
+        if (chains := self.ledger.firewalls.get("nftables")) and (commands := nftables.removal()):
+            difference = Difference("rules in chains of nftables", dict.fromkeys(chains, MARK), {})
+            self._do("remove the rules of gpunodes from nftables", lambda: nftables.load(commands), difference)
+
+    def _reload_firewalld(self) -> None:
+        """Let firewalld forget the files that were just removed."""
+        if self.ledger.firewalls.get("firewalld") and firewalld.is_active():
+            difference = Difference("firewalld", {"policies of gpunodes": "loaded"}, {})
+            forget = firewalld.empty if firewalld.lost_by_reload() else firewalld.reload
+            self._do("remove the policies of gpunodes from firewalld", forget, difference)
 
     def _users(self) -> None:
+        for group, names in self.ledger.members.items():
+            present = users.members(group)
+            for name in [name for name in names if name in present]:
+                difference = Difference(f"members of the group {group}", {name: "member"}, {})
+                action = partial(run, ["gpasswd", "--delete", name, group])
+                self._do(f"remove {name} from the group {group}", action, difference)
         for name in self.ledger.users:
             if users.has_user(name):
                 # That also removes its group (login.defs: USERGROUPS_ENAB).
@@ -214,14 +259,22 @@ class Undoer:
 
     def _folders(self) -> list[str]:
         """The existing folders that gpunodes or its software created, innermost first."""
-        found = sorted(self.ledger.directories, key=len, reverse=True)
+        found = sorted(set(self.ledger.directories) - data_directory.missing(self.ledger), key=len, reverse=True)
         return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
 
     def _mounts(self) -> None:
-        """Check that nothing is mounted in folders to be removed, before package scripts or gpunodes remove them."""
+        """Unmount what gpunodes mounted, and check that nothing else is mounted in folders to be removed.
+
+        That is before package scripts or gpunodes remove them.
+        """
         folders = self._folders()
-        tree.unmount(path for path in folders if path in _RUNTIMES)
-        tree.check_unmounted(folders, created=folders)
+        own = data_directory.mounted(self.ledger)
+        if not self.check:
+            tree.unmount(path for path in {*folders, *own} if path in _RUNTIMES)
+        for folder, source in own.items():
+            self._do(f"unmount {folder}", partial(_unmount, folder, source), Difference("mounts", {folder: source}, {}))
+        if not self.check:
+            tree.check_unmounted(folders, created=folders)
 
     def _directories(self) -> None:
         for path in self._folders():
@@ -230,7 +283,7 @@ class Undoer:
 
     def _kernel(self) -> None:
         for name, value in self.ledger.sysctls.items():
-            path = f"/proc/sys/{name.replace('.', '/')}"
+            path = kernel.path_of(name)
             now = disk.read(path)
             if now is not None and now.split() != value.split():
                 difference = Difference("kernel settings", {name: now.strip()}, {name: value})
@@ -258,6 +311,14 @@ class Undoer:
             if os.path.exists(device):
                 difference = Difference("swap", {device: "off"}, {device: "on"})
                 self._do(f"turn swap on ({device})", partial(run, ["swapon", device]), difference)
+
+
+def _unmount(folder: str, source: str) -> None:
+    """Unmount a folder of a data directory; raises MachineProblem, with its users, while it is in use."""
+    run(["systemctl", "stop", data_directory.unit(folder)])
+    if data_directory.is_mounted(folder, source):
+        run(["umount", "--no-canonicalize", folder])
+        tree.check_unmounted([], created=[folder])
 
 
 def _gone(title: str, name: str) -> Difference:

@@ -10,7 +10,8 @@ module: host
 short_description: Bring a machine into its desired state
 version_added: "0.1.0"
 description:
-  - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap and services.
+  - Manages package sources with pinned keys, packages at exact versions, whole files, the kernel, swap,
+    services and the ports that active firewalls let in.
   - Records each change and the previous state in a ledger on the machine. M(gpunodes.bootstrap.host_undo) undoes the
     changes.
   - The next run completes an interrupted one.
@@ -50,13 +51,25 @@ options:
       sysctls:
         description: Kernel settings, now and at every boot.
         type: dict
+      raised:
+        description: Least values of kernel settings, now and at every boot. A higher value is kept.
+        type: dict
+      moved:
+        description: Folders whose data belongs into C(data_directory), by the service that uses them.
+        type: dict
+      data_directory:
+        description: >-
+          Directory on another disk. A folder in it is mounted on each folder of C(moved), before its service starts.
+          Empty leaves them where they are. Data is never moved.
+        type: str
       swap_off:
         description: Whether to turn off swap and comment it out in C(/etc/fstab).
         type: bool
       services:
         description: >-
           Services to enable and start, and to restart after changes, each with C(name), C(started) (false only enables
-          it) and C(when_exists) (a file without which it is not started).
+          it), C(when_exists) (a file without which it is not started), C(proxied) (whether it uses the proxies) and
+          C(off) (true stops and disables it, unless it was on before).
         type: list
         elements: dict
       groups:
@@ -67,6 +80,14 @@ options:
         description: System users, each with its own group, that the packages create and do not delete.
         type: list
         elements: str
+      members:
+        description: >-
+          Existing users that are members of a group, by group. Users that an earlier run added, and that are not listed
+          any more, are removed from it.
+        type: dict
+      forwards:
+        description: Whether the software switches forwarding of packets on. Its state before is recorded and restored.
+        type: bool
       holds:
         description: Shell patterns of installed packages to hold.
         type: list
@@ -89,7 +110,7 @@ options:
         description: Module stream of dnf that contains the packages.
         type: str
       driver:
-        description: A GPU driver, with C(modules) and C(conflicting_module).
+        description: A GPU driver, with C(modules), C(conflicting_module) and C(loaded) (false only builds its modules).
         type: dict
       devices:
         description: Whether to keep a CDI specification of the GPUs for containers.
@@ -98,10 +119,25 @@ options:
         description: Images that containerd pulls in the background. C({NAME}) is the version of the package NAME.
         type: list
         elements: str
+      firewall:
+        description: >-
+          What the active firewalls (ufw, firewalld, nftables) must let through, with C(ports) (the sources of each
+          port, such as C(tcp 10250); none for everywhere), C(devices) (of pods), C(sources) (addresses of the
+          cluster's machines) and C(pods) (ranges of pods).
+        type: dict
+      proxies:
+        description: >-
+          HTTP proxies of the package manager, of keys, and of services that are C(proxied): the URLs C(http) and
+          C(https), and C(no_proxy), the hosts that are reached directly.
+        type: dict
       section:
         description: The section of the ledger that records the changes; empty for the ledger itself.
         type: str
         choices: ["", gpu]
+  proxy_credentials:
+    description: >-
+      USER:PASSWORD for the proxies in the desired state whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -109,7 +145,9 @@ attributes:
     details: Versions of packages are those of the request, and the initramfs is not examined.
   diff_mode:
     support: full
-    description: Shows files, packages, the kernel's modules and settings, swap and services.
+    description: >-
+      Shows files, packages, members of groups, kernel modules and settings, mounts, swap, services and rules of
+      firewalls.
   platform:
     support: full
     description: Runs on a machine of the inventory.
@@ -146,6 +184,11 @@ versions:
   description: Versions of the packages.
   returned: always
   type: dict
+notes:
+  description: What the user should know about the result.
+  returned: always
+  type: list
+  elements: str
 reboot:
   description: Why the machine must be rebooted to complete the changes; empty if no reboot is required.
   returned: always
@@ -176,16 +219,23 @@ from ..module_utils.host.spec import spec_from
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={"wanted": {"type": "dict", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "wanted": {"type": "dict", "required": True},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+        },
+        supports_check_mode=True,
+    )
 
     def work() -> dict[str, object]:
-        changes = converge(spec_from(module.params["wanted"]), module.check_mode)
+        changes = converge(spec_from(module.params["wanted"], module.params["proxy_credentials"]), module.check_mode)
         return {
             "changed": bool(changes.actions),
             "actions": changes.actions,
             "diff": changes.differences,
             "versions": changes.versions,
             "reboot": changes.reboot,
+            "notes": changes.notes,
         }
 
     carry_out(module, work)

@@ -17,6 +17,10 @@ options:
     description: The desired state by role, each like the option O(gpunodes.bootstrap.host#module:wanted).
     type: dict
     required: true
+  proxy_credentials:
+    description: >-
+      USER:PASSWORD for the proxies in the desired state whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -62,12 +66,15 @@ from ..module_utils.host.converge import diff
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"wanted": {"type": "dict", "required": True}},
+        argument_spec={
+            "wanted": {"type": "dict", "required": True},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+        },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        pending, versions = diff(module.params["wanted"])
+        pending, versions = diff(module.params["wanted"], module.params["proxy_credentials"])
         return {"changed": False, "pending": pending, "versions": versions}
 
     carry_out(module, work, changes=False)

@@ -54,6 +54,31 @@ options:
         type: list
         elements: str
         default: []
+  proxies:
+    description: >-
+      HTTP proxies through which the sources are reached: the URLs C(http) and C(https), and C(no_proxy), the hosts that
+      are reached directly.
+    type: dict
+  proxy_credentials:
+    description: >-
+      USER:PASSWORD for the proxies whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
+  data_directory:
+    description: Directory on another disk for the data of containerd, Docker and the kubelet; empty for none.
+    type: str
+    default: ""
+  runtime:
+    description: Container runtime whose data belongs there.
+    type: str
+    choices: [containerd, docker]
+    default: containerd
+  expected_gpus:
+    description: >-
+      PCI device ids of the GPUs of machines that will boot a copy of this disk. A machine without GPUs reports them,
+      and what is needed to install their software.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -91,6 +116,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import facts
 from ..module_utils.entry import carry_out
+from ..module_utils.proxies import proxies_from
 
 SOURCE = {
     "name": {"type": "str", "required": True},
@@ -106,10 +132,24 @@ SOURCE = {
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []}},
+        argument_spec={
+            "sources": {"type": "list", "elements": "dict", "options": SOURCE, "default": []},
+            "proxies": {"type": "dict"},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+            "data_directory": {"type": "str", "default": ""},
+            "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
+            "expected_gpus": {"type": "list", "elements": "str", "default": []},
+        },
         supports_check_mode=True,
     )
-    carry_out(module, lambda: {"changed": False, "host_facts": facts.read(module.params["sources"])}, changes=False)
+
+    def work() -> dict[str, object]:
+        given = module.params
+        proxies = proxies_from(given["proxies"], given["proxy_credentials"])
+        others = (given["data_directory"], given["runtime"], given["expected_gpus"])
+        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others)}
+
+    carry_out(module, work, changes=False)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ attributes:
     description: Reports what it would undo, and changes nothing.
   diff_mode:
     support: partial
-    description: Shows files, packages, folders, users, the kernel's modules and settings, swap and services.
-    details: Firewall rules and mounts that a stopped container runtime leaves are not listed.
+    description: Shows files, packages, folders, mounts, users, the kernel's modules and settings, swap and services.
+    details: Firewall rules and the mounts that a stopped container runtime leaves are not listed.
   platform:
     support: full
     description: Runs on a machine of the inventory.

@@ -33,6 +33,12 @@ options:
     description: Seconds that kubeadm may take, and seconds to wait for a starting control plane.
     type: int
     default: 900
+  schedulable:
+    description: >-
+      Whether ordinary pods may run on the control plane: removes kubeadm's taint from its node. If false, restores the
+      taint that this module removed.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -92,6 +98,7 @@ def main() -> None:
             "patches": {"type": "dict", "default": {}},
             "files": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 900},
+            "schedulable": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -104,6 +111,7 @@ def main() -> None:
             parameters["files"],
             parameters["timeout"],
             module.check_mode,
+            schedulable=parameters["schedulable"],
         ).result()
 
     carry_out(module, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from gpunodes.errors import GpunodesError, WrongInput
 
 KINDS = ("redfish", "ipmi", "command")
 _PASSWORD_COMMAND_S = 30
+_UNBRACKETED = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([^/@\[\]:]*:[^/@\[\]:]*:[^/@\[\]]*)")
+"""A URL whose host has several colons: it is unclear where the port begins (RFC 3986, 3.2.2)."""
 
 
 def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
@@ -31,6 +34,12 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
     required, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
     if not required:
         raise WrongInput(f"{machine} has a BMC of type {kind}, but no {name}", name, "add it to the inventory")
+    if unbracketed := _UNBRACKETED.match(address):
+        raise WrongInput(
+            f"gpunodes_bmc_address of {machine} is a URL with the host {unbracketed[1]!r}",
+            "an IPv6 address in brackets, such as https://[2001:db8::1]",
+            "correct the inventory",
+        )
     return Access(
         kind=kind,
         address=address,

@@ -216,6 +216,15 @@ RULES: tuple[Rule, ...] = (
         nvidia_smi.smi_message,
     ),
     Rule(
+        "row-missing",
+        "nvidia-smi's table has no row for a GPU",
+        "a gap in the numbers of a saved table, compared with `nvidia-smi -L`, other output of nvidia-smi and the"
+        " addresses in the kernel log",
+        "reboot if those show more GPUs than nvidia-smi; else none: `nvidia-smi -i` shows only some, too",
+        SMI,
+        nvidia_smi.row_missing,
+    ),
+    Rule(
         "unreadable",
         "nvidia-smi cannot read values of a GPU",
         "`ERR!` in its table, `Unknown Error` in its other output",

@@ -13,7 +13,6 @@ from gpunodes.health.smi_table import FIELDS_OF_GPU
 _MESSAGES: tuple[tuple[str, Action, str], ...] = (
     (r"Driver/library version mismatch", Action.REBOOT, "The libraries and the loaded driver have different versions."),
     (r"[Rr]equires reset|reset required|ERR!", Action.RESET_GPU, "A GPU must be reset."),
-    (r"^no row of GPU", Action.REBOOT, "nvidia-smi shows no row for a GPU before the last one: it is lost."),
     (r"GPU is lost|^device handle: ", Action.REBOOT, "A GPU is lost."),
     (
         r"couldn't communicate with the NVIDIA driver|couldn't find libnvidia|Driver Not Loaded",
@@ -52,6 +51,34 @@ def smi_message(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         else:
             meaning = "nvidia-smi failed with an unknown message."
             yield rule.finding(Action.NONE, meaning, gpu=gpu, evidence=evidence, watch=True)
+
+
+def row_missing(rule: Rule, data: RuleInput) -> Iterator[Finding]:
+    """``nvidia-smi -i 0,2`` shows no row of GPU 1 either: only with other evidence of further GPUs is one lost."""
+    missing = data.of_kinds(LineKind.ROW_MISSING)
+    shown = {address(each.address.encode()) for each in data.gpus}
+    numbers = sorted({record.code for record in missing})
+    # Other output shows as many GPUs as the numbers of the table require.
+    if not numbers or len(shown) > numbers[-1] + 1:
+        return
+    listed = data.of_kinds(LineKind.GPU_LISTED)
+    named = [record for record in data.records if record.kind in _NAMING and record.gpu and record.gpu not in shown]
+    others = {record.gpu for record in named}
+    row = f"nvidia-smi's table has no row {', '.join(map(str, numbers))}"
+    if max(len({record.code for record in listed}), len(shown | others)) > len(shown):
+        proof = named or [record for record in listed if record.code in numbers] or listed
+        message = f"{row}, but the machine has more GPUs than it shows: one is lost, unless the table was limited (-i)."
+        gpu = others.pop() if len(others) == 1 else ""
+        yield rule.finding(Action.REBOOT, message, *proof, gpu=gpu)
+    else:
+        message = f"{row}: it is lost, or was not requested (-i). Supply the output of `nvidia-smi` for all GPUs."
+        yield rule.finding(Action.NONE, message)
+
+
+_NAMING = frozenset(LineKind) - {
+    LineKind.SXID, LineKind.QUOTED, LineKind.IMITATED, LineKind.SMI_MESSAGE, LineKind.GPU_LISTED, LineKind.ROW_MISSING
+}  # fmt: skip
+"""Lines that name a GPU which the machine has."""
 
 
 def unreadable(rule: Rule, data: RuleInput) -> Iterator[Finding]:

@@ -107,7 +107,8 @@ def _give_up(tools: Tools, record: RepairRecord) -> RepairRecord:
 
 def _release(tools: Tools, record: RepairRecord) -> RepairRecord:
     # The history first: a repair in neither the lock nor the history would be forgotten.
-    outcome = record.outcome or RepairOutcome.NOT_NEEDED
+    # A record in a Lease may come without one.
+    outcome = record.outcome or RepairOutcome.NOT_REPAIRED
     tools.note(record, EntryKind.END, "repair", outcome.value, record.why, time.time() - record.started)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import devices, kube_api, kubeconfig, pools
+from .. import causes, devices, kube_api, kubeconfig, pools
 from ..kube_api import ApiError, Client
 
 READY_BOOT = "gpunodes.dev/ready-boot"
@@ -121,6 +121,8 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
         last = container.get("lastState", {}).get("terminated", {})
         if waiting and waiting.get("reason") not in {"PodInitializing", "ContainerCreating"}:
             cause = last.get("message") or waiting.get("message") or ""
+            if "Image" in str(waiting.get("reason")) and (pull := causes.of_pull(str(cause))):
+                cause = str(pull)
             return f"pod {name}: {waiting.get('reason')}: {cause.strip()}".rstrip(": ")
         ended = container["state"].get("terminated", {})
         if ended and ended.get("exitCode"):
@@ -132,3 +134,10 @@ def pod_problem(pod: Mapping[str, Any]) -> str:
     if scheduled.get("status") == "False":
         return f"pod {name}: {scheduled.get('message')}"
     return f"pod {name} is {status.get('phase', 'unknown').lower()}"
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """A warning about a pod; of a failed pull its first cause."""
+    message = str(event.get("message") or "")
+    pull = causes.of_pull(message) if "pull" in message else None
+    return f"{event.get('reason')}: {pull or message}"

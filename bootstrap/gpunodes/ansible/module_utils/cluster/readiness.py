@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import kube_api
 from ..kube_api import ApiError, Client
-from .nodes import NETWORK_LABEL, READY_BOOT, not_ready, on_node, pod_problem
+from .nodes import NETWORK_LABEL, READY_BOOT, event_text, not_ready, on_node, pod_problem
 
 _PODS = f"{kube_api.SYSTEM}/pods"
 _POLL_S = 2.0
@@ -197,7 +197,7 @@ def _event(client: Client, pod: str) -> str:
     except ApiError:
         return ""
     found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return f"{found[-1]['reason']}: {found[-1]['message']}" if found else ""
+    return event_text(found[-1]) if found else ""
 
 
 def probe_pod(name: str, node: str, image: str) -> dict[str, Any]:

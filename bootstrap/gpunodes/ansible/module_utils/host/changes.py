@@ -22,6 +22,8 @@ class Changes:
     """Versions of the requested packages after the run."""
     present: dict[str, str] = field(default_factory=dict)
     """Versions of the packages that were installed before."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about the result."""
     reboot: str = ""
     """Why the machine must be rebooted to complete the changes, "" if no reboot is required."""
 

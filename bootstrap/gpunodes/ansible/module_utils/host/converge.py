@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..problem import MachineProblem
-from . import files, gpu_driver, images, installation, kernel, services, swap
+from . import files, firewall, gpu_driver, images, installation, kernel, mounts, proxies, services, swap, users
 from .changes import Changes
 from .sources import Sources, enable_stream
 from .spec import Spec, spec_from
@@ -21,10 +21,14 @@ def converge(spec: Spec, check: bool = False) -> Changes:
     missing = [path for path in spec.directories if not os.path.lexists(path)]
     if missing and not check:
         changes.ledger.note_directories(missing)
+    mounts.move(changes)
     kernel.load_modules(changes)
     kernel.set_sysctls(changes)
+    kernel.raise_sysctls(changes)
     if spec.swap_off:
         swap.turn_off(changes)
+    if spec.firewall:
+        firewall.open_ports(changes, spec.firewall)
     _install(changes)
     if spec.driver:
         gpu_driver.load_driver(changes, spec.driver)
@@ -36,17 +40,21 @@ def converge(spec: Spec, check: bool = False) -> Changes:
         gpu_driver.publish_devices(changes)
     if spec.services:
         services.start_all(changes)
+    for group, names in spec.members.items():
+        users.set_members(changes, group, names)
     images.fetch(changes)
     return changes
 
 
-def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, str]]:
+def diff(
+    wanted: Mapping[str, Mapping[str, Any]], proxy_credentials: Mapping[str, str] | None = None
+) -> tuple[list[str], dict[str, str]]:
     """The roles with pending changes, and the versions of the installed packages."""
     pending = []
     versions: dict[str, str] = {}
     for role, parameters in wanted.items():
         try:
-            changes = converge(spec_from(parameters), check=True)
+            changes = converge(spec_from(parameters, proxy_credentials), check=True)
         except MachineProblem:
             # The role itself reports the problem when it runs.
             pending.append(role)
@@ -58,8 +66,9 @@ def diff(wanted: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, 
 
 
 def _install(changes: Changes) -> None:
-    """Configure the package sources, and install packages and files from them."""
+    """Configure proxies and package sources, and install packages and files from them."""
     spec = changes.spec
+    proxies.configure(changes)
     sources = Sources(changes)
     for repository in spec.repositories:
         sources.configure(repository)

@@ -9,7 +9,8 @@ import platform
 import re
 from collections.abc import Sequence
 
-from .. import disk, gpu_facts, ledger
+from .. import causes, disk, gpu_facts, ledger
+from ..causes import Program
 from ..problem import MachineProblem
 from ..process import CommandResult, last_line, run
 from ..report import GENERATED, Difference
@@ -33,7 +34,7 @@ _LOAD_LIMIT_S = 180
 
 
 def load_driver(changes: Changes, driver: Driver) -> None:
-    """Load the driver's modules; if that requires a reboot, the reason is recorded in the changes.
+    """Load the driver's modules, or only build them; if a reboot is required, the reason is recorded in the changes.
 
     Raises MachineProblem with the first cause: the compiler's first error, or a module that the kernel rejects.
     """
@@ -55,7 +56,10 @@ def load_driver(changes: Changes, driver: Driver) -> None:
     missing = [module for module in driver.modules if not _loaded(module)]
     if not missing:
         return
+    # Also of modules that only the boot of another machine, with this disk, will load: its reset unloads them.
     changes.ledger.note_modules(missing)
+    if not driver.loaded:
+        return
     difference = Difference("kernel modules", dict.fromkeys(missing, "not loaded"), dict.fromkeys(missing, "loaded"))
     if changes.step(f"load kernel modules {', '.join(missing)}", difference):
         for module in missing:
@@ -88,10 +92,13 @@ def _build(module: str, kernel: str) -> None:
     result = run(["dkms", "autoinstall", "-k", kernel], _BUILD_LIMIT_S)
     if _version(module, kernel):
         return
+    cause = causes.find(Program.BUILD, result.text)
     raise build_problem(module, kernel) or MachineProblem(
-        f"no module {module} for the kernel {kernel}: {last_line(result.text) or 'DKMS has none'}",
+        f"no module {module} for the kernel {kernel}: "
+        f"{cause.found if cause else last_line(result.text) or 'DKMS has none'}",
         "the driver's module, built by DKMS",
-        "see `dkms status`",
+        (cause and cause.remedy) or "see `dkms status`",
+        result.text,
     )
 
 
@@ -102,32 +109,18 @@ def build_problem(module: str, kernel: str, since: float = 0.0) -> MachineProble
         *glob.glob(f"{DKMS}/{module}*/*/{kernel}/*/log/make.log"),
     ]
     for path in sorted(logs, key=os.path.getmtime, reverse=True):
-        error = first_error(disk.read(path) or "") if os.path.getmtime(path) >= since else ""
-        if error:
+        log = (disk.read(path) or "") if os.path.getmtime(path) >= since else ""
+        if cause := causes.find(Program.BUILD, log):
+            # Compilers name a file below DKMS's folder of the build.
+            error = re.sub(r"^\S*/build/", "", cause.found)
+            remedy = cause.remedy or "choose a driver branch that supports this kernel, or an older kernel"
             return MachineProblem(
                 f"the driver's module does not build for the kernel {kernel}: {error}",
                 "a module that compiles",
-                f"choose a driver branch that supports this kernel, or an older kernel; see the log {path}",
+                f"{remedy}; see the log {path}",
+                log,
             )
     return None
-
-
-def first_error(log: str) -> str:
-    """The first error in a log of make and a compiler, "" if there is none.
-
-    gcc and clang write ``file:line:column: error: ...`` (or ``fatal error:``), make writes ``***``; make's errors count
-    only if the compiler reports none.
-    """
-    lines = [line.strip() for line in log.splitlines()]
-    for pattern in (
-        r"^\S+:\d+(:\d+)?: (fatal )?error: ",
-        r"(^|: )(fatal )?error:? |No space left on device|undefined!$|Killed|version check failed",
-        r"\*\*\* ",
-    ):
-        for line in lines:
-            if re.search(pattern, line, re.IGNORECASE) and "-Werror" not in line.partition(": ")[0]:
-                return re.sub(r"^\S*/build/", "", line)
-    return ""
 
 
 def _load(module: str) -> None:
@@ -177,8 +170,12 @@ def rebuild(paths: Sequence[str]) -> None:
         else:
             result = run(["dracut", "--force", image, kernel], _INITRAMFS_LIMIT_S)
         if not result.ok:
+            cause = causes.of(Program.BUILD, result.text)
             raise MachineProblem(
-                f"{image} cannot be rebuilt: {last_line(result.text)}", "", "check the free space of /boot"
+                f"{image} cannot be rebuilt: {cause.found}",
+                "",
+                cause.remedy or "check the free space of /boot",
+                result.text,
             )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import disk, packages
-from ..process import run
+from ..process import CommandResult, run
 from ..report import Difference
 from .changes import Changes
+from .proxies import variables_file
 from .spec import filled
 
+_UNIT = "gpunodes-images"
+"""The beginning of the names of the units that pull images."""
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
 """A file for each image whose pull is in progress; it contains the id of the boot in which the pull began."""
 # A power cut can leave layers with empty files, and content that is listed but missing; containerd never detects either
@@ -55,12 +58,40 @@ def fetch(changes: Changes) -> None:
 
 def was_interrupted(name: str) -> bool:
     """Whether an earlier boot began to pull an image and did not finish: the image may contain empty files."""
-    mark = disk.read(f"{_FETCHES}/{name.replace('/', '_')}")
+    mark = disk.read(_mark(name))
     return mark is not None and mark.strip() != (disk.read("/proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def start_fetching(names: Sequence[str]) -> None:
     """Start pulling images in the background; the kubelet pulls those that are still missing when it needs them."""
     if names:
-        unit = [f"--unit=gpunodes-images-{os.getpid()}", "--property=BindsTo=containerd.service", "--property=Nice=10"]
+        unit = [
+            f"--unit={_UNIT}-{os.getpid()}",
+            "--property=BindsTo=containerd.service",
+            "--property=Nice=10",
+            # Before containerd 2.0 ctr itself pulls.
+            f"--property=EnvironmentFile=-{variables_file('containerd')}",
+        ]
         run(["systemd-run", "--quiet", "--collect", *unit, "sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", *names])
+
+
+def fetching() -> bool:
+    """Whether images are being pulled in the background."""
+    listing = ["systemctl", "list-units", "--all", "--plain", "--no-legend", f"{_UNIT}-*"]
+    return bool(run(listing).out.strip())
+
+
+def lister() -> Callable[[str], bool]:
+    """A function that tells whether containerd has an image, and its pull was completed; it has none if it is off."""
+    names = set(run(["ctr", "--namespace", "k8s.io", "images", "ls", "--quiet"], 60).out.split())
+    return lambda name: name in names and disk.read(_mark(name)) is None
+
+
+def pull(name: str, limit_s: float) -> CommandResult:
+    """Pull an image as the background does, and wait for it."""
+    return run(["sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", name], limit_s)
+
+
+def _mark(name: str) -> str:
+    """The file that marks an image while its pull is in progress."""
+    return f"{_FETCHES}/{name.replace('/', '_')}"

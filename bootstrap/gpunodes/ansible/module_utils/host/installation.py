@@ -8,7 +8,7 @@ from .. import packages
 from ..problem import MachineProblem
 from ..process import last_line, run
 from ..report import Difference
-from . import files, services, users
+from . import files, kernel, services, users
 from .changes import Changes
 from .sources import Sources
 
@@ -65,7 +65,7 @@ def _choose(
     for package in missing:
         same = {**present, **chosen}.get(package.same_as, "")
         exact = packages.RequestedPackage(package.name, f"{packages.upstream(same)}*") if same else package
-        chosen[package.name] = packages.choose(exact, available.get(package.name, ()))
+        chosen[package.name] = packages.choose(exact, available.get(package.name, ()), sources.unread)
     return chosen
 
 
@@ -88,6 +88,8 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
             "an installation that removes nothing",
             "remove it yourself if it is not needed, or choose another source of the package",
         )
+    if changes.spec.forwards:
+        kernel.note_forwarding(changes)
     changes.ledger.note_packages(effects.installs)
     changes.ledger.note_groups(name for name in changes.spec.groups if not users.has_group(name))
     changes.ledger.note_users(name for name in changes.spec.users if not users.has_user(name))
@@ -99,7 +101,7 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
         manager.install(chosen)
     except MachineProblem as problem:
         # Outdated lists name files that no longer exist. dnf checks keys only during the installation.
-        if "404" not in str(problem) and "Unable to fetch" not in str(problem) and not sources.renew_keys():
+        if not isinstance(problem, packages.NotFetched) and not sources.renew_keys():
             raise
         sources.refresh()
         manager.install(chosen)

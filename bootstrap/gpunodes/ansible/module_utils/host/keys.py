@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 from .. import openpgp
 from ..problem import MachineProblem
+from ..proxies import Proxies, opener
 from .spec import Repository
 
 _LIMIT_S = 30
@@ -45,12 +44,12 @@ def checked_key(text: str, repository: Repository) -> str:
     return wanted
 
 
-def fetch(url: str) -> str:
+def fetch(url: str, proxies: Proxies | None = None) -> str:
     """The text at ``url`` (http or https); raises MachineProblem if it cannot be fetched."""
     if not url.startswith(("http://", "https://")):
         raise MachineProblem(f"{url} is not an http or https address", "the address of a key", "correct the setting")
     try:
-        with urllib.request.urlopen(url, timeout=_LIMIT_S) as response:  # noqa: S310 - the scheme is checked above
+        with opener(proxies).open(url, timeout=_LIMIT_S) as response:
             data: bytes = response.read(1 << 20)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from urllib.parse import urlsplit
 
 from .. import disk, ledger, openpgp, packages
 from ..problem import MachineProblem
 from ..process import must
+from ..proxies import Proxies, login, public
 from ..report import Difference
 from . import files, keys
 from .changes import Changes
@@ -25,7 +27,12 @@ class Sources:
     @cached_property
     def manager(self) -> packages.Manager:
         """The machine's package manager; raises MachineProblem if it has no supported one."""
-        return packages.detect()
+        manager = packages.detect()
+        used = self._changes.spec.proxies
+        if used and isinstance(manager, packages.Dnf):
+            # For the distribution's own sources. Only programs of the same user can read an environment.
+            manager.environment = {name.lower(): value for name, value in used.environment().items()}
+        return manager
 
     def configure(self, repository: Repository) -> None:
         """Write the source's key and file."""
@@ -34,7 +41,10 @@ class Sources:
             key_path = repository.key
         else:
             files.write(self._changes, File(key_path, self._key(repository, key_path)))
-        files.write(self._changes, File(source_path, render(repository, key_path, self._apt)))
+        used = self._changes.spec.proxies
+        text = render(repository, key_path, self._apt, used)
+        mode = "0600" if used and used.secret and not self._apt else "0644"
+        files.write(self._changes, File(source_path, text, mode))
 
     def available(self, requested: Sequence[packages.RequestedPackage]) -> Mapping[str, Sequence[str]]:
         """The versions of the packages, best first; reads the sources again if they lack one."""
@@ -62,6 +72,11 @@ class Sources:
                 raise
             self.manager.refresh(paths)
 
+    @property
+    def unread(self) -> str:
+        """Why sources could not be read when they were last refreshed, "" if all were."""
+        return self.manager.unread
+
     def renew_keys(self) -> bool:
         """Fetch the keys of the sources again, once per run; whether one changed.
 
@@ -76,7 +91,7 @@ class Sources:
             if "://" not in repository.key:
                 continue
             try:
-                key = keys.checked_key(keys.fetch(repository.key), repository)
+                key = keys.checked_key(self._fetched(repository), repository)
             except MachineProblem:
                 continue  # the error that made the caller renew keys is more useful
             changed = files.write(self._changes, File(self._paths(repository)[0], key)) or changed
@@ -98,7 +113,10 @@ class Sources:
             return keys.checked_key(repository.key.strip() + "\n", repository)
         if repository.fingerprint and (matching := openpgp.only(disk.read(path) or "", repository.fingerprint)):
             return matching
-        return keys.checked_key(keys.fetch(repository.key), repository)
+        return keys.checked_key(self._fetched(repository), repository)
+
+    def _fetched(self, repository: Repository) -> str:
+        return keys.fetch(repository.key, self._changes.spec.proxies)
 
     def _new_files(self) -> list[str]:
         """The source files that this run wrote, or whose keys it wrote."""
@@ -132,8 +150,8 @@ def paths(name: str, apt: bool) -> tuple[str, str]:
     return f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunodes-{name}", f"/etc/yum.repos.d/gpunodes-{name}.repo"
 
 
-def render(repository: Repository, key_path: str, apt: bool) -> str:
-    """The source's file: deb822 for apt (sources.list(5)), an ini section for dnf."""
+def render(repository: Repository, key_path: str, apt: bool, used: Proxies | None = None) -> str:
+    """The source's file: deb822 for apt (sources.list(5)), an ini section for dnf, which has its proxy there."""
     if apt:
         components = f"Components: {repository.components}\n" if repository.components else ""
         return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}Signed-By: {key_path}\n"
@@ -141,7 +159,17 @@ def render(repository: Repository, key_path: str, apt: bool) -> str:
     return (
         f"[gpunodes-{repository.name}]\nname={repository.name}\nbaseurl={repository.url}\nenabled=1\ngpgcheck=1\n"
         f"gpgkey=file://{key_path}\nexclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
+        + _proxy_of(repository, used)
     )
+
+
+def _proxy_of(repository: Repository, used: Proxies | None) -> str:
+    """The options of dnf for the proxy of a source (dnf.conf(5))."""
+    address = urlsplit(repository.url)
+    url = used.of(address.scheme, address.hostname or "") if used else ""
+    user, password = login(url)
+    named = f"proxy_username={user}\nproxy_password={password}\n" if user else ""
+    return f"proxy={public(url)}\n{named}" if url else ""
 
 
 def _has_all(available: Mapping[str, Sequence[str]], requested: Sequence[packages.RequestedPackage]) -> bool:

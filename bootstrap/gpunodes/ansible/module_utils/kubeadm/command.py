@@ -11,7 +11,6 @@ from typing import Any
 
 from .. import disk, firewall, tree
 from ..ledger import Ledger
-from ..problem import MachineProblem
 from ..process import CommandResult, run_while_connected
 from .errors import failure, kubelet_error
 
@@ -65,14 +64,25 @@ def run(
         for name, patch in (patches or {}).items():
             disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
-        result = run_while_connected(command, limit_s)
+        result = run_while_connected(command, limit_s, without_proxies())
         while _runtime_was_slow(result) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            result = run_while_connected(command, deadline - time.monotonic())
+            result = run_while_connected(command, deadline - time.monotonic(), without_proxies())
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
-        raise MachineProblem(f"kubeadm {verb}: {failure(result, kubelet_error(began))}")
+        raise failure(verb, result, kubelet_error(began))
+
+
+def without_proxies() -> dict[str, str]:
+    """Overrides that empty the proxy variables of this process, which a machine's /etc/environment may set.
+
+    kubeadm copies those that are not empty into the static pods of the control plane and into kube-proxy, where they
+    would stay: a list of exceptions that lacks an address of the cluster then breaks it, and no setting changes it.
+    kubeadm itself needs no proxy: the runtime pulls images, and the version is given.
+    Source: kubeadm 1.36 app/util/env.go, GetProxyEnvVars.
+    """
+    return {name: "" for name in os.environ if name.lower().endswith("_proxy")}
 
 
 def end(machine_ledger: Ledger, stage: str) -> None:

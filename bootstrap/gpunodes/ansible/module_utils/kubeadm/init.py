@@ -7,16 +7,18 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import disk, kube_api, kubeconfig, ledger
+from ..cluster import schedulable as taint
 from ..cluster.tokens import new_token
 from ..host import services
 from ..kube_api import ApiError, Client
 from ..ledger import Ledger
-from ..problem import MachineProblem
+from ..problem import MachineProblem, Problem
 from ..process import run
 from ..report import Difference, Report, of_file
 from . import command, reset
@@ -25,6 +27,10 @@ from .errors import kubelet_error
 RANDOM_KEY = "{random key}"
 _INIT_DESCRIPTION = "kubeadm init"
 """Description of the bootstrap token for kubeadm init."""
+_SCHEDULABLE = {
+    True: "let pods run on the control plane",
+    False: "keep pods away from the control plane again",
+}
 _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
@@ -37,8 +43,10 @@ def init(
     files: Mapping[str, Mapping[str, Any]],
     limit_s: float,
     check: bool,
+    *,
+    schedulable: bool = False,
 ) -> Report:
-    """Make this machine a control plane, unless it is one already.
+    """Make this machine a control plane, unless it is one already; ``schedulable``: ordinary pods may run on it.
 
     ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
     plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
@@ -50,11 +58,11 @@ def init(
     report = Report()
     if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
         if _control_plane_works(machine_ledger, limit_s, check):
-            if machine_ledger.kubeadm != "init started":
-                return report
-            report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
-            if not check:
-                _end_init(machine_ledger)
+            if machine_ledger.kubeadm == "init started":
+                report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
+                if not check:
+                    _end_init(machine_ledger)
+            _schedule(report, documents, schedulable, check)
             return report
         report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
@@ -72,6 +80,8 @@ def init(
         *(each for path, content in files.items() for each in of_file(path, json.dumps(content), 0o600)),
     )
     if check:
+        if schedulable:
+            report.add(_SCHEDULABLE[True], taint.planned())
         return report
     command.begin(machine_ledger, "init started")
     if interrupted or reset.leftovers():
@@ -82,7 +92,16 @@ def init(
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
+    _schedule(report, documents, schedulable, check)
     return report
+
+
+def _schedule(report: Report, documents: Sequence[Mapping[str, Any]], schedulable: bool, check: bool) -> None:
+    """Let ordinary pods run on this node, or undo that."""
+    registrations = [document.get("nodeRegistration") or {} for document in documents]
+    name = next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
+    if difference := taint.converge(kube_api.admin(), name, schedulable=schedulable, check=check):
+        report.add(_SCHEDULABLE[schedulable], difference)
 
 
 def _became_control_plane(before: str) -> Difference:
@@ -126,11 +145,12 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
         )
     if unfinished and not _finalised():
         return False
-    cause = kubelet_error() or "its API server does not respond"
+    cause = kubelet_error() or Problem("its API server does not respond")
+    see = "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine"
     raise MachineProblem(
-        f"the control plane on this machine does not work: {cause}",
+        f"the control plane on this machine does not work: {cause.found}",
         "a working control plane, or none",
-        "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine",
+        f"{cause.remedy}; {see}" if cause.remedy else see,
     )
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from .. import disk, facts, firewall, kubeconfig, ledger, tree
+from .. import data_directory, disk, facts, firewall, kubeconfig, ledger, tree
 from ..host import services
 from ..problem import MachineProblem
 from ..process import run
@@ -51,7 +51,7 @@ def reset() -> None:
     _stop_containers()
     _unmount()
     _check_unmounted()
-    created = ledger.load().directories
+    created = _created()
     for path in _state():
         tree.remove(path, created=path in created)
     for path in _cni_files():
@@ -95,10 +95,19 @@ def _check_unmounted(stopped: bool = True) -> None:
 
     The kubelet's own mounts count only after it has ``stopped``.
     """
-    created = ledger.load().directories
+    created = _created()
     tree.check_unmounted(
         [path for path in _STATE if stopped or path != KUBELET], created=[path for path in _STATE if path in created]
     )
+
+
+def _created() -> set[str]:
+    """The folders that gpunodes created, without those that it mounts on a data directory.
+
+    These are emptied like a disk that was mounted before; host_undo unmounts and removes them.
+    """
+    found = ledger.load()
+    return set(found.directories) - set(data_directory.mounted(found))
 
 
 def _state() -> list[str]:

@@ -1,0 +1,71 @@
+"""What preflight judges: machines with their facts, and the cluster that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunodes.model import Role
+from gpunodes.planner import gpu
+from gpunodes.planner.networks import NetworkSettings
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """A node or a future node: its facts, or why there are none."""
+
+    name: str
+    role: Role
+    facts: Facts | None
+    unreachable: str = ""
+    """Why its facts could not be read."""
+    read_at: float | None = None
+    """The controller's clock when the facts arrived, in seconds since 1970; None if it is unknown."""
+    asked_at: float | None = None
+    """The same when the module that reads them was started."""
+    requested: gpu.RequestedSoftware = field(default_factory=lambda: gpu.RequestedSoftware(""))
+    """The software that its settings request; the Kubernetes version is that of `ClusterRequirements`."""
+    address: str = ""
+    """Its address in the inventory."""
+    node_address: str = ""
+    """The address in the cluster that its settings request, or a network that contains it."""
+    node: Mapping[str, Any] = field(default_factory=dict)
+    """Its node in the cluster, which ``judge`` finds; {} if it has none."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    time_service: str = ""
+    """Its setting gpunodes_time_service."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRequirements:
+    """The cluster that the machines are for."""
+
+    kubernetes: str
+    """Minor or exact version."""
+    ca_hash: str | None = None
+    """The hash of the cluster's CA, ``sha256:...``; None if there is no cluster yet."""
+    nodes: Sequence[Mapping[str, Any]] = ()
+    """The cluster's nodes: name, address, boot_id, machine_id, product_uuid, runtime, ..."""
+    joins: bool = True
+    """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
+    prepares: bool = False
+    """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
+
+
+def requirements_of(
+    cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True, prepares: bool = False
+) -> ClusterRequirements:
+    """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
+    cluster = cluster or {}
+    return ClusterRequirements(
+        kubernetes=str(cluster.get("version") or kubernetes).removeprefix("v"),
+        ca_hash=cluster.get("ca_hash"),
+        nodes=cluster.get("nodes", ()),
+        joins=joins,
+        prepares=prepares,
+    )

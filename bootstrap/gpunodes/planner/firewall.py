@@ -1,0 +1,115 @@
+"""What the firewall of a node must let through, and what active firewalls seem to keep closed. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpunodes.ansible.module_utils.host.spec import Firewall
+from gpunodes.model import Role
+from gpunodes.planner import networks, ports, tables
+
+LABEL = "gpunodes.dev/firewall"
+"""Node label: the active firewalls in which gpunodes opened the node's ports, joined by dots. Others that join must be
+added to them."""
+OPEN, LEAVE = "open", "leave"
+"""The choices of gpunodes_firewall."""
+_OPENED = ("users", "cluster", "nodes")
+"""Who must reach the ports that are opened; services of type NodePort are opened by those who decide for whom."""
+
+
+def wanted(role: Role, addresses: Iterable[str], pods: str) -> Firewall:
+    """What the firewall of a machine with this role lets through.
+
+    ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
+    range of pods.
+    """
+    machines = usable(addresses)
+    ranges = [str(each) for each in networks.ranges_of(pods)]
+    sources = {"users": [], "cluster": [*machines, *ranges], "nodes": machines}
+    return Firewall(
+        # A port without sources would be open to everyone.
+        ports={
+            port.text: sources[port.from_]
+            for port in ports.of(role)
+            if port.from_ in _OPENED and (port.from_ == "users" or sources[port.from_])
+        },
+        devices=tables.read("networks")["pods"]["devices"],
+        sources=machines,
+        pods=ranges,
+    )
+
+
+def narrowed(rules: Firewall, texts: Collection[str]) -> Firewall:
+    """The same for some ports only, such as ``tcp 6443``."""
+    return replace(rules, ports={port: sources for port, sources in rules.ports.items() if port in texts})
+
+
+def usable(addresses: Iterable[str]) -> list[str]:
+    """The addresses among these texts that a machine can have, each once and in order."""
+    found: set[Any] = set()
+    for text in addresses:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        if not (address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local):
+            found.add(address)
+    return [str(address) for address in sorted(found, key=lambda each: (each.version, each))]
+
+
+def label_of(facts: Mapping[str, Any]) -> str:
+    """The value of the label: the firewalls in which gpunodes opens ports, "" for none."""
+    return ".".join(sorted(each["name"] for each in facts["firewalls"] if each["writable"]))
+
+
+def closed(firewall: Mapping[str, Any], role: Role) -> list[ports.Port]:
+    """The ports that must be open and that no rule of a firewall mentions; whom its rules let in is not examined."""
+    needed = [port for port in ports.of(role) if port.from_ in _OPENED]
+    return [port for port in needed if not any(_covers(text, port) for text in firewall["open"])]
+
+
+def _covers(text: str, port: ports.Port) -> bool:
+    if text == "*":
+        return True
+    numbers, _, protocol = text.partition("/")
+    first, _, last = numbers.partition("-")
+    return protocol in {"", port.protocol} and int(first) <= port.first and port.last <= int(last or first)
+
+
+def who(port: ports.Port) -> str:
+    """Who must reach a port, in words."""
+    return WHO[port.from_]
+
+
+WHO: Mapping[str, str] = {
+    "controller": "the controller",
+    "users": "all machines, pods, and users of kubectl",
+    "cluster": "all machines of the cluster, and pods",
+    "nodes": "all machines of the cluster",
+    "clients": "clients of these services",
+    "machine": "only the machine itself",
+}
+"""Who must reach a port, by the table's `from`."""
+
+
+def commands(firewall: Mapping[str, Any], rules: Firewall) -> list[str]:
+    """The commands that open the ports in a firewall to which gpunodes cannot add rules that last."""
+    chains: Sequence[str] = firewall["chains"]
+    found = []
+    for port, sources in rules.ports.items():
+        protocol, _, number = port.partition(" ")
+        old = [each for each in sources if ":" not in each]
+        if firewall["name"] == "iptables":
+            source = f" -s {','.join(old)}" if old else ""
+            found.append(f"iptables -I INPUT -p {protocol}{source} --dport {number} -j ACCEPT")
+            continue
+        source = f" ip saddr {{ {', '.join(old)} }}" if old else ""
+        found += [
+            f"nft insert rule {chain}{source} {protocol} dport {number} accept"
+            for chain in chains
+            if "forward" not in chain
+        ]
+    return found

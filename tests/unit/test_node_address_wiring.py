@@ -1,0 +1,117 @@
+"""Where the address of a machine in its cluster goes: kubeadm, the kubelet, the network add-on, and the matcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from gpunodes.ansible.module_utils import facts as machine_facts
+from gpunodes.engine import identities
+from gpunodes.identity.matcher import Matcher
+from gpunodes.identity.model import described, reported
+from gpunodes.operations import gpu_install, init_master, join, remove, reset, up
+from gpunodes.planner import reports
+
+from tests.hostile import machine_report
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = DataLoader().load_from_file(str(ROOT / path), trusted_as_template=True)
+    return found
+
+
+def rendered(name: str, *files: str, **more: Any) -> Any:
+    """A variable of these files, with further variables."""
+    variables = {key: value for file in files for key, value in load(file).items()} | more
+    return Templar(DataLoader(), variables=variables).template(variables[name])
+
+
+WIRING = "playbooks/group_vars/all.yml"
+STATE = {"desired_state": {"node_address": "10.0.0.1", "socket": "unix:///run/s"}}
+
+
+@pytest.mark.parametrize(("endpoint", "expected"), [("", "10.0.0.1:6443"), ("api.example:443", "api.example:443")])
+def test_the_api_is_at_the_address_of_the_control_plane(endpoint: str, expected: str) -> None:
+    found = rendered("control_plane_endpoint", WIRING, gpunodes_control_plane_endpoint=endpoint, **STATE)
+    assert found.strip() == expected
+
+
+def test_kubeadm_gets_the_address() -> None:
+    files = (f"roles/control_plane/{part}/main.yml" for part in ("defaults", "vars"))
+    documents = rendered("_control_plane_documents", *files, control_plane_address="10.0.0.1")
+    [init] = [each for each in documents if each["kind"] == "InitConfiguration"]
+    assert init["localAPIEndpoint"] == {"advertiseAddress": "10.0.0.1"}
+    assert init["nodeRegistration"]["kubeletExtraArgs"] == [{"name": "node-ip", "value": "10.0.0.1"}]
+    files = (f"roles/worker/{part}/main.yml" for part in ("defaults", "vars"))
+    settings = rendered("_worker_settings", *files, worker_address="10.0.0.2", groups={"control_plane": ["c"]})
+    assert settings["nodeRegistration"]["kubeletExtraArgs"] == [{"name": "node-ip", "value": "10.0.0.2"}]
+
+
+def test_flannel_uses_the_interface_with_the_node_s_address() -> None:
+    """One DaemonSet for all nodes: the kubelet replaces the variable by the address of its own node."""
+    text = (ROOT / "roles/network/templates/flannel.yml.j2").read_text()
+    text = text.replace("{{ network_images.daemon }}", "d").replace("{{ network_images.plugin }}", "p")
+    [daemon] = [each for each in yaml.safe_load_all(text) if each["kind"] == "DaemonSet"]
+    [container] = daemon["spec"]["template"]["spec"]["containers"]
+    assert "--iface=$(HOST_ADDRESS)" in container["args"]
+    sources = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    assert sources["HOST_ADDRESS"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+
+
+def test_only_machines_that_are_to_be_nodes_need_an_address() -> None:
+    operations = (init_master, join, up, gpu_install, remove, reset)
+    assert [each.OPERATION.joins for each in operations] == [True, True, True, False, False, False]
+    for name in ("init_master", "join", "up"):
+        assert "wiring_joins: true" in (ROOT / f"playbooks/{name}.yml").read_text()
+    assert "wiring_joins" not in (ROOT / "playbooks/gpu_install.yml").read_text()
+
+
+def test_the_address_of_an_api_server() -> None:
+    manifest = (
+        "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --advertise-address=10.0.0.1\n    - --x=1\n"
+    )
+    assert machine_facts.advertised_address(manifest) == "10.0.0.1"
+    assert machine_facts.advertised_address("") is None
+    assert machine_facts.advertised_address("    - --advertise-address={{ evil }}") is None
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1; x", "10.0.0", "999.0.0.1", "010.0.0.1", "fd00::1", "{{ x }}", "", 7, None]
+)
+def test_a_report_with_another_address_is_refused(address: object) -> None:
+    assert reports.machine_problem(machine_report("w", 1, addresses=["10.0.0.1", "10.255.0.250"])) == ""
+    assert "addresses" in reports.machine_problem(machine_report("w", 1, addresses=["10.0.0.1", address]))
+
+
+def test_the_matcher_knows_all_addresses_of_a_machine() -> None:
+    """A join was interrupted: the node that it left has the address of the network that SSH does not use."""
+    facts = machine_report("gpu-1", 2, default_address="192.168.7.2", addresses=["192.168.7.2", "10.0.0.2"])
+    left = {key: facts[key] for key in ("machine_id", "product_uuid")}
+    node = described({**left, "name": "gpu-1", "address": "10.0.0.2", "boot_id": "earlier"})
+    one_address = {**facts, "addresses": ["192.168.7.2"]}
+    assert Matcher([node], []).joining(reported("gpu-1", "gpu-1.example", facts)).node == node
+    assert "has the address 10.0.0.2" in Matcher([node], []).joining(reported("gpu-1", "a", one_address)).contradiction
+
+
+def test_addresses_of_a_machine_that_is_down_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    facts = machine_report("gpu-1", 2, default_address="192.168.7.2", addresses=["192.168.7.2", "10.0.0.2"])
+    identities.remember("c", {"gpu-1": facts})
+    # The probe reports no addresses.
+    identities.remember("c", {"gpu-1": {"boot_id": "b", "machine_id": facts["machine_id"]}})
+    assert identities.recall("c", "gpu-1", "a.example").addresses == ("a.example", "192.168.7.2", "10.0.0.2")
+    identities.remember("c", {"gpu-1": {**facts, "addresses": ["192.168.7.2"]}})
+    assert identities.recall("c", "gpu-1", "a.example").addresses == ("a.example", "192.168.7.2")
+
+
+@pytest.mark.parametrize("addresses", [7, "10.0.0.2", {"a": 1}, [None, 7, ["x"]], ["10.0.0.2\x1b[2J"]])
+def test_odd_addresses_identify_nothing(addresses: object) -> None:
+    assert reported("gpu-1", "10.0.0.1", {"addresses": addresses}).addresses == ("10.0.0.1",)
+    many = [f"10.0.{number // 250}.{number % 250}" for number in range(5000)]
+    assert len(reported("gpu-1", "a", {"addresses": many}).addresses) <= 66
