@@ -217,6 +217,19 @@ class MachineControl:
             "firmware that reports a different identity",
         )
 
+    def with_password(self, password: str) -> MachineControl:
+        """Control of the same machine, with another password of its BMC."""
+        variables = {**self._variables, "gpunodes_bmc_password": password}
+        return MachineControl(
+            self.name,
+            self._address,
+            variables,
+            self._cold_pause_s,
+            self._known,
+            named=self._named,
+            report=self._report,
+        )
+
     def compare(self, bmc: powers.Power) -> BmcMatch | None:
         """Whether the identity that a BMC reports is that of this machine; None for a power command.
 

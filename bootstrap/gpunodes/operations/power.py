@@ -34,6 +34,7 @@ class PowerAction(StrEnum):
     ON = "on"
     OFF = "off"
     CYCLE = "cycle"
+    ROTATE_PASSWORD = "rotate-password"  # noqa: S105 - the name of an action
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def power(
     probed = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
     seen = fleet.scan([machine]) if probed else {}
     if action is not PowerAction.STATUS:
-        with _locked(fleet, machine, action, report) as lost:
+        with locked(fleet, machine, action, report) as lost:
             if probed:
                 _check_contradiction(fleet, machine, seen)
             machine_control = fleet.machine_control(
@@ -117,7 +118,7 @@ def _not_lost() -> None:
 
 
 @contextlib.contextmanager
-def _locked(
+def locked(
     fleet: InventoryFleet, machine: Machine, action: PowerAction, report: Report
 ) -> Iterator[Callable[[], GpunodesError | None]]:
     """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.

@@ -72,6 +72,12 @@ class Power(Protocol):
     def identity(self) -> BmcIdentity | None:
         """The identity of the machine, as the BMC reports it; None for a command, which gets the machine's name."""
 
+    def change_password(self, new: str, /) -> None:
+        """Change the password of this login at the BMC; WrongInput for a command, which has none.
+
+        ``new`` matches ``passwords.PATTERN``. It is in no argument of a program, and in no message.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Access:

@@ -31,6 +31,14 @@ class Command:
     def identity(self) -> None:
         """None: the command gets the machine's name."""
 
+    def change_password(self, _new: str) -> None:
+        """Raises WrongInput: gpunodes gives the command no password."""
+        raise WrongInput(
+            f"the power of {self._machine} is switched by {self.name}, which gets no password from gpunodes",
+            "a BMC of type redfish or ipmi",
+            "change its password where the command reads it",
+        )
+
     def _run(self, action: str) -> str:
         try:
             done = program.run([*self._argv, action, self._machine], _TIMEOUT_S)

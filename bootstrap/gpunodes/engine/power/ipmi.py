@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
 from gpunodes.identity.model import BmcIdentity
 
 _TIMEOUT_S = 30
+_SHORT, _LONG = 16, 20
+"""Sizes of a password (IPMI 2.0, 22.30)."""
 _ORDERS = {Order.ON: "on", Order.OFF: "off", Order.RESET: "reset"}
 # Messages of ipmitool 1.8.18 and 1.8.19.
 _MESSAGES = (
@@ -47,6 +51,29 @@ class Ipmi:
             output = ""
         guid = re.search(r"^System GUID\s*:\s*([0-9A-Fa-f-]{32,36})\s*$", output, re.MULTILINE)
         return BmcIdentity(guid[1].lower() if guid else "")
+
+    def change_password(self, new: str) -> None:
+        """Change the user's password (IPMI 2.0, 22.30); raises PowerProblem."""
+        number = self._user_number()
+        size = _SHORT if len(new) <= _SHORT else _LONG
+        with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
+            # ipmitool takes this password only as an argument, or in a file of commands: others can read arguments.
+            commands = Path(folder) / "commands"
+            commands.touch(mode=0o600)
+            commands.write_text(f"user set password {number} {new} {size}\n")
+            self._run("exec", str(commands))
+
+    def _user_number(self) -> int:
+        """The number of the user in the BMC's list (ipmitool: ``user list``, columns ID and Name)."""
+        rows = (re.match(r"(\d+)\s+(\S+)\s", line) for line in self._run("user", "list").splitlines())
+        numbers = [int(row[1]) for row in rows if row and row[2] == self._access.user]
+        if len(numbers) != 1:
+            raise PowerProblem(
+                Trouble.REFUSED,
+                f"{self.name} lists {len(numbers)} users with the name {self._access.user!r}",
+                "give each user one name; a user may need the right to list users (administrator)",
+            )
+        return numbers[0]
 
     def _run(self, *command: str) -> str:
         host, port = self._access.place

@@ -22,6 +22,8 @@ _CALL_S = 60.0
 """Time limit in seconds for a whole call; the first call also opens a session and lists the systems."""
 _INTERFACES = 16
 """Maximum number of network interfaces of a machine that are queried."""
+_ACCOUNTS = 32
+"""Maximum number of accounts that are read; BMCs have 10 to 16."""
 _MAX_NAMES = 10
 """Maximum number of systems of a BMC that an error message lists."""
 _STATES = {
@@ -50,6 +52,7 @@ class Redfish:
             self._url = f"https://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
         self.name = f"Redfish at {self._url}"
         self._system: Any = None
+        self._root: Any = None
 
     def state(self) -> PowerState:
         """The power state that the BMC reports; raises PowerProblem."""
@@ -76,6 +79,37 @@ class Redfish:
                     kept = (interface.json.get(key) for key in ("PermanentMACAddress", "MACAddress"))
                     addresses += [address for address in kept if address]
             return described_bmc({**found, "macs": addresses})
+
+    def change_password(self, new: str) -> None:
+        """Change the password of the account (DMTF DSP0268, ManagerAccount); raises PowerProblem."""
+        with self._call():
+            try:
+                connector = self._root._conn
+                connector.patch(self._account(), data={"Password": new})
+            except exceptions.HTTPError as error:
+                # A BMC may quote the request.
+                message = str(error).replace(new, "...")
+                raise PowerProblem(Trouble.REFUSED, f"{self.name} does not change its password: {message}") from None
+            finally:
+                # The session of the old password may end.
+                self._system = None
+
+    def _account(self) -> str:
+        """The path of the account with the user's name."""
+
+        def read(path: str) -> Any:
+            return self._root._conn.get(path).json()
+
+        accounts = read(read(self._root.json["AccountService"]["@odata.id"])["Accounts"]["@odata.id"])["Members"]
+        paths = [str(each["@odata.id"]) for each in accounts[:_ACCOUNTS]]
+        found = [path for path in paths if read(path).get("UserName") == self._access.user]
+        if len(found) != 1:
+            raise PowerProblem(
+                Trouble.REFUSED,
+                f"{self.name} has {len(found)} accounts with the name {self._access.user!r}",
+                "give each account one name; an account may need the right to list accounts (ConfigureUsers)",
+            )
+        return found[0]
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[Any]:
@@ -110,7 +144,7 @@ class Redfish:
         return Web(self._url, self._access.verify)
 
     def _open(self) -> Any:
-        root = sushy.Sushy(
+        root = self._root = sushy.Sushy(
             self._url,
             username=self._access.user,
             password=self._access.password,

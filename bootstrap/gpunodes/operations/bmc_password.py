@@ -1,0 +1,75 @@
+"""Change the password of a machine's BMC."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from gpunodes.engine import history
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.power import Power, PowerProblem, PowerState, Trouble, passwords
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import Machine
+from gpunodes.operations.power import PowerAction, PowerResult, locked
+from gpunodes.operations.repair.context import Report
+
+_LOGIN_S = 60.0
+"""Seconds that a BMC may take to accept its new password."""
+
+
+def rotate(fleet: InventoryFleet, machine: Machine, path: Path, *, named: bool, report: Report) -> PowerResult:
+    """Give a machine's BMC the password in ``path``, a random one if there is no such file, and log in with it.
+
+    Run again after any failure, it continues: the password is in ``path`` before it is sent, and a BMC that has it
+    already is only verified. Raises PowerProblem, and WrongInput without a BMC that has a password.
+    """
+    control = fleet.machine_control(machine, named=named, report=lambda text: report(machine.name, text))
+    if not control.has_power():
+        raise WrongInput(
+            f"{machine.name} has no BMC", "gpunodes_bmc_type and the other BMC settings", "set them in the inventory"
+        )
+    new = passwords.new(path)
+    renewed = control.with_password(new)
+    action = PowerAction.ROTATE_PASSWORD
+    with locked(fleet, machine, action, report) as lost:
+        bmc = _login(control, renewed)
+        if bmc is not None:
+            if problem := lost():
+                raise problem
+            bmc.change_password(new)
+        verified = renewed.power()
+        state = _verify(verified, path) if verified else PowerState.UNKNOWN
+    done = "changed" if bmc is not None else "already changed"
+    history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, done)
+    report(machine.name, f"the BMC has the password in {path}; put it into the inventory, which has the old one")
+    return PowerResult(machine.name, action.value, state.value, verified.name if verified else "")
+
+
+def _login(control: MachineControl, renewed: MachineControl) -> Power | None:
+    """The machine's own BMC with its present password; None if it has the new one already."""
+    try:
+        return control.own_power()
+    except PowerProblem as problem:
+        if problem.trouble is not Trouble.LOGIN:
+            raise
+        try:
+            renewed.own_power()
+        except PowerProblem as other:
+            raise (problem if other.trouble is Trouble.LOGIN else other) from None
+        return None
+
+
+def _verify(bmc: Power, path: Path) -> PowerState:
+    deadline = time.monotonic() + _LOGIN_S
+    while True:
+        try:
+            return bmc.state()
+        except PowerProblem as problem:
+            if time.monotonic() > deadline:
+                raise GpunodesError(
+                    f"the BMC accepted the change of its password, but not the new one: {problem.problem.found}",
+                    f"a login with the password in {path}",
+                    "log in to the BMC by its web page with the old one or the new one; keep the file",
+                ) from problem
+        time.sleep(1.0)
