@@ -1,7 +1,7 @@
-"""The records of unfinished work on machines, one small file each, written to disk before the step that they describe.
+"""The records of unfinished work on machines, one small file each, written to disk before each step.
 
-Repairs and roll-outs have a folder each. A machine is locked for both at once: one user's commands never repair a machine
-and roll something out to it at the same time.
+Repairs and roll-outs have a folder each. A machine is locked for both at once: commands of one user never repair
+a machine and roll something out to it at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 from gpunodes.errors import GpunodesError
 from gpunodes.repair.record import RepairRecord, parse
 from gpunodes.settings import state_home
-
 
 REPAIRS = "repairs"
 ROLLOUTS = "rollouts"
@@ -81,7 +80,7 @@ def read(cluster: str) -> dict[str, RepairRecord]:
 
 
 def read_kind(cluster: str, kind: str, parsed: Callable[[str], _Record]) -> dict[str, _Record]:
-    """The unfinished work of a kind in a cluster, by machine; ``parsed`` makes a record of a text, or raises ValueError."""
+    """The unfinished work of a kind in a cluster, by machine; ``parsed`` may raise ValueError."""
     found = {}
     for path in sorted(_folder(kind).glob("*.json")):
         try:

@@ -107,7 +107,9 @@ class RepairCandidate:
     """Why no node matches this machine, "" if one does, or with --without-cluster."""
 
 
-ROLLED_OUT = "an unfinished roll-out works on it; `gpunodes rollout resume` or `gpunodes rollout abandon` ends that first"
+ROLLED_OUT = (
+    "an unfinished roll-out works on it; `gpunodes rollout resume` or `gpunodes rollout abandon` ends that first"
+)
 """Why a repair refuses a machine."""
 
 

@@ -154,9 +154,9 @@ def end_maintenance(node: NodeObject) -> Patch | None:
 
 
 def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | None:
-    """Mark a node for a roll-out, and cordon it if ``cordon``; None if another roll-out or a cordon is there already."""
+    """Mark a node for a roll-out, and cordon it if ``cordon``; None if it has another mark or cordon."""
     annotations = _annotations(node)
-    if annotations.get(ROLLOUT, rollout) != rollout or (_is_cordoned(node) and ROLLOUT_CORDON not in annotations):
+    if annotations.get(ROLLOUT, rollout) != rollout or (_is_cordoned(node) and ROLLOUT not in annotations):
         return None
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: rollout}}}
     if cordon:
@@ -166,12 +166,17 @@ def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | No
 
 
 def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
-    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out."""
-    annotations = _annotations(node)
+    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out.
+
+    Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end.
+    """
+    annotations, maintained = _annotations(node), maintenance_of(node)
     if annotations.get(ROLLOUT) != rollout:
         return None
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: None, ROLLOUT_CORDON: None}}}
-    if ROLLOUT_CORDON in annotations:
+    if ROLLOUT_CORDON in annotations and maintained:
+        patch["metadata"]["annotations"][MAINTENANCE] = dataclasses.replace(maintained, cordoned=True).text()
+    elif ROLLOUT_CORDON in annotations and NEEDS_REPAIR not in annotations:
         patch["spec"] = {"unschedulable": False}
     return patch
 
