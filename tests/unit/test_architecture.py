@@ -1,8 +1,8 @@
 """The architecture: layers of the package, the file or folder that alone imports each external library, and sizes.
 
 The layers, from below: model, errors, shape, identity, settings, inventory, kubeconfig and the code shared with the
-machines (1); planner, health, repair and rollout, pure (2); engine, for all access to external systems, and Ansible's plugins
-(3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports it.
+machines (1); planner, health, repair and rollout, pure (2); engine, for all access to external systems, and Ansible's
+plugins (3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports it.
 docs/architecture.md has the reasons.
 """
 
@@ -128,7 +128,7 @@ def test_views_import_neither_engine_nor_operations(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if part_of(path) in PURE], ids=relative)
-def test_identity_planner_health_and_repair_are_pure(path: Path) -> None:
+def test_the_pure_parts_are_pure(path: Path) -> None:
     itself = part_of(path)
     allowed = {"__init__", "model", "errors", "shape", "identity", itself}
     if itself == "repair":

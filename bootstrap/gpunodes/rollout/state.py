@@ -1,7 +1,7 @@
 """The record of the cluster's one roll-out: what is rolled out to which machines, how, and how far it is. Pure.
 
-It is the text of an annotation of the Lease ``gpunodes-rollout``. Its content comes back from the cluster, so it is data:
-the name of a work leads to a known class, which checks its parameters again, and a machine must be in the inventory.
+It is the text of an annotation of the Lease ``gpunodes-rollout``. Its content comes back from the cluster, so it is
+data: the name of a work leads to a known class, which checks its parameters again; machines must be in the inventory.
 """
 
 from __future__ import annotations

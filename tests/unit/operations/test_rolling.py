@@ -98,7 +98,7 @@ def test_the_budget_counts_nodes_that_are_down_for_another_reason(budget: int) -
     work = MemoryWork(place)
     most = 0
 
-    def watch(stage: str, target: Target) -> None:
+    def watch(_stage: str, _target: Target) -> None:
         nonlocal most
         most = max(most, len(cordoned(place) | {"w6", "w7"}))
 
@@ -221,7 +221,7 @@ def test_jobs_may_end_first() -> None:
     place.api.add_pod("train", "w0", owner="Job")
     looked = []
 
-    def before(method: str, path: str) -> None:
+    def before(_method: str, path: str) -> None:
         if path.startswith("/api/v1/pods"):
             looked.append(path)
             if len(looked) == 3:
@@ -251,7 +251,7 @@ def test_machines_in_maintenance_cordoned_or_sick_are_skipped_and_reported() -> 
 def test_a_cordon_in_the_last_moment_is_respected() -> None:
     place = fleet(1)
 
-    def before(method: str, path: str) -> None:
+    def before(method: str, _path: str) -> None:
         if method == "PATCH":
             place.api.before = lambda *_: None
             place.cordon("w0")
@@ -316,7 +316,7 @@ def test_no_machine_is_begun_outside_of_the_windows(monkeypatch: pytest.MonkeyPa
     work = MemoryWork(place)
     asked = []
 
-    def is_open(windows: Any, now: Any) -> bool:
+    def is_open(*_: Any) -> bool:
         asked.append(len(work.done))
         return len(asked) > 3
 
@@ -333,7 +333,7 @@ def test_two_roll_outs_at_once_are_refused() -> None:
     work = MemoryWork(place)
     refused = []
 
-    def second(stage: str, target: Target) -> None:
+    def second(stage: str, _target: Target) -> None:
         if stage == "apply" and not refused:
             with pytest.raises(Exception, match="is locked by") as caught:
                 roll_out(place, MemoryWork(place))

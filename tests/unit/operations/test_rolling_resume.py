@@ -39,7 +39,7 @@ def killed_at_request(place: Fleet, work: MemoryWork, number: int, **options: An
     counted = itertools.count(1)
     dead = []
 
-    def before(method: str, path: str) -> None:
+    def before(method: str, _path: str) -> None:
         if dead or (method not in {"GET", "LOCK"} and next(counted) == number):
             dead.append(1)
             raise Killed
@@ -108,7 +108,7 @@ def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.
     work = known(monkeypatch, MemoryWork(place))
     reap = engine.Running.reap
 
-    def interrupt(self: Any, timeout_s: float | None = None) -> Any:
+    def interrupt(*_: Any) -> Any:
         monkeypatch.setattr(engine.Running, "reap", reap)
         raise KeyboardInterrupt
 
@@ -161,7 +161,7 @@ def test_an_unknown_work_is_refused_before_any_change() -> None:
 # Status
 
 
-def test_the_status_comes_from_the_cluster_alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_comes_from_the_cluster_alone(tmp_path: Any) -> None:
     place = fleet(3)
     work = MemoryWork(place)
     seen = []
@@ -228,7 +228,7 @@ def test_abandon_leaves_a_running_roll_out_alone() -> None:
     work = MemoryWork(place)
     refused = []
 
-    def try_it(stage: str, target: Target) -> None:
+    def try_it(stage: str, _target: Target) -> None:
         if stage == "apply":
             with pytest.raises(Exception, match="is locked by") as caught:
                 abandon.abandon(place, lambda *_: None)
