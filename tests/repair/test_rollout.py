@@ -25,6 +25,8 @@ from .apiserver import ApiServer
 from .rollout_process import PROGRAM
 
 NODES = 200
+MACHINES = 60
+"""How many of the nodes the roll-out goes to; each takes some dozens of requests."""
 POOLS = 2
 BUDGET = 8
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -131,18 +133,20 @@ def clean(server: ApiServer) -> None:
 
 
 def test_the_budget_holds_through_a_kill_and_a_resume(server: ApiServer, tmp_path: Path) -> None:
-    names = [f"n{index:04}" for index in range(NODES)]
+    names = [f"n{index:04}" for index in range(MACHINES)]
     machines = prepare(tmp_path, server, names)
     began = time.monotonic()
     with Watcher(server) as watcher:
         killed = start(tmp_path, 1, server, machines, "begin")
-        deadline = time.monotonic() + 120
-        while sum(each["version"] == "2" for each in read(machines).values()) < NODES // 4:
-            assert time.monotonic() < deadline, (tmp_path / "controller-1.log").read_text()[-3000:]
-            assert killed.poll() is None, (tmp_path / "controller-1.log").read_text()[-3000:]
-            time.sleep(0.1)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        deadline = time.monotonic() + 240
+        try:
+            while sum(each["version"] == "2" for each in read(machines).values()) < MACHINES // 4:
+                assert time.monotonic() < deadline, (tmp_path / "controller-1.log").read_text()[-3000:]
+                assert killed.poll() is None, (tmp_path / "controller-1.log").read_text()[-3000:]
+                time.sleep(0.1)
+        finally:
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
         record = json.loads(
             server.call("GET", f"{LEASES}/gpunodes-rollout")["metadata"]["annotations"]["gpunodes.dev/record"]
         )
@@ -160,17 +164,19 @@ def test_the_budget_holds_through_a_kill_and_a_resume(server: ApiServer, tmp_pat
     assert set(watcher.ever[:2]) == {"n0000", "n0001"}, "the canaries"
     assert server.call("GET", "/api/v1/namespaces/default/pods")["items"] == []
     clean(server)
-    print(f"\n{NODES} nodes in {time.monotonic() - began:.0f} s, most unavailable {watcher.most} of {BUDGET}")
+    print(
+        f"\n{MACHINES} of {NODES} nodes in {time.monotonic() - began:.0f} s, most unavailable {watcher.most} of {BUDGET}"
+    )
 
 
 def test_cost_is_linear(server: ApiServer, tmp_path: Path) -> None:
     calls = {}
-    for number in (20, 60):
+    for number in (6, 24):
         folder = tmp_path / str(number)
         folder.mkdir()
         machines = prepare(folder, server, [f"n{index:04}" for index in range(number)])
         calls[number] = finish(start(folder, 1, server, machines, "begin"), folder)["calls"]
         clean(server)
     print(f"\nAPI calls: {calls}")
-    assert calls[60] <= calls[20] * 3 * 1.2
-    assert calls[60] <= 60 * 40
+    assert calls[24] <= calls[6] * 4 * 1.2
+    assert calls[24] <= 24 * 40

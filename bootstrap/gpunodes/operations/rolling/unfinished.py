@@ -52,7 +52,7 @@ def to_resume(
     return {
         name: flow.resumed(dataclasses.replace(record, work=work.name, disrupts=work.disrupts, undoes=work.undoes))
         for name, record in found.items()
-        if record.applied or ((node := matches.get(name)) and node.rollout == rollout)
+        if record.applied or ((match := matches.get(name)) and match.rollout == rollout)
     }
 
 
