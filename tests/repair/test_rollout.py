@@ -164,9 +164,7 @@ def test_the_budget_holds_through_a_kill_and_a_resume(server: ApiServer, tmp_pat
     assert set(watcher.ever[:2]) == {"n0000", "n0001"}, "the canaries"
     assert server.call("GET", "/api/v1/namespaces/default/pods")["items"] == []
     clean(server)
-    print(
-        f"\n{MACHINES} of {NODES} nodes in {time.monotonic() - began:.0f} s, most unavailable {watcher.most} of {BUDGET}"
-    )
+    print(f"\n{MACHINES} of {NODES} nodes in {time.monotonic() - began:.0f} s; unavailable {watcher.most} of {BUDGET}")
 
 
 def test_cost_is_linear(server: ApiServer, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _locked(command: RolloutCommand) -> Iterator[str]:
     try:
         yield text
     finally:
-        # Whoever wrote a record decides whether it stays; one that was only found stays.
+        # The command that wrote a record has removed it if nothing is left; one that was only found stays.
         with contextlib.suppress(GpunodesError):
             command.leases.release_rollout(keep=True)
 

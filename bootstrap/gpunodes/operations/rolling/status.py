@@ -1,4 +1,4 @@
-"""Where the cluster's roll-out stands: read from the cluster alone, by whoever asks."""
+"""Where the cluster's roll-out stands: read from the cluster alone."""
 
 from __future__ import annotations
 
