@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gpunodes.engine import records
 from gpunodes.errors import GpunodesError
-from gpunodes.operations.rolling import context, engine, works
+from gpunodes.operations.rolling import commands, context, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.rollout import record as recording
 from gpunodes.rollout.options import RolloutOptions
@@ -97,12 +97,12 @@ def known(monkeypatch: pytest.MonkeyPatch, work: MemoryWork) -> MemoryWork:
 def roll_out(place: Fleet, work: MemoryWork, machines: Sequence[str] = (), **options: Any) -> RolloutResult:
     """Roll a work out; ``options`` are fields of RolloutOptions."""
     chosen = [each for each in place.all_machines() if not machines or each.name in machines]
-    return engine.roll_out(place, chosen, work, RolloutOptions(**options), lambda *_: None, "test")
+    return commands.roll_out(place, chosen, work, RolloutOptions(**options), lambda *_: None, "test")
 
 
 def resume(place: Fleet) -> RolloutResult:
     """Resume the roll-out of a fleet."""
-    return engine.resume(place, lambda *_: None)
+    return commands.resume(place, lambda *_: None)
 
 
 def outcomes(result: RolloutResult) -> dict[str, RolloutOutcome | None]:

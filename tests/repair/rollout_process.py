@@ -17,7 +17,7 @@ from gpunodes.engine.cluster.session import Session, here
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.model import Machine, Role
-from gpunodes.operations.rolling import context, engine, works
+from gpunodes.operations.rolling import commands, context, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import policy
 from gpunodes.rollout.options import RolloutOptions
@@ -122,10 +122,10 @@ def main(kubeconfig: str, machines: str, what: str, budget: str) -> None:
     report = progress.RepairLines(sys.stderr).report
     began = time.monotonic()
     if what == "resume":
-        result = engine.resume(fleet, report)
+        result = commands.resume(fleet, report)
     else:
         options = RolloutOptions(policy.budget(budget), canary=2, soak_s=0.5)
-        result = engine.roll_out(fleet, fleet.all_machines(), FileWork(Path(machines), "2"), options, report, "test")
+        result = commands.roll_out(fleet, fleet.all_machines(), FileWork(Path(machines), "2"), options, report, "test")
     document = views.document(result)
     document |= {"calls": fleet.made.calls, "seconds_in_all": time.monotonic() - began}
     sys.stdout.write(json.dumps(document) + "\n")

@@ -40,6 +40,7 @@ class RolloutFlags:
     yes: bool = False
 
 
+# Long: one decorator for each option.
 def rollout_options(command: _Command) -> _Command:
     """The options of every command that rolls something out, passed as ``rollout_flags``."""
 

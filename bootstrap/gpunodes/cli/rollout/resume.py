@@ -20,8 +20,8 @@ def command(inventory_path: Path, as_json: bool) -> int:
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked
-    from gpunodes.operations.rolling import engine
+    from gpunodes.operations.rolling import commands
 
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
-    result = engine.resume(InventoryFleet(inventory), rollout_options.lines())
+    result = commands.resume(InventoryFleet(inventory), rollout_options.lines())
     return rollout_options.show(result, as_json=as_json)

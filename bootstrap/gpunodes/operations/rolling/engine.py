@@ -1,4 +1,4 @@
-"""The whole roll-out: machines are chosen within the budgets, worked on, and its record in the cluster is kept up."""
+"""One roll-out: machines are chosen within the budgets and worked on, and its record in the cluster is kept up."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gpunodes.engine.cluster.errors import NoResponse
-from gpunodes.engine.fleet import Fleet
 from gpunodes.engine.leases.errors import Held, Lost
-from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.engine.locks import Taken
 from gpunodes.engine.scans import MachineScan
-from gpunodes.errors import GpunodesError, WrongInput, sentence
+from gpunodes.errors import GpunodesError, sentence
 from gpunodes.health.model import State
-from gpunodes.model import Machine, Role
 from gpunodes.operations import cluster_state
 from gpunodes.operations.cluster_state import ClusterState
-from gpunodes.operations.rolling import context, unfinished, works
-from gpunodes.operations.rolling.context import Report, RolloutCommand
+from gpunodes.operations.rolling import unfinished
+from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.operations.rolling.running import Running
 from gpunodes.operations.rolling.work import Target, Work
 from gpunodes.repair import findings
 from gpunodes.rollout import policy, state, times
-from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.policy import Decision, MachineDecision, RolloutCandidate
 from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
@@ -38,86 +33,7 @@ _READERS = 16
 """Machines whose state is read in parallel."""
 
 
-def roll_out(
-    fleet: Fleet, machines: Sequence[Machine], work: Work, options: RolloutOptions, report: Report, command: str
-) -> RolloutResult:
-    """Roll a work out to ``machines``; returns when it has ended on all, or no further machine can be begun.
-
-    ``command`` is the command as it is typed. Raises GpunodesError before anything is changed: if another roll-out runs
-    or is unfinished, the control plane does not respond, or the record is too long.
-    """
-    with context.opened(fleet, command, report) as opened, _locked(opened) as text:
-        if text:
-            raise _unfinished(text)
-        order = _ordered(machines)
-        rollout = Rollout(
-            id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{work.name}-{secrets.token_hex(3)}",
-            work=work.name,
-            parameters=dict(work.parameters),
-            options=options,
-            started=float(int(opened.now())),
-            by=user_at_host(),
-            waiting=[machine.name for machine in order],
-        )
-        return _Engine(opened, work, rollout).run()
-
-
-def resume(fleet: Fleet, report: Report, command: str = "rollout resume") -> RolloutResult:
-    """Go on with the roll-out that stands in the cluster; raises as ``roll_out``, and WrongInput if there is none."""
-    with context.opened(fleet, command, report) as opened, _locked(opened) as text:
-        rollout = recorded(text)
-        work = works.make(fleet, rollout.work, rollout.parameters)
-        order = [machine.name for machine in _ordered(list(opened.machines.values()))]
-        gone = [name for name in rollout.machines if name not in opened.machines and name not in rollout.done]
-        if gone:
-            raise WrongInput(
-                f"{state.names(gone)} of the roll-out are not in the inventory",
-                "an inventory with all of its machines",
-                "add them, or forget the roll-out: `gpunodes rollout abandon`",
-            )
-        report("", f"resuming the roll-out {rollout.id} of {rollout.work}")
-        return _Engine(opened, work, rollout.resumed(order)).run(resumed=True)
-
-
-def recorded(text: str) -> Rollout:
-    """The roll-out that a record describes; raises WrongInput without a valid one."""
-    if not text:
-        raise WrongInput("no roll-out is unfinished", "one", "begin one; `gpunodes rollout status` shows it")
-    try:
-        return state.parse(text)
-    except ValueError as error:
-        raise WrongInput(str(error), "a record of this version", "`gpunodes rollout abandon` removes it") from error
-
-
-@contextlib.contextmanager
-def _locked(command: RolloutCommand) -> Iterator[str]:
-    """Hold the lock of the cluster's roll-out while inside; yields the record of an unfinished one. Raises Held."""
-    text = command.leases.take_rollout()
-    try:
-        yield text
-    finally:
-        # The command that wrote a record has removed it if nothing is left; one that was only found stays.
-        with contextlib.suppress(GpunodesError):
-            command.leases.release_rollout(keep=True)
-
-
-def _unfinished(text: str) -> WrongInput:
-    what = "a roll-out with an unreadable record"
-    with contextlib.suppress(ValueError):
-        found = state.parse(text)
-        what = f"the roll-out {found.id} of {found.work} by {found.by}"
-    return WrongInput(
-        f"{what} is unfinished",
-        "one roll-out at a time",
-        "`gpunodes rollout resume` continues it, `gpunodes rollout abandon` gives its nodes back and forgets it",
-    )
-
-
-def _ordered(machines: Sequence[Machine]) -> list[Machine]:
-    return sorted(machines, key=lambda machine: machine.role is not Role.CONTROL_PLANE)
-
-
-class _Engine:
+class Engine:
     """One command's work on a roll-out."""
 
     def __init__(self, command: RolloutCommand, work: Work, rollout: Rollout) -> None:
