@@ -56,7 +56,14 @@ class Watcher:
 
     def __enter__(self) -> Watcher:
         folder, path = self._server.folder, f"https://127.0.0.1:{self._server.port}/api/v1/nodes?watch=true"
-        certificates = ["--cacert", folder / "ca.crt", "--cert", folder / "admin.crt", "--key", folder / "admin.key"]
+        certificates: list[str | Path] = [
+            "--cacert",
+            folder / "ca.crt",
+            "--cert",
+            folder / "admin.crt",
+            "--key",
+            folder / "admin.key",
+        ]
         self._process = subprocess.Popen(
             ["curl", "--silent", "--no-buffer", "--noproxy", "*", *certificates, path],
             stdout=subprocess.PIPE,

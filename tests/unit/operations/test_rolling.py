@@ -9,10 +9,11 @@ import pytest
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
-from gpunodes.operations.rolling import engine
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair.policy import Budget
+from gpunodes.rollout import times
 from gpunodes.rollout.record import Disruption, RolloutOutcome
+from gpunodes.rollout.result import RolloutResult
 from gpunodes.rollout.times import Window
 
 from tests import repair_fleet
@@ -320,7 +321,7 @@ def test_no_machine_is_begun_outside_of_the_windows(monkeypatch: pytest.MonkeyPa
         asked.append(len(work.done))
         return len(asked) > 3
 
-    monkeypatch.setattr(engine.times, "is_open", is_open)
+    monkeypatch.setattr(times, "is_open", is_open)
     assert set(outcomes(roll_out(place, work, windows=(Window(0, 1),))).values()) == {DONE}
     assert asked[:4] == [0, 0, 0, 0]
 
@@ -331,7 +332,7 @@ def test_no_machine_is_begun_outside_of_the_windows(monkeypatch: pytest.MonkeyPa
 def test_two_roll_outs_at_once_are_refused() -> None:
     place = fleet(2)
     work = MemoryWork(place)
-    refused = []
+    refused: list[str] = []
 
     def second(stage: str, _target: Target) -> None:
         if stage == "apply" and not refused:
@@ -368,7 +369,7 @@ def test_a_repair_stays_away_from_a_machine_of_an_unfinished_roll_out() -> None:
 def test_a_roll_out_waits_for_a_repair_and_counts_it() -> None:
     place = fleet(3, ["w0"])
     work = MemoryWork(place)
-    inside = []
+    inside: list[RolloutResult] = []
     use = repair_fleet.Machine.use
 
     def during_repair(self: repair_fleet.Machine, step: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from gpunodes.engine import records
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.operations.rolling import abandon, engine, stages, status
+from gpunodes.operations.rolling import abandon, status
 from gpunodes.operations.rolling.work import Target
+from gpunodes.repair import record as repair_record
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout import record as recording
 from gpunodes.rollout import state
@@ -37,7 +38,7 @@ def killed_at_request(place: Fleet, work: MemoryWork, number: int, **options: An
     From then on the API gets nothing of this command: its threads end, and it releases nothing.
     """
     counted = itertools.count(1)
-    dead = []
+    dead: list[int] = []
 
     def before(method: str, _path: str) -> None:
         if dead or (method not in {"GET", "LOCK"} and next(counted) == number):
@@ -106,13 +107,13 @@ def test_killed_in_the_middle_of_a_stage(stage: str, tmp_path: Any, monkeypatch:
 def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(3)
     work = known(monkeypatch, MemoryWork(place))
-    reap = engine.Running.reap
+    reap = running.Running.reap
 
     def interrupt(*_: Any) -> Any:
-        monkeypatch.setattr(engine.Running, "reap", reap)
+        monkeypatch.setattr(running.Running, "reap", reap)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.Running, "reap", interrupt)
+    monkeypatch.setattr(running.Running, "reap", interrupt)
     result = roll_out(place, work)
     assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
     assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
@@ -328,7 +329,7 @@ def test_records_keep_their_fields() -> None:
     assert recording.parse(record.text()) == record
     assert set(json.loads(record.text())) == {field.name for field in dataclasses.fields(RolloutRecord)}
     with pytest.raises(ValueError, match="not a repair record"):
-        stages.records.parse(record.text())
+        repair_record.parse(record.text())
 
 
 def test_too_many_machines_for_one_record_are_refused_before_any_change() -> None:
