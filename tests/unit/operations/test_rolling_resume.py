@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gpunodes.engine import records
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.operations.rolling import abandon, status
+from gpunodes.operations.rolling import abandon, running, status
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
 from gpunodes.repair.policy import Budget
