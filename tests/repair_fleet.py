@@ -322,6 +322,8 @@ class Fleet:
             "gpunodes_repair_settle": 0,
             "gpunodes_repair_evidence_days": 90,
             "gpunodes_repair_evidence_mib": 100,
+            "gpunodes_rollout_drain_timeout": 0.3,
+            "gpunodes_rollout_verify_timeout": 0.5,
         }
 
     def pool_label(self, name: str) -> str:

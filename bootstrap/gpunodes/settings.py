@@ -348,9 +348,14 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _entries(r"\w+", r"(\d+(\.\d+)?(ms|s|m|h))+"),
     ),
     (
-        "gpunodes_repair_max_unavailable",
+        "gpunodes_*_max_unavailable",
         "a number of machines, or a percentage such as 10%",
         _text(r"0*[1-9]\d{0,5}|0*([1-9]\d?|100)\s*%"),
+    ),
+    (
+        "gpunodes_rollout_windows",
+        'a list of hours of a day in quotes, such as ["22:00-05:00"]',
+        _each(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d"),
     ),
     ("gpunodes_repair_unhealthy_percent", "a percentage, 0 to 100", _number(0, 100)),
     ("gpunodes_repair_pool_label", "the name of a node label", _text(_LABEL)),

@@ -112,7 +112,9 @@ class InventoryFleet:
             given = {}
             if found:
                 name = found[0].name
-                given = self.inventory.variables(name) | self.inventory.rendered(name, "gpunodes_repair_")
+                given = self.inventory.variables(name) | self.inventory.rendered(
+                    name, "gpunodes_repair_", "gpunodes_rollout_"
+                )
             # Called for each machine, and templates are slow.
             self._settings = settings.resolve(given)
         return self._settings

@@ -52,6 +52,8 @@ class Play:
     facts: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] | None = None
     check: bool = False
+    tags: Sequence[str] = ()
+    """Run only tasks with one of these tags, and those that always run; empty for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def run(
             inventory=_inventories(play, private),
             limit=",".join(play.machines),
             skip_tags=",".join(play.skip_phases) or None,
+            tags=",".join(play.tags) or None,
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
             envvars={

@@ -70,17 +70,23 @@ def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pruned(item: Mapping[str, Any], keep: list[str]) -> dict[str, Any]:
-    """``item`` with only the fields at the dotted paths ``keep``."""
-    result: dict[str, Any] = {}
+    """``item`` with only the fields at the dotted paths ``keep``; a path leads through the items of a list."""
+    fields: dict[str, Any] = {}
     for path in keep:
-        source: Any = item
-        target = result
-        names = path.split(".")
-        for name in names[:-1]:
-            source = source.get(name) if isinstance(source, Mapping) else None
-            if not isinstance(source, Mapping):
-                break
-            target = target.setdefault(name, {})
-        if isinstance(source, Mapping) and names[-1] in source:
-            target[names[-1]] = source[names[-1]]
+        inner = fields
+        for name in path.split("."):
+            inner = inner.setdefault(name, {})
+    result: dict[str, Any] = _kept(item, fields)
     return result
+
+
+def _kept(value: Any, fields: Mapping[str, Any]) -> Any:
+    if not fields:
+        return value
+    if isinstance(value, list):
+        return [_kept(each, fields) for each in value if isinstance(each, Mapping)]
+    found = {name: (value[name], inner) for name, inner in fields.items() if name in value}
+    # The value of an inner path that is neither an object nor a list has no such field.
+    return {
+        name: _kept(each, inner) for name, (each, inner) in found.items() if not inner or isinstance(each, (dict, list))
+    }

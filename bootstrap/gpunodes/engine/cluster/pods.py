@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from gpunodes.ansible.module_utils import devices
+
 KEEP = (
     "metadata.name",
     "metadata.namespace",
@@ -14,9 +16,15 @@ KEEP = (
     "metadata.ownerReferences",
     "metadata.annotations",
     "metadata.deletionTimestamp",
+    "spec.runtimeClassName",
+    "spec.resourceClaims",
+    "spec.containers.resources",
+    "spec.initContainers.resources",
     "status.phase",
 )
-"""The fields of a pod that are requested."""
+"""The fields of a pod that are requested; the environment of its containers, which may hold secrets, is not."""
+_RUNTIME_CLASS = "nvidia"
+"""The RuntimeClass by which pods see GPUs without requesting any (docs/gpu.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class Pod:
     mirror: bool
     finished: bool
     ending: bool
+    uses_gpus: bool = False
+    """It requests GPUs, claims devices (dynamic resource allocation), or runs in the RuntimeClass nvidia."""
 
     @property
     def full_name(self) -> str:
@@ -54,7 +64,16 @@ def parse(item: Mapping[str, Any]) -> Pod:
         mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
         finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
         ending="deletionTimestamp" in metadata,
+        uses_gpus=_uses_gpus(item.get("spec") or {}),
     )
+
+
+def _uses_gpus(spec: Mapping[str, Any]) -> bool:
+    if spec.get("runtimeClassName") == _RUNTIME_CLASS or spec.get("resourceClaims"):
+        return True
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    requested = [(each.get("resources") or {}).get("limits") or {} for each in containers]
+    return any(count for limits in requested for count in devices.counts(limits).values())
 
 
 def eviction(pod: Pod) -> dict[str, Any]:

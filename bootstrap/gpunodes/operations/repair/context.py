@@ -55,6 +55,19 @@ def avoidable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def connected(fleet: Fleet, given: Mapping[str, Any], command: str) -> Iterator[tuple[Cluster, Leases]]:
+    """A session with the cluster's API while inside, and the locks of this command; raises NoResponse without one."""
+    with contextlib.ExitStack() as held:
+        session = fleet.session()
+        held.callback(session.close)
+        cluster = Cluster(session, str(given["gpunodes_repair_pool_label"]))
+        leases = Leases(cluster, command)
+        held.callback(leases.close)
+        cluster.call_once("GET", "/version")
+        yield cluster, leases
+
+
+@contextlib.contextmanager
 def opened(
     fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, report: Report
 ) -> Iterator[RepairCommand]:
@@ -69,11 +82,5 @@ def opened(
         return
     with contextlib.ExitStack() as held:
         with avoidable():
-            session = fleet.session()
-        held.callback(session.close)
-        cluster = Cluster(session, str(given["gpunodes_repair_pool_label"]))
-        leases = Leases(cluster, request.command)
-        held.callback(leases.close)
-        with avoidable():
-            cluster.call_once("GET", "/version")
+            cluster, leases = held.enter_context(connected(fleet, given, request.command))
         yield RepairCommand(fleet, by_name, request, report, given, cluster, leases)
