@@ -81,7 +81,8 @@ def opened(path: Path, identity: Path | None) -> Iterator[IO[bytes]]:
 
     ``identity``: age's identity file. gpg uses its own keyring and agent.
     """
-    with path.open("rb") as file:
+    # Without a buffer: a program that inherits the file begins where it is.
+    with path.open("rb", buffering=0) as file:
         start = file.read(512)
         file.seek(0)
         where, magic = _TAR_MAGIC

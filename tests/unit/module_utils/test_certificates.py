@@ -136,8 +136,13 @@ def test_an_unreadable_certificate_is_a_row(node: Path) -> None:
 
 def row(days: float, **changes: Any) -> dict[str, Any]:
     return {
-        "name": "apiserver", "path": "/a", "subject": "", "not_after": int(days * 86400), "problem": "",
-        "renewal": "renew", **changes,
+        "name": "apiserver",
+        "path": "/a",
+        "subject": "",
+        "not_after": int(days * 86400),
+        "problem": "",
+        "renewal": "renew",
+        **changes,
     }
 
 

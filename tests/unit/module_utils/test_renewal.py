@@ -50,7 +50,7 @@ class ControlPlane:
         self.steps += 1
         if self.steps == self.kill_at:
             raise Killed
-        self.log.append(what)
+        self.log += [what] if what else []
 
     def issue(self) -> None:
         """What kubeadm writes: a new pair for each name, signed by nobody, which matters to no check here."""
@@ -100,7 +100,9 @@ class ControlPlane:
         return CommandResult(argv, 0, "", "")
 
     def replace(self, source: str, target: str) -> None:
-        self.step(f"move {Path(source).name} {'away' if static_pods.AWAY in target else 'back'}")
+        # The ledger is written by a rename, too.
+        moves = Path(target).parent.name in {"manifests", "gpunodes-manifests"}
+        self.step(f"move {Path(source).name} {'away' if static_pods.AWAY in target else 'back'}" if moves else "")
         Path(source).rename(target)
         self.sync()
 
@@ -196,7 +198,7 @@ def test_new_certificates_are_renewed_only_by_force(machine: ControlPlane) -> No
 def test_a_kill_at_any_step_is_healed_by_the_next_run(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every step that changes the machine: killed before it, then run again."""
     monkeypatch.setattr(static_pods, "_back", _unfinished(static_pods._back, machine))
-    for step in range(1, 11):
+    for step in range(1, 19):
         machine.days, machine.kill_at, machine.steps = 20, 0, 0
         machine.issue()
         machine.days = 365
@@ -227,7 +229,7 @@ def test_a_pod_that_does_not_come_back_is_a_problem_and_its_manifest_is_back(mac
     assert (machine.manifests / "kube-apiserver.yaml").exists()
     assert "kube-scheduler" in machine.started, "the others were not touched"
     machine.broken = ""
-    assert "restart kube-apiserver" in renew(machine)
+    renew(machine)
     assert fresh(machine)
 
 

@@ -170,8 +170,9 @@ def _name(file: str) -> str:
 def report() -> list[dict[str, Any]]:
     """Each certificate of this machine: ``name``, ``path``, ``subject``, ``not_after``, ``problem`` and ``renewal``.
 
-    ``not_after`` is in seconds since 1970, None if it cannot be read: ``problem`` says why. ``renewal`` says who renews it: "renew" (`gpunodes certs renew`), "kubelet" by itself, "none" for authorities and
-    for the kubelet's own serving certificate.
+    ``not_after`` is in seconds since 1970, None if it cannot be read: ``problem`` says why. ``renewal`` is "renew"
+    (`gpunodes certs renew`), "kubelet" (by itself), or "none" for authorities and for the kubelet's own serving
+    certificate.
     """
     authorities = {_name(name) for name in AUTHORITIES}
     rows = []

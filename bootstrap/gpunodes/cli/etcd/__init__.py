@@ -9,6 +9,7 @@ from gpunodes.cli import LazyGroup
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {
     "backup": "Back the cluster up into one file.",
+    "restore": "Replace the state of the cluster by that of a backup.",
     "timer": "Print a systemd service and timer that back the cluster up.",
 }
 
