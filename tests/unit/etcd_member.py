@@ -50,7 +50,12 @@ class Member:
         assert found
         words = [each.replace("https://127.0.0.1:2379", f"https://127.0.0.1:{self.port}") for each in argv]
         done = subprocess.run(
-            [str(found / words[0]), *words[1:]], capture_output=True, text=True, timeout=timeout_s, check=False
+            [str(found / words[0]), *words[1:]],
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            text=True,
+            errors="replace",
         )
         return CommandResult(words, done.returncode, done.stdout, done.stderr)
 

@@ -179,6 +179,24 @@ def test_a_kill_before_any_step_is_continued_by_the_next_run(machine: ControlPla
     assert step > 15, "every change of the machine is a step"
 
 
+OTHER = b"another snapshot"
+OTHER_SHA = hashlib.sha256(OTHER).hexdigest()
+
+
+@pytest.mark.parametrize("kill_at", range(14, 30))
+def test_another_backup_after_an_unfinished_restore_keeps_the_old_data(machine: ControlPlane, kill_at: int) -> None:
+    """The data from before the first restore is what is kept, never that of the unfinished one."""
+    machine.kill_at = kill_at
+    with pytest.raises(Killed):
+        restore(machine)
+    machine.kill_at, machine.dead = 0, False
+    Path(etcd_upload.path_of(OTHER_SHA)).write_bytes(OTHER)
+    etcd_restore.stop(OTHER_SHA, HASH, check=False)
+    etcd_restore.restore(OTHER_SHA, 7, 1.0, check=False)
+    assert restored(machine)
+    assert machine.runs == 2 or kill_at < 20
+
+
 def test_a_failing_etcdutl_leaves_the_old_data(machine: ControlPlane) -> None:
     machine.code = 1
     with pytest.raises(MachineProblem, match="failed: Error: snapshot is damaged"):
@@ -197,6 +215,14 @@ def test_another_snapshot_on_the_machine_is_refused(machine: ControlPlane) -> No
 def test_a_restore_that_has_not_begun_does_nothing(machine: ControlPlane) -> None:
     assert etcd_restore.restore(SHA, 7, 1.0, check=False)[0].actions == []
     assert machine.steps == 0
+
+
+def test_a_machine_without_manifests_is_refused(machine: ControlPlane) -> None:
+    """Else a restore would do nothing, and report success."""
+    for each in machine.manifests.iterdir():
+        each.unlink()
+    with pytest.raises(MachineProblem, match="no manifest of a control plane"):
+        restore(machine)
 
 
 def test_a_check_changes_nothing(machine: ControlPlane) -> None:

@@ -27,7 +27,7 @@ COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "et
 BUMP = 1_000_000_000
 """Revisions that are skipped: clients' caches are older than any object then (etcd, issue 16028)."""
 POD = "gpunodes-etcd-restore"
-_BEFORE = "gpunodes-before-"
+_BEFORE, _RESTORED, _PARTIAL = "gpunodes-before-", "gpunodes-restored-", "gpunodes-restoring"
 _STOP_S = 120
 _RESTORE_S = 1800
 _POLL_S = 1.0
@@ -50,9 +50,20 @@ def stop(snapshot: str, ca_hash: str, check: bool) -> Report:
     for name in COMPONENTS:
         if os.path.exists(static_pod_files.path(name)):
             report.add(f"stop {name}", Difference("static pods", {name: "runs"}, {name: "stopped"}))
+    known = machine_ledger.etcd_restore
+    if not report.actions and not known:
+        raise MachineProblem(
+            "no manifest of a control plane is on this machine",
+            "a control plane that kubeadm made",
+            f"restore {static_pod_files.FOLDER} from a copy",
+        )
+    if known and known["snapshot"] != snapshot:
+        report.add("give up an unfinished restore of another backup")
     if report.actions and not check:
-        if machine_ledger.etcd_restore.get("snapshot") != snapshot:
-            machine_ledger.etcd_restore = {"snapshot": snapshot, "state": "stopped"}
+        if known.get("snapshot") != snapshot:
+            # The old data of an unfinished restore of another backup stays the old data.
+            unfinished = {key: text for key, text in known.items() if key == "before"}
+            machine_ledger.etcd_restore = {"snapshot": snapshot, "state": "stopped", **unfinished}
         machine_ledger.save()
         static_pods.stop(COMPONENTS, machine_ledger, _STOP_S)
     return report
@@ -89,7 +100,7 @@ def restore(snapshot: str, revision: int, limit_s: float, check: bool) -> tuple[
 
 def restored_folder(snapshot: str) -> str:
     """The folder of the data that etcdutl made completely from a snapshot."""
-    return f"{etcd_snapshot.DATA}/gpunodes-restored-{snapshot[:16]}"
+    return f"{etcd_snapshot.DATA}/{_RESTORED}{snapshot[:16]}"
 
 
 def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
@@ -99,7 +110,7 @@ def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
     path = etcd_upload.path_of(snapshot)
     if not os.path.lexists(path) or etcd_upload.digest(path) != snapshot:
         raise MachineProblem(f"{path} is not the snapshot of the backup", "the snapshot", "run the command again")
-    partial = f"{etcd_snapshot.DATA}/gpunodes-restoring"
+    partial = f"{etcd_snapshot.DATA}/{_PARTIAL}"
     manifest = f"{static_pod_files.FOLDER}/{POD}.json"
     disk.remove(manifest)
     for each in containers.ids(f"{POD}-[0-9]+"):
@@ -109,7 +120,10 @@ def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
     attempt = f"{POD}-{int(time.time())}"
     text = disk.read(machine_ledger.manifests.get("etcd", static_pod_files.path("etcd"))) or ""
     try:
-        disk.write(manifest, json.dumps(pod(attempt, text, path, partial)), 0o600)
+        # Written elsewhere: after a power cut no temporary file is in the kubelet's folder.
+        os.makedirs(static_pods.AWAY, mode=0o700, exist_ok=True)
+        disk.write(f"{static_pods.AWAY}/{POD}.json", json.dumps(pod(attempt, text, path, partial)), 0o600)
+        os.replace(f"{static_pods.AWAY}/{POD}.json", manifest)
         _wait(lambda: bool(_ended(attempt)), _RESTORE_S, "etcdutl does not end", POD)
         code, output = _ended(attempt)[0]
     finally:
@@ -187,7 +201,10 @@ def _swap(snapshot: str, machine_ledger: Ledger) -> None:
     os.makedirs(before, mode=0o700, exist_ok=True)
     # Without the new data there the second move was made, and only its note in the ledger is missing.
     if os.path.isdir(new):
-        if os.path.isdir(member):
+        if os.path.isdir(f"{before}/member"):
+            # What is in its place is of an unfinished restore of another backup.
+            tree.remove(member)
+        elif os.path.isdir(member):
             os.replace(member, f"{before}/member")
         os.replace(new, member)
     state["state"] = "swapped"
@@ -241,10 +258,10 @@ def _probe_controller(client: Client, limit_s: float) -> None:
 
 
 def _clean(kept: str) -> None:
-    """Delete the snapshot, and old data that earlier restores left."""
+    """Delete the snapshot, and what this restore and earlier ones left; the old data ``kept`` stays."""
     etcd_upload.clear()
     for name in os.listdir(etcd_snapshot.DATA):
-        if name.startswith(_BEFORE) and name != kept:
+        if name.startswith((_BEFORE, _RESTORED, _PARTIAL)) and name != kept:
             tree.remove(f"{etcd_snapshot.DATA}/{name}")
 
 

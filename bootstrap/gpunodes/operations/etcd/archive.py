@@ -110,7 +110,7 @@ class Writer:
     """Writes the file of a backup to a stream."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        self._tar = tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by ``end``
+        self._tar = tarfile.open(fileobj=_Out(out), mode="w|", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by ``end``
         self._parts: list[Part] = []
 
     def part(self, name: str, size: int, read: Callable[[int], bytes]) -> Part:
@@ -133,6 +133,16 @@ class Writer:
         self._tar.addfile(_header(MANIFEST, len(text)), io.BytesIO(text))
         self._tar.close()
         return Backup(machine, about, tuple(self._parts))
+
+
+class _Out:
+    """A stream for tarfile, which writes its buffer when it is deleted: after a failure the stream is closed then."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+
+    def write(self, data: bytes) -> int:
+        return len(data) if self._out.closed else self._out.write(data)
 
 
 def _header(name: str, size: int) -> tarfile.TarInfo:
