@@ -1,7 +1,7 @@
 """Encrypts and decrypts streams by age or gpg on the controller: the plain text never touches a disk.
 
 A recipient's form says which program it is for. An OpenPGP key is named by its whole fingerprint: shorter names can be
-those of somebody else's key.
+those of another user's key.
 """
 
 from __future__ import annotations

@@ -86,8 +86,11 @@ def test_a_backup_is_a_private_file_that_can_be_read(
     inventory: Inventory, machines: dict[str, str], tmp_path: Path
 ) -> None:
     machines["control-1"] = sent()
-    os.umask(0)
-    saved = run(inventory)
+    umask = os.umask(0)
+    try:
+        saved = run(inventory)
+    finally:
+        os.umask(umask)
     assert left(tmp_path) == ["b.tar"]
     assert stat.S_IMODE(saved.path.stat().st_mode) == 0o600
     assert saved.size == saved.path.stat().st_size

@@ -40,7 +40,7 @@ def command(output: Path | None, recipient: str, keep: int | None, inventory_pat
     """Back the cluster up into one file.
 
     The file has a snapshot of etcd, the certificate authorities with their keys, the encryption key of Secrets and the
-    audit policy. Whoever reads it controls the cluster: it has mode 0600; keep it as you keep root's passwords. The
+    audit policy. A user who reads it controls the cluster: it has mode 0600; keep it as you keep root's passwords. The
     first control plane that responds makes the snapshot. The cluster keeps running.
     """
     if keep and output:
