@@ -12,7 +12,7 @@ import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from gpunodes import shape
 from gpunodes.ansible.module_utils import etcd_backup
@@ -110,7 +110,7 @@ class Writer:
     """Writes the file of a backup to a stream."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        self._tar = tarfile.open(fileobj=_Out(out), mode="w|", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by ``end``
+        self._tar = tarfile.open(fileobj=cast("IO[bytes]", _Out(out)), mode="w|", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by ``end``
         self._parts: list[Part] = []
 
     def part(self, name: str, size: int, read: Callable[[int], bytes]) -> Part:
