@@ -192,3 +192,28 @@ class RunResult:
         failed = {finding.machine for finding in self.findings if finding.severity is Severity.ERROR}
         failed |= {each.name for each in self.machines if each.outcome.is_failure or each.outcome is Outcome.SKIPPED}
         return exit_code_for(len(failed), len(failed.union(each.name for each in self.machines)))
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateEnd:
+    """A certificate; ``not_after`` in seconds since 1970, None with a ``problem`` if it cannot be read."""
+
+    name: str
+    path: str
+    subject: str
+    not_after: int | None
+    days: int | None
+    """Whole days until the end; negative after it."""
+    renewal: str
+    """``renew`` by `gpunodes certs renew`, ``kubelet`` by itself, ``none``."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCertificates:
+    """The certificates of a machine, and what to do about those that end soon; ``cause``: why they are unknown."""
+
+    machine: str
+    certificates: Sequence[CertificateEnd]
+    warnings: Sequence[str]
+    cause: str

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance, provision
+from gpunodes.cli import certs, etcd, gpu, maintenance, provision
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -36,7 +36,10 @@ SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
 """The parts that the machines report as pending."""
 ACTING = (
+    "certificates_renewed",
     "docker_images",
+    "etcd_restored",
+    "etcd_stopped",
     "gpu_idle",
     "host_undo",
     "kube_objects",
@@ -71,8 +74,14 @@ BURN_IN = {
 }
 
 
+def certificates(shown: str = SHOWN) -> list[dict[str, Any]]:
+    own = {"name": "apiserver", "path": "/etc/kubernetes/pki/apiserver.crt", "subject": shown, "problem": shown}
+    return [{**own, "not_after": end, "renewal": "renew"} for end in (None, -(1 << 62), 0, 1 << 62)]
+
+
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
+    made["certificates"] = certificates(shown)
     for node in made["nodes"]:
         node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
         node |= {"uid": ATTACKS[1], "addresses": list(ATTACKS), "maintenance": shown}
@@ -105,6 +114,8 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     own: dict[str, Any] = {
         "host_facts": {"host_facts": report(name, shown)},
         "cluster_info": {"cluster": cluster(shown)},
+        "certificate_ends": {"certificates": certificates(shown)},
+        "etcd_members": {"etcd": {"problem": shown, "members": []}},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -256,7 +267,10 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
+    "certs.yml": (0, "certificate_ends"),
+    "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "controller.yml": (0, ""),
+    "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
     "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
@@ -274,7 +288,7 @@ WALKS = {
     "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
-    "status.yml": (0, "cluster_info"),
+    "status.yml": (0, "cluster_info etcd_members"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
@@ -534,6 +548,8 @@ def gpunodes(made: Machines, *words: str) -> subprocess.CompletedProcess[str]:
 COMMANDS = {
     "preflight": SHOWN,
     "status": SHOWN,
+    "certs": SHOWN,
+    "certs renew --dry-run": "",
     "gpu plan": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
@@ -562,6 +578,9 @@ ELSEWHERE = {
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
+    "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
+    "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
+    "etcd timer": "it contacts no machine",
     "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
@@ -576,8 +595,10 @@ ELSEWHERE = {
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
+    groups |= {"etcd": etcd.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
+    everything |= {f"certs {name}" for name in certs.COMMANDS}
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}
     assert everything - walked == set(ELSEWHERE)
 

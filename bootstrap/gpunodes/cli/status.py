@@ -52,4 +52,23 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
-    return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"
+    parts = [
+        f"Kubernetes {found.version} at {found.endpoint}",
+        text.table(rows, columns),
+        _etcd(found, columns),
+        "\n".join(f"warning: {warning}" for warning in found.warnings),
+    ]
+    return "\n\n".join(part.rstrip() for part in parts if part)
+
+
+def _etcd(found: status.ClusterStatus, columns: int | None) -> str:
+    """The members of etcd, or why they are unknown."""
+    if found.etcd_problem:
+        return f"etcd: its members are unknown: {found.etcd_problem}"
+    rows = [("ETCD MEMBER", "ROLE", "STATE", "DATABASE")]
+    for each in found.etcd:
+        role = "learner" if each.learner else "leader" if each.leader else "member"
+        state = "healthy" if each.healthy else "NOT HEALTHY" if each.name else "never started"
+        size = f"{each.db_size / (1 << 20):.1f} MiB" if each.healthy else "-"
+        rows.append((each.name or each.id, role, state, size))
+    return text.table(rows, columns) if found.etcd else ""

@@ -82,8 +82,15 @@ class Claim:
                 waited = True
                 time.sleep(1)
 
-    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the Leases that follow from the identities in ``facts``; raises like ``take``."""
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]], *, lock_only: bool = False) -> None:
+        """Take the Leases that follow from the identities in ``facts``; raises like ``take``.
+
+        ``lock_only``: release all Leases instead, and keep the lock over SSH, which excludes every other command, too.
+        """
+        if lock_only:
+            self._leases.release_all()
+            self._leases.close()
+            return
         if self._nodes is None:
             return
         self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
@@ -134,7 +141,7 @@ class HostClaim:
         self.unrenewed: PreflightFinding | None = None
         """As in ``Claim``."""
 
-    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]], *, lock_only: bool = False) -> None:
         """Nothing: these locks are on the machines themselves, by whatever name a command knows them."""
 
     def lost(self, *, at_work: bool = False) -> GpunodesError | None:

@@ -108,6 +108,21 @@ DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, del
 RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
+CERTIFICATE_ENDS = Phase("certificate_ends", "Read the certificates", "When each certificate of the nodes ends.")
+CERTIFICATES_RENEWED = Phase(
+    "certificates_renewed",
+    "Renew the certificates",
+    "kubeadm certs renew all; the static pods are restarted one at a time, and serve the new ones.",
+)
+ETCD_STOPPED = Phase(
+    "etcd_stopped", "Stop the control planes", "Move the manifests of their static pods away; they stay stopped."
+)
+ETCD_RESTORED = Phase(
+    "etcd_restored",
+    "Restore etcd",
+    "Make a new member's data from the snapshot, start the first control plane, and verify that it works.",
+    only=(Only.CONTROL_PLANE,),
+)
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
@@ -135,6 +150,9 @@ LONG_TASKS = {
     "Keep pods off the node": "waiting for its pods to end",
     "Burn in the GPUs": "testing the GPUs, which takes minutes to hours",
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
+    "Stop the control plane": "waiting for its static pods to end",
+    "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""

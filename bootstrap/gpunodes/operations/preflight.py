@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, networks, preflight, reports, versions
+from gpunodes.planner import certificates, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
@@ -174,7 +175,8 @@ def judge(
     elif seen.unresponsive:
         # No error: `init-master` and `up` start an API that has stopped, if they can.
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
-    return findings
+    ends = certificates.ending((seen.cluster or {}).get("certificates", ()), time.time())
+    return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
 
 
 def requested_version(

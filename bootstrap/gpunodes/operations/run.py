@@ -46,6 +46,8 @@ class Operation:
     """Whether it contacts no cluster: the settings decide the versions, and the inventory needs no control plane."""
     ends_cluster: bool = False
     """Whether it removes the cluster together with its control plane."""
+    replaces_objects: bool = False
+    """Whether it replaces the objects of the API, its own Leases among them: only the lock over SSH is kept."""
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
 
@@ -126,7 +128,7 @@ def carry_out(
             if facts is None:
                 # Commands that know a machine by another name must find the same lock.
                 facts, cluster = _identities(operation, inventory, machines, folder, view, variables)
-            claim.take_more(facts)
+            claim.take_more(facts, lock_only=operation.replaces_objects)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
         not_applicable = phase_list.not_applicable(work, all_names, applicable)

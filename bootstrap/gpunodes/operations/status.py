@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from gpunodes.model import Role
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
+from gpunodes.planner import certificates, reports
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
@@ -37,6 +39,20 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdMember:
+    """A member of etcd as the member on the control plane reports it."""
+
+    id: str
+    name: str
+    """"" for a member that was added and has never started."""
+    learner: bool
+    leader: bool
+    healthy: bool
+    db_size: int
+    """In bytes; 0 where the member does not respond."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The cluster as its control plane reports it."""
 
@@ -47,6 +63,11 @@ class ClusterStatus:
     """Machines of the inventory that are not nodes yet."""
     gpu_hosts: Sequence[str] = ()
     """Machines of the inventory that are not meant to be nodes."""
+    etcd: Sequence[EtcdMember] = ()
+    etcd_problem: str = ""
+    """Why its members are unknown."""
+    warnings: Sequence[str] = ()
+    """Certificates of the control plane that end soon."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
@@ -76,7 +97,25 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
-    return replace(found, gpu_hosts=hosts)
+    ends = certificates.ending(cluster.get("certificates", ()), time.time())
+    etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
+    return replace(
+        found,
+        gpu_hosts=hosts,
+        etcd=etcd,
+        etcd_problem=etcd_problem,
+        warnings=[f"{control.name}: {each}" for each in ends],
+    )
+
+
+def members(report: Mapping[str, Any] | None) -> tuple[Sequence[EtcdMember], str]:
+    """The members of etcd from the control plane's report, and why they are unknown, "" otherwise."""
+    if report is None:
+        return (), "they were not reported"
+    if found := reports.etcd_problem(report):
+        return (), found
+    fields = [field.name for field in dataclasses.fields(EtcdMember)]
+    return [EtcdMember(**{name: each[name] for name in fields}) for each in report["members"]], str(report["problem"])
 
 
 def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:

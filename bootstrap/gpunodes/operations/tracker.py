@@ -16,7 +16,8 @@ from gpunodes.operations.phases import what_runs
 _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
-    "status": ("cluster",),
+    "status": ("cluster", "etcd"),
+    "certificate_ends": ("certificates",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),

@@ -160,11 +160,35 @@ _CLUSTER_NODE = {
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
     },
 }
+_CERTIFICATE = {
+    "name": Pattern("certificate's name", r"[a-z0-9.-]{1,60}"),
+    "path": Pattern("path", r"(/[A-Za-z0-9._-]+)+"),
+    "subject": str,
+    "not_after": Maybe(int),
+    "problem": str,
+    "renewal": one_of("renew", "kubelet", "none"),
+}
+_ETCD = {
+    "problem": str,
+    "members": Many(
+        {
+            "id": Pattern("id of a member", r"[0-9a-f]{1,16}"),
+            "name": str,
+            "learner": bool,
+            "leader": bool,
+            "healthy": bool,
+            "db_size": int,
+        },
+        100,
+    ),
+}
+_CERTIFICATES = Many(_CERTIFICATE, 100)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
+    "certificates": Optional(_CERTIFICATES),
 }
 _LEVELS = Many(
     {"level": str, "state": one_of("ok", "failed", "skipped"), "fact": str, "wanted": str, "remedy": str}, 100
@@ -179,6 +203,16 @@ def machine_problem(facts: object) -> str:
 def cluster_problem(cluster: object) -> str:
     """The same for a result of cluster_info."""
     return wrong(cluster, _CLUSTER)
+
+
+def certificates_problem(certificates: object) -> str:
+    """The same for a result of certificate_ends."""
+    return wrong(certificates, _CERTIFICATES)
+
+
+def etcd_problem(etcd: object) -> str:
+    """The same for a result of etcd_members."""
+    return wrong(etcd, _ETCD)
 
 
 def levels_problem(levels: object) -> str:

@@ -22,7 +22,12 @@ from ansible.module_utils.testing import patch_module_args
 from gpunodes.ansible.module_utils import (
     burn_in,
     burn_in_taint,
+    certificates,
+    containers,
     docker_images,
+    etcd_restore,
+    etcd_snapshot,
+    etcd_upload,
     facts,
     firewall,
     gpu_cluster,
@@ -35,14 +40,16 @@ from gpunodes.ansible.module_utils import (
     packages,
     pools,
     prepared,
+    static_pod_files,
     undo,
 )
+from gpunodes.ansible.module_utils.certificates import Certificate
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
-from gpunodes.ansible.module_utils.kubeadm import command, init, reset
+from gpunodes.ansible.module_utils.kubeadm import command, init, renewal, reset, static_pods
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.ansible.module_utils.report import shown
@@ -342,6 +349,40 @@ def completed(machine: Machine) -> dict[str, Any]:
     return {"images": ["registry.k8s.io/pause:3.10"]}
 
 
+def certificates_renewed(machine: Machine) -> dict[str, Any]:
+    """A control plane with one old certificate."""
+    ended = machine.root / "renewed"
+    old = Certificate("", 0, 86400)
+    machine.monkeypatch.setattr(renewal, "_due", lambda _: {} if ended.exists() else {"apiserver.crt": old})
+    machine.monkeypatch.setattr(renewal, "_check_authorities", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_has", lambda name: name == "kube-apiserver")
+    machine.monkeypatch.setattr(renewal, "_older", lambda _: False)
+    machine.monkeypatch.setattr(renewal, "_check_served", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_run_kubeadm", lambda: ended.write_text(""))
+    machine.monkeypatch.setattr(renewal, "_PKI", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
+    (machine.root / "ca.crt").write_text("")
+    return {}
+
+
+def etcd_stopped(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
+    machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "AWAY", str(machine.root / "away"))
+    machine.monkeypatch.setattr(containers, "ids", lambda *_: [])
+    (machine.root / "etcd.yaml").write_text("")
+    return {"snapshot": "a" * 64, "ca_hash": "sha256:0"}
+
+
+def etcd_restored(machine: Machine) -> dict[str, Any]:
+    ledger.Ledger(etcd_restore={"snapshot": "a" * 64, "state": "swapped", "before": "gpunodes-before-1"}).save()
+    machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(etcd_snapshot, "DATA", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "is_ready", lambda _: True)
+    machine.monkeypatch.setattr(etcd_restore, "_verify", lambda *_: None)
+    return {"snapshot": "a" * 64, "revision": 7}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -352,7 +393,19 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         lambda _: {"node": "worker-1"},
         {"Node worker-1": ({"taints": []}, {"taints": [burn_in_taint.TAINT]})},
     ),
+    "certificates_renewed": (
+        certificates_renewed,
+        {
+            "certificates": ({"apiserver.crt": "ends 1970-01-02 00:00 UTC"}, {"apiserver.crt": "renewed"}),
+            "static pods": ({}, {"kube-apiserver": "restarted"}),
+        },
+    ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
+    "etcd_restored": (
+        etcd_restored,
+        {"etcd": ({"data": "present"}, {"data": f"of the snapshot {'a' * 16}"})},
+    ),
+    "etcd_stopped": (etcd_stopped, {"static pods": ({"etcd": "runs"}, {"etcd": "stopped"})}),
     "host": (
         host,
         {
@@ -489,7 +542,19 @@ def gpu_probe(machine: Machine) -> dict[str, Any]:
     return {"deadline": 5}
 
 
+def certificate_ends(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(certificates, "report", lambda: [{"name": "apiserver"}])
+    return {}
+
+
+def etcd_members(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(etcd_snapshot, "members", lambda: {"problem": "", "members": []})
+    return {}
+
+
 READING: dict[str, Prepare] = {
+    "certificate_ends": certificate_ends,
+    "etcd_members": etcd_members,
     "cluster_info": cluster_info,
     "gpu_idle": lambda _: {"node": "worker-1"},
     "gpu_probe": gpu_probe,

@@ -263,7 +263,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
             unrenewed=None,
             findings=(),
             holder="me",
-            take_more=taken.append,
+            take_more=lambda facts, **_: taken.append(facts),
         )
 
     def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.PlayResult:

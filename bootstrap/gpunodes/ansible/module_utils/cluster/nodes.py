@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import causes, devices, kube_api, kubeconfig, pools
+from .. import causes, certificates, devices, kube_api, kubeconfig, pools
 from ..kube_api import ApiError, Client
 
 READY_BOOT = "gpunodes.dev/ready-boot"
@@ -47,6 +47,8 @@ def info(required: bool) -> dict[str, Any] | None:
         "endpoint": config.server.partition("://")[2],
         "ca_hash": config.ca_hash,
         "nodes": [describe(node, pods) for node in nodes],
+        # Of this machine; every command can warn of certificates that end.
+        "certificates": certificates.report(),
     }
 
 
