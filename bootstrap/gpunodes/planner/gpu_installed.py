@@ -32,6 +32,12 @@ def installed_from(case: Case) -> tuple[Source, str, Flavour | None] | None:
     return origin, version.partition(".")[0], Flavour(modules) if modules else None
 
 
+def is_requested(case: Case) -> bool:
+    """Whether the installed driver has the requested version, as far as an exact one is requested."""
+    exact = case.requested.exact_driver
+    return not exact or installed_driver(case.gpu.get("driver") or {}) == exact
+
+
 def judge_installed(
     case: Case,
     installed: tuple[Source, str, Flavour | None] | None,
@@ -55,7 +61,7 @@ def judge_installed(
         return
     source, branch, modules = installed
     for offer, other, flavour in choices:
-        if (offer["source_of"], other) == (source, branch) and modules in {None, flavour}:
+        if (offer["source_of"], other) == (source, branch) and modules in {None, flavour} and is_requested(case):
             return
     if not choices:
         return
@@ -70,6 +76,12 @@ def judge_installed(
             f"{fact}, and {users}",
             "a driver that meets the request, or one that is not in use: a driver in use is not replaced",
             f"drain the node, run `gpunodes gpu remove {case.machine}`, and try again; or change the request",
+        )
+    elif branch == case.requested.branch and not is_requested(case):
+        case.refuse(
+            fact,
+            f"driver {case.requested.driver}, or no driver: an installation does not replace packages",
+            f"run `gpunodes gpu remove {case.machine}`, and try again; or request {installed_driver(driver)}",
         )
     elif source not in sources:
         case.refuse(

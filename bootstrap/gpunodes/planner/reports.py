@@ -136,6 +136,7 @@ _MACHINE = {
     "gpu": _GPU,
     "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
+    "versions": Optional(Named(Named(Many(_VERSION, 200), 200, _PACKAGE), 3, _WORD)),
 }
 _CLUSTER_NODE = {
     "name": _NODE,

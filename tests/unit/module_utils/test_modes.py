@@ -474,8 +474,11 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources, *given: {"sources": list(sources), "gpus": given[-1]})
-    return {"sources": [], "expected_gpus": ["2330"]}
+    def read(sources: Any, *given: Any, exact_packages: Any) -> Any:
+        return {"sources": list(sources), "gpus": given[-1], "exact": exact_packages}
+
+    machine.monkeypatch.setattr(facts, "read", read)
+    return {"sources": [], "expected_gpus": ["2330"], "exact_packages": ["nvidia-open"]}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:

@@ -50,6 +50,18 @@ def checked_gpu_sources(
     return sources
 
 
+def exact_packages(requested: Mapping[str, Any]) -> list[str]:
+    """The packages whose versions host_facts reads, because these settings request an exact one."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner import gpu, gpu_packages
+
+    try:
+        found = gpu.requested_of({**requested, "gpunodes_feature_gates": {}}, "")
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return gpu_packages.exact_packages(found.driver, found.cuda, found.cudnn)
+
+
 def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
     """Number of machines with GPUs."""
     from gpunodes.planner.gpu import gpus_of
@@ -93,6 +105,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "checked_gpu_sources": checked_gpu_sources,
+            "exact_packages": exact_packages,
             "failed_level": failed_level,
             "gpu_labels": labels,
             "gpu_machines": gpu_machines,
