@@ -182,6 +182,27 @@ def cluster_problem(cluster: object) -> str:
     return wrong(cluster, _CLUSTER)
 
 
+_PENDING = {
+    "packages": Many(
+        {
+            "name": _PACKAGE,
+            "old": Pattern("version", rf"({_VERSION.pattern})?"),
+            "new": _VERSION,
+            "security": bool,
+        },
+        20_000,
+    ),
+    "kernels": Many(_WORD, 50),
+    "kept_back": Many(_PACKAGE, 20_000),
+    "reboot": Many(str, 20),
+}
+
+
+def pending_problem(pending: object) -> str:
+    """The same for a result of os_pending."""
+    return wrong(pending, _PENDING)
+
+
 def levels_problem(levels: object) -> str:
     """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)

@@ -11,8 +11,8 @@ short_description: Upgrade the packages and the kernel of a machine
 version_added: "0.1.0"
 description:
   - Upgrades all packages but those that are held or excluded, and never removes one.
-  - A new kernel is installed only if the GPU driver can be built for it. If DKMS does not build it, the kernel is removed
-    again, and the packages that brought it are held.
+  - A new kernel is installed only if the GPU driver can be built for it. If DKMS does not build it, the kernel is
+    removed again, and the packages that brought it are held.
   - Configuration files that were changed on the machine stay as they are, and are named.
 options:
   state:

@@ -6,6 +6,7 @@ the newest kernel: if the driver does not build for it, it goes again, and the n
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import platform
 import tempfile
@@ -20,8 +21,6 @@ from ..process import CommandResult, run
 from ..report import Difference
 from . import kernels, locks, reboot
 from .pending import Package, Pending, kept_files, parse
-
-_REMOVES = "an upgrade that removes nothing"
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,11 @@ class Outcome:
 
 
 def look(lists: str = "present") -> Pending:
-    """What an upgrade would do; ``lists``: the machine's lists of packages as they are ("present"), read again
-    ("refreshed"), or read into a folder that is deleted afterwards ("private"), which changes nothing."""
+    """What an upgrade would do.
+
+    ``lists``: the machine's lists of packages as they are ("present"), read again ("refreshed"), or read into a folder
+    that is deleted afterwards ("private"), which changes nothing.
+    """
     _apt_only()
     if lists == "private":
         with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
@@ -94,13 +96,15 @@ def apply(request: Request, check: bool = False) -> Outcome:
     rest = found.chosen(request.keep, security=request.security)
     if rest:
         _install(rest, f"upgrade {len(rest)} packages", done, check)
+    if back := [each for each in found.kept_back if not any(fnmatch.fnmatchcase(each, name) for name in request.keep)]:
+        done.notes.append(f"kept back, because they are held or their upgrade would remove others: {', '.join(back)}")
     metas = _metas(found, request)
     for release in sorted(_kernels(found, request), key=kernels.numbers)[-1:]:
         if why := request.refused.get(release):
             _hold(metas, f"the kernel {release} is not installed: {why}", done, check)
             return done
         _release(metas, done, check)
-        new = found.of_kernel(release)
+        new = _of_kernel(found, release, request)
         _install(new, f"install the kernel {release}", done, check)
         if not check:
             if why := kernels.build_driver(release) if request.driver else "":
@@ -185,10 +189,20 @@ def _metas(found: Pending, request: Request) -> list[Package]:
     return [each for each in found.upgrades if each.is_kernel_meta and (each.security or not request.security)]
 
 
+def _of_kernel(found: Pending, release: str, request: Request) -> list[Package]:
+    """The packages of a new kernel, with its headers if the driver's module is to be built for it."""
+    new, headers = found.of_kernel(release), f"linux-headers-{release}"
+    if request.driver and headers not in {each.name for each in new}:
+        new += [Package(headers, "", versions[0]) for versions in packages.detect().available([headers]).values()]
+    return new
+
+
 def _all(found: Pending, request: Request) -> list[Package]:
     """All packages that are to be installed, without those of refused kernels."""
     releases = sorted(_kernels(found, request), key=kernels.numbers)[-1:]
-    new = [each for release in releases if release not in request.refused for each in found.of_kernel(release)]
+    new = [
+        each for release in releases if release not in request.refused for each in _of_kernel(found, release, request)
+    ]
     metas = [] if any(release in request.refused for release in releases) else _metas(found, request)
     return [*found.chosen(request.keep, security=request.security), *new, *metas]
 
@@ -241,9 +255,8 @@ def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool)
     simulated = apt("install", "--simulate", *versions)
     _must("apt-get install", simulated)
     if removes := packages.parse_simulation(simulated.out).removes:
-        raise MachineProblem(
-            f"to {action} would remove {', '.join(removes)}", _REMOVES, "remove it yourself, or hold it"
-        )
+        fact = f"to {action} would remove {', '.join(removes)}"
+        raise MachineProblem(fact, "an upgrade that removes nothing", "remove it yourself, or hold it")
     done.actions.append(action)
     done.differences.append(
         Difference(
