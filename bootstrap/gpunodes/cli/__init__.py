@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
+        "os": "Show pending upgrades of machines' operating systems.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
@@ -59,6 +60,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 # Another name of a command -> the name of its module.
 MODULES = {"init-control-plane": "init-master"}
+# A command whose module cannot have its name: this one would hide the standard library's.
+_RENAMED = {"os": "operating-system"}
 
 
 class HelpfulGroup(click.Group):
@@ -130,7 +133,7 @@ class LazyGroup(HelpfulGroup):
     cls=LazyGroup,
     listing=SECTIONS,
     where="gpunodes.cli",
-    modules=MODULES,
+    modules={**MODULES, **_RENAMED},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="gpunodes")

@@ -108,6 +108,7 @@ DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, del
 RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
+OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.

@@ -189,6 +189,7 @@ _PENDING = {
             "old": Pattern("version", rf"({_VERSION.pattern})?"),
             "new": _VERSION,
             "security": bool,
+            "kernel_meta": bool,
         },
         20_000,
     ),

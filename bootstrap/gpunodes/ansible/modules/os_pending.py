@@ -44,12 +44,12 @@ EXAMPLES = r"""
 RETURN = r"""
 os_pending:
   description: >-
-    Packages with their old version (empty if they are new), their new one, and whether it is a security update; releases of
-    new kernels; packages that are kept back; and why a reboot is due.
+    Packages with their old version (empty if they are new), their new one, whether it is a security update,
+    and whether it only depends on the newest kernel; releases of new kernels; packages that are kept back; and why a reboot is due.
   returned: always
   type: dict
   sample:
-    packages: [{name: libssl3, old: 3.0.16-1, new: 3.0.17-1, security: true}]
+    packages: [{name: libssl3, old: 3.0.16-1, new: 3.0.17-1, security: true, kernel_meta: false}]
     kernels: [6.1.0-56-amd64]
     kept_back: []
     reboot: []
@@ -76,7 +76,13 @@ def main() -> None:
             "changed": False,
             "os_pending": {
                 "packages": [
-                    {"name": each.name, "old": each.old, "new": each.new, "security": each.security}
+                    {
+                        "name": each.name,
+                        "old": each.old,
+                        "new": each.new,
+                        "security": each.security,
+                        "kernel_meta": each.is_kernel_meta,
+                    }
                     for each in (*found.upgrades, *found.new)
                 ],
                 "kernels": found.kernels(),

@@ -1,7 +1,7 @@
 """The stages of an upgrade of the operating system. Each may be repeated after any interruption.
 
-What is installed on the machine decides what is left to do. A new kernel is installed before the packages that depend on
-the newest kernel: if the driver does not build for it, it goes again, and the next boot is as before.
+What is installed on the machine decides what is left to do. A new kernel is installed before the packages that depend
+on the newest kernel: if the driver does not build for it, it is removed, and the next boot is as before.
 """
 
 from __future__ import annotations
@@ -200,9 +200,8 @@ def _of_kernel(found: Pending, release: str, request: Request) -> list[Package]:
 def _all(found: Pending, request: Request) -> list[Package]:
     """All packages that are to be installed, without those of refused kernels."""
     releases = sorted(_kernels(found, request), key=kernels.numbers)[-1:]
-    new = [
-        each for release in releases if release not in request.refused for each in _of_kernel(found, release, request)
-    ]
+    built = [release for release in releases if release not in request.refused]
+    new = [each for release in built for each in _of_kernel(found, release, request)]
     metas = [] if any(release in request.refused for release in releases) else _metas(found, request)
     return [*found.chosen(request.keep, security=request.security), *new, *metas]
 
