@@ -45,7 +45,8 @@ RETURN = r"""
 os_pending:
   description: >-
     Packages with their old version (empty if they are new), their new one, whether it is a security update,
-    and whether it only depends on the newest kernel; releases of new kernels; packages that are kept back; and why a reboot is due.
+    and whether it only depends on the newest kernel; releases of new kernels; packages that are kept back; and why a
+    reboot is due.
   returned: always
   type: dict
   sample:

@@ -96,7 +96,7 @@ def parse(listing: str) -> Pending:
 def kept_files(output: str) -> list[str]:
     """The configuration files of which dpkg kept the machine's version, from its output."""
     found = re.findall(
-        r"^Configuration file '([^'\n]+)'\n(?:(?! \*\*\*|Configuration file)[^\n]*\n){0,12}? ==> Keeping old config file",
+        r"^Configuration file '([^'\n]+)'\n(?:(?! \*\*\*|Configuration)[^\n]*\n){0,12}? ==> Keeping old config file",
         output,
         re.MULTILINE,
     )
