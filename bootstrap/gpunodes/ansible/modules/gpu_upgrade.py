@@ -46,7 +46,7 @@ attributes:
   platform:
     support: full
     description: Runs on a machine of the inventory with apt.
-    platforms: debian
+    platforms: linux
 author:
   - The gpunodes authors (@gpunodes)
 """

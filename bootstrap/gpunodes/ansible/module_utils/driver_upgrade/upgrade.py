@@ -89,7 +89,7 @@ def apply(spec: Spec, *, reboot: bool = False, check: bool = False) -> Outcome:
     """
     _, manager = _begin(spec, check)
     if _meets(spec, manager) and users.loaded_version() == _installed_version(spec, manager) and not _is_blocked():
-        return Outcome(version=users.loaded_version())
+        return _finished(check=check)
     target = kept.matching(spec.packages)
     if target is None and not _meets(spec, manager):
         raise MachineProblem(
@@ -106,7 +106,7 @@ def undo(spec: Spec, *, reboot: bool = False, check: bool = False) -> Outcome:
     if new is None or old is None:
         return Outcome(version=users.loaded_version())
     if _has(old, manager) and users.loaded_version() == old.version and not _is_blocked():
-        return Outcome(version=old.version)
+        return _finished(check=check)
     return _replace(replace(spec, packages=(), repositories=()), old, reboot=reboot, check=check)
 
 
@@ -187,12 +187,22 @@ def _release(changes: Changes) -> str:
     return why
 
 
-def _start_others() -> None:
+def _finished(*, check: bool) -> Outcome:
+    """The driver is the right one; an interrupted run may have left services that it stopped."""
+    started = _start_others(check=check)
+    return Outcome([f"start {name}" for name in started], version=users.loaded_version())
+
+
+def _start_others(*, check: bool = False) -> list[str]:
     """Start NVIDIA's other enabled services again, such as DCGM; one that fails does not stop the upgrade."""
     states = services.states(users.SERVICES)
     others = [name for name, state in states.items() if state["enabled"] and not state["active"]]
-    for name in [*others, *([_REFRESH] if run(["systemctl", "is-enabled", _REFRESH]).ok else [])]:
-        run(["systemctl", "start", name], 300)
+    if not check:
+        refresh = [_REFRESH] if run(["systemctl", "is-enabled", _REFRESH]).ok else []
+        others = [name for name in others if run(["systemctl", "start", name], 300).ok]
+        for name in refresh:
+            run(["systemctl", "start", name], 300)
+    return others
 
 
 def _install(changes: Changes, target: kept.Kept, gone: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class Package:
 
     @property
     def is_kernel_meta(self) -> bool:
-        """Whether the package only depends on the newest kernel, or on its headers: linux-image-amd64, linux-generic."""
+        """Whether it only depends on the newest kernel, or on its headers: linux-image-amd64, linux-generic."""
         return bool(_META.match(self.name)) and not re.search(r"\d+\.\d+\.\d+", self.name)
 
 
