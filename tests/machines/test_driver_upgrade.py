@@ -1,7 +1,7 @@
 """The driver of a node replaced in stages, interrupted, refused and put back; and upgrades of its operating system.
 
-The driver is the lab's stand-in: packages, DKMS, kernel modules and services are real, GPUs are not. Its branch 595 does
-not build.
+The driver is the lab's stand-in: packages, DKMS, kernel modules and services are real, GPUs are not. Its branch 595
+does not build.
 """
 
 from __future__ import annotations

@@ -142,7 +142,15 @@ def download(made: Transaction, holds: Sequence[str], version: str, before: str)
             shutil.copy(path, old)
     again = {name: each for name, each in made.old.items() if not kept.file_of(old, name, each)}
     if again and kept.load(before) is None:
-        _fetch(["--reinstall", *arguments(again, [])], old)
+        # A version that no source has any more is an error of apt, too: `complete` names all that are missing.
+        apt(
+            *REPLACE,
+            "install",
+            "--download-only",
+            f"-oDir::Cache::Archives={old}/",
+            "--reinstall",
+            *arguments(again, []),
+        )
     if kept.load(before) is None:
         kept.complete(kept.Kept(before, dict(made.old)))
     new = kept.partial(version)
@@ -153,7 +161,7 @@ def download(made: Transaction, holds: Sequence[str], version: str, before: str)
 
 
 def _fetch(what: Sequence[str], folder: str) -> None:
-    """Download into ``folder``. Sets are checked for missing files, so only errors of the network end here."""
+    """Download into ``folder``; raises MachineProblem if apt cannot."""
     result = apt(*REPLACE, "install", "--download-only", f"-oDir::Cache::Archives={folder}/", *what)
     if not result.ok:
         raise packages._failure(Program.APT, "downloading the driver", result)

@@ -235,7 +235,7 @@ def _clean_initramfs(changes: Changes, version: str) -> None:
 
 def _begin(spec: Spec, check: bool) -> tuple[Changes, packages.Manager]:
     manager = packages.detect()
-    if not isinstance(manager, packages.Apt) and hasattr(manager, "environment"):
+    if isinstance(manager, packages.Dnf):
         raise MachineProblem("its packages come by dnf", "a system with apt", "remove the driver, and install it again")
     if spec.driver is None:
         raise MachineProblem("the machine gets no driver", "a machine with GPUs", "select machines with GPUs")

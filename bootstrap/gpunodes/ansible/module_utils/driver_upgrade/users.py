@@ -24,9 +24,8 @@ SERVICES = (
     "nvidia-dcgm",
     "dcgm",
     "nvidia-powerd",
-    "nvidia-cdi-refresh",
 )
-"""NVIDIA's services, which hold the driver or load it again."""
+"""NVIDIA's services that keep the driver in use or load it again."""
 MIG_INSTANCES = "/proc/driver/nvidia/capabilities/gpu*/mig/gi*"
 _SHOWN = 60
 

@@ -153,7 +153,7 @@ def apt(*arguments: str) -> CommandResult:
 
 
 def _apt_only() -> None:
-    if not isinstance(packages.detect(), packages.Apt):
+    if isinstance(packages.detect(), packages.Dnf):
         raise MachineProblem(
             "its packages come by dnf",
             "a system with apt: Debian or Ubuntu",
