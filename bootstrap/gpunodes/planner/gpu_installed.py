@@ -46,18 +46,7 @@ def judge_installed(
     """Refuse to replace a driver that is in use or not from packages; warn of one that will be replaced."""
     driver = case.gpu.get("driver") or {}
     if installed is None:
-        if installed_driver(driver):
-            origin = {"runfile": "by NVIDIA's .run installer"}.get(
-                driver.get("origin") or "", "by an unknown installer"
-            )
-            remedy = (
-                "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
-            )
-            case.refuse(
-                f"driver {installed_driver(driver)} was installed {origin}",
-                "a driver from packages, or no driver: two drivers overwrite each other's files",
-                remedy,
-            )
+        _judge_unpackaged(case, driver)
         return
     source, branch, modules = installed
     for offer, other, flavour in choices:
@@ -91,6 +80,18 @@ def judge_installed(
         )
     else:
         case.warnings.append(f"{fact} and will be replaced, because it does not meet the request")
+
+
+def _judge_unpackaged(case: Case, driver: Row) -> None:
+    """Refuse a driver that was not installed from packages."""
+    if installed_driver(driver):
+        origin = {"runfile": "by NVIDIA's .run installer"}.get(driver.get("origin") or "", "by an unknown installer")
+        remedy = "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
+        case.refuse(
+            f"driver {installed_driver(driver)} was installed {origin}",
+            "a driver from packages, or no driver: two drivers overwrite each other's files",
+            remedy,
+        )
 
 
 def reboot(case: Case, branch: str, flavour: Flavour, nouveau: str) -> str | None:

@@ -82,7 +82,6 @@ def prepare(request: Request, check: bool = False) -> Outcome:
     return done
 
 
-# Long: the steps of an upgrade in their order; each decides what the next one may do.
 def apply(request: Request, check: bool = False) -> Outcome:
     """Upgrade the packages, then the kernel; packages that gpunodes or users hold stay."""
     _apt_only()
