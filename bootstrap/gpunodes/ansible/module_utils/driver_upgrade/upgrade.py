@@ -19,6 +19,7 @@ from ..host.changes import Changes
 from ..host.converge import converge
 from ..host.sources import Sources
 from ..host.spec import Spec
+from ..os_upgrade import locks
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference
@@ -64,6 +65,7 @@ def prepare(spec: Spec, check: bool = False) -> Outcome:
     if not os.path.isdir(kept.ROOT):
         changes.ledger.note_directories([kept.ROOT])
         changes.save()
+    locks.wait()
     manager.finish_interrupted()
     sources = Sources(changes)
     for repository in spec.repositories:
@@ -213,6 +215,7 @@ def _install(changes: Changes, target: kept.Kept, gone: Sequence[str]) -> None:
     changes.ledger.note_packages(name for name in names if name not in present)
     changes.ledger.note_holds(target.packages)
     changes.save()
+    locks.wait()
     packages.detect().finish_interrupted()
     began = time.time()
     result = transaction.apt(*transaction.REPLACE, "install", *files, *(f"{name}-" for name in gone))
