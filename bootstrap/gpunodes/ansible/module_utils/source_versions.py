@@ -9,7 +9,7 @@ import gzip
 import io
 import lzma
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from .problem import MachineProblem
 from .proxies import Proxies, opener
@@ -56,7 +56,7 @@ def newest_first(versions: Mapping[str, Collection[str]]) -> dict[str, list[str]
     return {name: sorted(each, key=_numbers, reverse=True)[:MOST] for name, each in sorted(versions.items())}
 
 
-def _numbers(version: str) -> Sequence[int]:
+def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.rpartition(":")[2])]
 
 
