@@ -54,7 +54,7 @@ PARTS: Mapping[str, Part] = {
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
-    "driver-upgrade": Part(40, ("test_driver_upgrade.py",)),
+    "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
 }
 
 
