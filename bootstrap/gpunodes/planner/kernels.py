@@ -26,9 +26,9 @@ def refused(facts: Facts, releases: Iterable[str]) -> dict[str, str]:
     """
     case = Case("", facts, RequestedSoftware(""))
     installed = installed_from(case)
-    if not case.gpus or installed is None or installed[2] is None:
+    _, branch, flavour = installed or (None, "", None)
+    if not case.gpus or flavour is None:
         return {}
-    _, branch, flavour = installed
     version = installed_driver(case.gpu.get("driver") or {})
     rows = {release: unbuilt_for(case, branch, flavour, release) for release in releases}
     return {
