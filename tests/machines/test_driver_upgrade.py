@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from .conftest import LabSpec, Operator, kill
 from .pods import start
@@ -36,7 +37,7 @@ def uid(operator: Operator) -> str:
 def test_a_node_with_the_old_driver_and_a_pod_without_gpus(operator: Operator) -> None:
     operator.gpunodes("up", "--driver", "580", limit_s=UP_LIMIT_S)
     assert operator.ssh("gpu-1", LOADED).strip() == OLD
-    tolerations = {"tolerations": [{"operator": "Exists"}], "nodeName": "gpu-1"}
+    tolerations: dict[str, Any] = {"tolerations": [{"operator": "Exists"}], "nodeName": "gpu-1"}
     start(operator, "cpu", BUSYBOX, "sleep 36000", {}, **tolerations)
     operator.kubectl("wait", "--for=condition=Ready", "pod/cpu", "--timeout=180s")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hostile import ATTACKS, Machines, cluster_report, machine_report, machines
 from tests.trust.test_walk import playbook
 
-NOTHING = {"packages": [], "kernels": [], "kept_back": [], "reboot": []}
+NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "reboot": []}
 DRIVER = {"module": "580.65.06", "loaded": True, "origin": "nvidia-repository", "packages": {}, "flavour": "open"}
 
 

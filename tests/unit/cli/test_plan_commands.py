@@ -45,7 +45,8 @@ def test_what_is_requested_of_an_upgrade() -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_report_of_pending_packages_is_refused(attack: str) -> None:
     report: dict[str, Any] = {**PENDING, "kernels": [attack]}
-    for bad in (report, hostile(PENDING), None, [], attack):
+    reports: list[Any] = [report, hostile(PENDING), None, [], attack]
+    for bad in reports:
         with pytest.raises(AnsibleFilterError, match="gpu-1: of its pending upgrades, "):
             general.os_request(facts(), bad, "gpu-1", security=False)
 

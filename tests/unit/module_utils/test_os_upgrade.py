@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpunodes.ansible.module_utils import ledger, packages
 from gpunodes.ansible.module_utils.host import gpu_driver
-from gpunodes.ansible.module_utils.os_upgrade import kernels, locks, upgrade
+from gpunodes.ansible.module_utils.os_upgrade import kernels, locks, reboot, upgrade
 from gpunodes.ansible.module_utils.os_upgrade.upgrade import Request
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -89,7 +91,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     monkeypatch.setattr(upgrade, "apt", made.run)
     monkeypatch.setattr(upgrade, "_apt_only", lambda: None)
     monkeypatch.setattr(upgrade, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
-    monkeypatch.setattr(upgrade.platform, "release", lambda: "6.1.0-41-cloud-amd64")
+    monkeypatch.setattr(platform, "release", lambda: "6.1.0-41-cloud-amd64")
     monkeypatch.setattr(packages, "detect", lambda: made)
     monkeypatch.setattr(locks, "wait", lambda *_: None)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
@@ -194,7 +196,7 @@ def test_a_full_boot_folder_is_refused_before_the_download(
     apt: Apt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "initrd.img-6.1.0-41-cloud-amd64").touch()
-    monkeypatch.setattr(upgrade.os.path, "getsize", lambda _: 1 << 60)
+    monkeypatch.setattr(os.path, "getsize", lambda _: 1 << 60)
     with pytest.raises(MachineProblem, match="of free space; wanted: "):
         upgrade.prepare(Request())
     assert apt.changes() == []
@@ -220,7 +222,7 @@ def test_the_newest_kernel_must_run_after_a_reboot(
     rebooted: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "newest", lambda _: RELEASE)
-    monkeypatch.setattr(upgrade.reboot, "reasons", lambda: ["it is due"])
+    monkeypatch.setattr(reboot, "reasons", lambda: ["it is due"])
     if fails:
         with pytest.raises(MachineProblem, match="GRUB_DEFAULT"):
             upgrade.verify(Request(), rebooted=rebooted)
