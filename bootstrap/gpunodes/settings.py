@@ -300,9 +300,17 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         proxies.URL_WANTED,
         _text(proxies.URL),
     ),
-    ("gpunodes_driver_branch", 'a branch of the driver, such as "580"', _text(r"\d{3}")),
-    ("gpunodes_cuda_versions", 'a list of versions in quotes, such as ["13.0"]', _each(r"\d+\.\d+")),
-    ("gpunodes_cudnn_version", 'a version, such as "9" or "9.10"', _text(r"\d+(\.\d+)*")),
+    (
+        "gpunodes_driver_branch",
+        'a branch of the driver, such as "580", or an exact version, such as "580.95.05"',
+        _text(r"\d{3}(\.\d{1,4}){0,2}"),
+    ),
+    (
+        "gpunodes_cuda_versions",
+        'a list of versions in quotes, such as ["13.0"] or ["13.0.2"]',
+        _each(r"\d+\.\d+(\.\d+)?"),
+    ),
+    ("gpunodes_cudnn_version", 'a version, such as "9", "9.10" or "9.14.0.64"', _text(r"\d+(\.\d+)*")),
     (
         "gpunodes_prepare_gpus",
         'PCI device ids in quotes, four hexadecimal digits each, such as ["2330"]',

@@ -55,6 +55,7 @@ PARTS: Mapping[str, Part] = {
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
     "backup": Part(38, ("test_backup.py",)),
+    "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
 }
 
 

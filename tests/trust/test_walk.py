@@ -276,12 +276,16 @@ WALKS = {
     "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
     "gpu_install.yml": (2, _FACTS + _PREPARE + _VERIFY),
     "gpu_remove.yml": (0, _FACTS + "gpu_idle host_undo node_pools"),
+    # Without the tag of a stage they only read.
+    "gpu_upgrade.yml": (0, _FACTS),
     "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
     "health.yml": (0, "gpu_probe"),
     "init_master.yml": (2, _FACTS + _PREPARE + "kubeadm_init node_ready"),
     "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
+    "os_pending.yml": (0, "os_pending"),
+    "os_upgrade.yml": (0, "host_facts"),
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),

@@ -35,6 +35,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
+        "os": "Show pending upgrades of machines' operating systems.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
@@ -62,6 +63,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 # Another name of a command -> the name of its module.
 MODULES = {"init-control-plane": "init-master"}
+# A command whose module cannot have its name: this one would hide the standard library's.
+_RENAMED = {"os": "operating-system"}
 
 
 class HelpfulGroup(click.Group):
@@ -133,7 +136,7 @@ class LazyGroup(HelpfulGroup):
     cls=LazyGroup,
     listing=SECTIONS,
     where="gpunodes.cli",
-    modules=MODULES,
+    modules={**MODULES, **_RENAMED},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="gpunodes")

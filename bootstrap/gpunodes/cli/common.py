@@ -115,11 +115,20 @@ def gpu_options(command: _Command) -> _Command:
     Raises WrongInput for a version that no machine can have.
     """
 
-    @click.option("--driver", metavar="BRANCH", help="Branch of the driver, such as 580; by default a compatible one.")
     @click.option(
-        "--with-cuda", metavar="VERSION", multiple=True, help="CUDA version to install on the machine; may be repeated."
+        "--driver",
+        metavar="BRANCH",
+        help="Branch of the driver, such as 580, or an exact version, such as 580.95.05; by default a compatible one.",
     )
-    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN version to install on the machine, such as 9.")
+    @click.option(
+        "--with-cuda",
+        metavar="VERSION",
+        multiple=True,
+        help="CUDA version to install on the machine, such as 13.0 or 13.0.2; may be repeated.",
+    )
+    @click.option(
+        "--with-cudnn", metavar="VERSION", help="cuDNN version to install on the machine, such as 9 or 9.14.0.64."
+    )
     @click.option(
         "--runtime",
         type=click.Choice(["containerd", "docker"]),

@@ -123,6 +123,7 @@ ETCD_RESTORED = Phase(
     "Make a new member's data from the snapshot, start the first control plane, and verify that it works.",
     only=(Only.CONTROL_PLANE,),
 )
+OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
@@ -141,6 +142,12 @@ LONG_TASKS = {
     "Install CUDA": _PACKAGES,
     "Load images into Docker": "pulling images",
     "Wait until all images are pulled, and remove ids of the machine": "pulling images",
+    "Read the lists of packages": "fetching lists",
+    "Download the packages": "downloading packages",
+    "Upgrade the packages and the kernel": "installing packages, building the kernel modules",
+    "Download the driver, and keep the installed one": "downloading packages",
+    "Replace the driver and load it": "installing packages, building the kernel modules",
+    "Load the driver after the reboot": "loading the driver",
     "Reboot the machine": "waiting for the machine to boot",
     "Start the control plane": "waiting for the API server",
     "Create a token": "waiting for the API server",

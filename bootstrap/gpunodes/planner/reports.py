@@ -136,6 +136,7 @@ _MACHINE = {
     "gpu": _GPU,
     "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
+    "versions": Optional(Named(Named(Many(_VERSION, 200), 200, _PACKAGE), 3, _WORD)),
 }
 _CLUSTER_NODE = {
     "name": _NODE,
@@ -213,6 +214,28 @@ def certificates_problem(certificates: object) -> str:
 def etcd_problem(etcd: object) -> str:
     """The same for a result of etcd_members."""
     return wrong(etcd, _ETCD)
+
+
+_PENDING = {
+    "packages": Many(
+        {
+            "name": _PACKAGE,
+            "old": Pattern("version", rf"({_VERSION.pattern})?"),
+            "new": _VERSION,
+            "security": bool,
+            "kernel_meta": bool,
+        },
+        20_000,
+    ),
+    "kernels": Many(_WORD, 50),
+    "kept_back": Many(_PACKAGE, 20_000),
+    "reboot": Many(str, 20),
+}
+
+
+def pending_problem(pending: object) -> str:
+    """The same for a result of os_pending."""
+    return wrong(pending, _PENDING)
 
 
 def levels_problem(levels: object) -> str:

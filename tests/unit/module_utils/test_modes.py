@@ -45,14 +45,17 @@ from gpunodes.ansible.module_utils import (
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
 from gpunodes.ansible.module_utils.kubeadm import command, init, renewal, reset, static_pods
+from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
+from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
-from gpunodes.ansible.module_utils.report import shown
+from gpunodes.ansible.module_utils.report import Difference, shown
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
@@ -383,6 +386,43 @@ def etcd_restored(machine: Machine) -> dict[str, Any]:
     return {"snapshot": "a" * 64, "revision": 7}
 
 
+def os_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine with one pending package, and a kernel that is refused."""
+
+    def run(*arguments: str) -> CommandResult:
+        if "--simulate" not in arguments:
+            machine.commands.append(" ".join(arguments))
+        pending = f"Inst bash [1] (2 Debian:13/stable [amd64])\n{KERNEL}" if not machine.commands else ""
+        return CommandResult(arguments, 0, pending if "upgrade" in arguments else "", "")
+
+    machine.packages.there["linux-image-amd64"] = packages.PackageState("1", held=False)
+    machine.monkeypatch.setattr(os_upgrade, "apt", run)
+    machine.monkeypatch.setattr(os_upgrade, "_apt_only", lambda: None)
+    machine.monkeypatch.setattr(locks, "wait", lambda *_: None)
+    machine.monkeypatch.setattr(reboot, "reasons", list)
+    return {"state": "applied", "refused": {"6.1.0-99-amd64": "it does not build"}}
+
+
+KERNEL = """\
+Inst linux-image-6.1.0-99-amd64 (2 Debian:13/stable [amd64])
+Inst linux-image-amd64 [1] (2 Debian:13/stable [amd64])
+"""
+
+
+def driver_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine whose driver is to be replaced; what does that is tested in test_driver_upgrade.py."""
+
+    def stage(_: Any, check: bool = False) -> driver_upgrade.Outcome:
+        if "580" in machine.images:
+            return driver_upgrade.Outcome()
+        if not check:
+            machine.images.add("580")
+        return driver_upgrade.Outcome(["download"], [Difference("kept drivers", {}, {"580": "kept"})], "580")
+
+    machine.monkeypatch.setattr(driver_upgrade, "prepare", stage)
+    return {"state": "prepared", "wanted": {"driver": {"modules": ["nvidia"]}}}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -428,6 +468,11 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "packages": ({"containerd": "1.7.24-1", "runc": "1.1"}, {}),
             "service containerd": ({"enabled": True, "active": True}, {"enabled": False, "active": False}),
         },
+    ),
+    "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "os_upgrade": (
+        os_upgraded,
+        {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
     ),
     "join_token": (join_token_absent, {"join tokens": ({"bootstrap-token-abcdef": "present"}, {})}),
     "kube_objects": (
@@ -527,8 +572,11 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources, *given: {"sources": list(sources), "gpus": given[-1]})
-    return {"sources": [], "expected_gpus": ["2330"]}
+    def read(sources: Any, *given: Any, exact_packages: Any) -> Any:
+        return {"sources": list(sources), "gpus": given[-1], "exact": exact_packages}
+
+    machine.monkeypatch.setattr(facts, "read", read)
+    return {"sources": [], "expected_gpus": ["2330"], "exact_packages": ["nvidia-open"]}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:
@@ -552,6 +600,11 @@ def etcd_members(machine: Machine) -> dict[str, Any]:
     return {}
 
 
+def os_pending(machine: Machine) -> dict[str, Any]:
+    os_upgraded(machine)
+    return {}
+
+
 READING: dict[str, Prepare] = {
     "certificate_ends": certificate_ends,
     "etcd_members": etcd_members,
@@ -560,6 +613,7 @@ READING: dict[str, Prepare] = {
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
+    "os_pending": os_pending,
 }
 """Modules that only read."""
 

@@ -143,6 +143,23 @@ def key_text(key: str) -> str:
         raise AnsibleFilterError(f"the key file {key} cannot be read: {error}") from error
 
 
+def os_request(facts: Mapping[str, Any], pending: Any, name: str, *, security: bool) -> dict[str, Any]:
+    """What is requested of an upgrade of the operating system of a machine, for the module os_upgrade.
+
+    ``facts`` are its facts, ``pending`` what it reports that would be upgraded (a result of os_pending).
+    """
+    from gpunodes.planner import kernels, reports
+
+    if problem := reports.pending_problem(pending):
+        raise AnsibleFilterError(f"{name}: of its pending upgrades, {problem}")
+    return {
+        "security": security,
+        "keep": kernels.kept_packages(),
+        "refused": kernels.refused(facts, pending["kernels"]),
+        "driver": kernels.has_built_driver(facts),
+    }
+
+
 def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     """Sources that host_facts checks: the registries of the cluster's images."""
     hosts = dict.fromkeys(["registry.k8s.io", "ghcr.io", image.split("/", maxsplit=1)[0]])
@@ -260,6 +277,7 @@ class FilterModule:
             "machine": machine,
             "membership": membership,
             "node": match,
+            "os_request": os_request,
             "preflight": preflight,
             "program": program,
             "proxies": proxies,

@@ -16,7 +16,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import addresses, clock, data_directory, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
+from . import (
+    addresses,
+    clock,
+    data_directory,
+    disk,
+    gpu_facts,
+    kubeconfig,
+    ledger,
+    network,
+    packages,
+    sockets,
+    source_versions,
+)
 from .firewalls import reading
 from .host import keys, swap
 from .host.spec import Repository, data_folders
@@ -26,6 +38,8 @@ from .proxies import Proxies, opener, public, unreachable
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
+NVIDIA = "nvidia"
+"""The name of NVIDIA's package source."""
 _SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
 """Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
@@ -39,8 +53,11 @@ def read(
     directory: str = "",
     runtime: str = "containerd",
     expected_gpus: Sequence[str] = (),
+    exact_packages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
+
+    ``exact_packages``: the packages whose versions in NVIDIA's source are read, on a machine with GPUs.
 
     A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
     gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
@@ -63,6 +80,8 @@ def read(
         check.join()
         failed.update(check.refused)
     facts["sources"] = [check.result for check in checks if not check.refused]
+    if exact_packages and gpus:
+        facts["versions"] = _versions(wanted, exact_packages, proxies)
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
     facts["disks"] = data_directory.free([*_SPACE, *filter(None, [facts["data_directory"]["path"]])])
@@ -70,6 +89,18 @@ def read(
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()
     return facts
+
+
+def _versions(
+    sources: Sequence[Mapping[str, Any]], names: Sequence[str], proxies: Proxies | None
+) -> dict[str, dict[str, list[str]]]:
+    """The versions of packages by source, as the plan names sources; a source that cannot be read is left out."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for source in sources:
+        if source["name"] == NVIDIA:
+            with contextlib.suppress(MachineProblem):
+                found[NVIDIA] = source_versions.read(str(source["url"]), names, proxies)
+    return found
 
 
 def proxy_of(url: str, proxies: Proxies | None) -> str:

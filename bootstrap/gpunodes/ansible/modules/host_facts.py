@@ -79,6 +79,13 @@ options:
     type: list
     elements: str
     default: []
+  exact_packages:
+    description: >-
+      Packages of which an exact version is requested. Their versions in NVIDIA's source are reported by a machine with
+      GPUs.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -139,6 +146,7 @@ def main() -> None:
             "data_directory": {"type": "str", "default": ""},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
             "expected_gpus": {"type": "list", "elements": "str", "default": []},
+            "exact_packages": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -147,7 +155,8 @@ def main() -> None:
         given = module.params
         proxies = proxies_from(given["proxies"], given["proxy_credentials"])
         others = (given["data_directory"], given["runtime"], given["expected_gpus"])
-        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others)}
+        exact = given["exact_packages"]
+        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others, exact_packages=exact)}
 
     carry_out(module, work, changes=False)
 
