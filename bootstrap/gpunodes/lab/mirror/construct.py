@@ -70,7 +70,8 @@ def _fill(
     shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
     # Kubernetes takes longest: it is first, and the others are built in parallel.
     components = dict.fromkeys(
-        [component for minor in requested for component in (minor.kubernetes, minor.etcd, minor.coredns)]
+        [minor.kubernetes for minor in requested]
+        + [component for minor in requested for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
         + [pins.components[name] for name in shared]
     )
     binaries = gobuild.all_programs(components, go, home, progress)
