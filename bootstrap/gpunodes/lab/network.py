@@ -12,8 +12,9 @@ from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRecord, La
 
 _NAMESPACES = Path("/run/netns")
 _MOUNTS = Path("/proc/self/mountinfo")
-_DISABLED, _FORWARDING = "0", "3"
-"""States of a bridge's port (ip-link(8), "bridge_slave")."""
+_LISTENING, _FORWARDING = "1", "3"
+"""States of a bridge's port (ip-link(8), "bridge_slave"). A listening port passes no frames; the kernel leaves it so,
+while it soon enables a disabled one again."""
 
 
 def exists(layout: Layout) -> bool:
@@ -66,7 +67,7 @@ def connect(layout: Layout, machine: LabMachine, *, connected: bool) -> None:
         GpunodesError: the machine has no links, as it is off.
     """
     for tap in taps(machine):
-        state = _FORWARDING if connected else _DISABLED
+        state = _FORWARDING if connected else _LISTENING
         run(["ip", "-n", layout.namespace, "link", "set", "dev", tap, "type", "bridge_slave", "state", state])
 
 
@@ -74,7 +75,7 @@ def disconnected(layout: Layout) -> set[str]:
     """The links in the lab's namespace that pass no frames, by name."""
     links = json.loads(run(["ip", "-n", layout.namespace, "-d", "-j", "link", "show"]) or "[]")
     states = {link["ifname"]: link.get("linkinfo", {}).get("info_slave_data", {}).get("state") for link in links}
-    return {str(name) for name, state in states.items() if state == "disabled"}
+    return {str(name) for name, state in states.items() if state == "listening"}
 
 
 def taps(machine: LabMachine) -> list[str]:

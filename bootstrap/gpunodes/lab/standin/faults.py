@@ -22,7 +22,7 @@ _DRIVER, _BOARD = "/sys/kernel/debug/standin_nvidia/fault", "/sys/kernel/debug/s
 _AT_BOOT = "/etc/modprobe.d/standin-fault.conf"
 """Injects a fault whenever the driver is loaded; ``clear`` and ``clear-all`` remove the file."""
 # The power may be cut right afterwards: without sync the machine would boot with the earlier file.
-_SYNC = "sync -f /etc"
+_SYNC = "sync -f /etc/modprobe.d"
 _CLEARING = ("clear", "clear-all")
 _MAX_CONSOLE_LINES = 100
 """A fault with more lines is not logged to the console: an emulated serial line takes 3 ms for each."""
