@@ -189,7 +189,7 @@ def _judged(
     machines: Sequence[Machine],
     seen: preflight.Inspection,
     version: str,
-    phases: Sequence[phase_list.Phase],
+    phases: Sequence[Phase],
 ) -> Sequence[PreflightFinding]:
     """The findings of preflight, with the changes of pools; none if it was interrupted."""
     if seen.interrupted:
