@@ -252,6 +252,17 @@ def _taint(value: Any) -> bool:
     )
 
 
+def _arguments(value: Any) -> bool:
+    """Whether kubeadm accepts these arguments: known components, and texts (its configuration has no other types)."""
+    argument = _text(r"[A-Za-z0-9][A-Za-z0-9-]*")
+    return not isinstance(value, Mapping) or all(
+        component in {"apiServer", "controllerManager", "scheduler", "etcd"}
+        and isinstance(given, Mapping)
+        and all(argument(name) and isinstance(text, str) for name, text in given.items())
+        for component, given in value.items()
+    )
+
+
 def _exceptions(value: Any) -> bool:
     return all(map(proxies.is_exception, proxies.listed(value)))
 
@@ -350,6 +361,11 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ),
     ("gpunodes_pod_pids_limit", "a number of processes, 1024 to 4194304, or -1", _pids),
     ("gpunodes_feature_gates", "true or false by feature gate", _entries(r"[A-Za-z0-9]+", "(?i:true|false)")),
+    (
+        "gpunodes_component_arguments",
+        'arguments in quotes, by apiServer, controllerManager, scheduler, etcd: {etcd: {election-timeout: "5000"}}',
+        _arguments,
+    ),
     (
         "gpunodes_kubeadm_timeouts",
         "durations, such as {kubernetesAPICall: 5m0s}",

@@ -15,6 +15,7 @@ from pathlib import Path
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import (
     bmc,
+    bootloader,
     daemons,
     disks,
     doctor,
@@ -29,10 +30,10 @@ from gpunodes.lab import (
     trial,
 )
 from gpunodes.lab.host import Owner, Report
-from gpunodes.lab.layout import LabMachine, LabRecord, Layout, System
-from gpunodes.lab.mirror import aptrepo
+from gpunodes.lab.layout import LabMachine, LabRecord, Layout
+from gpunodes.lab.mirror import aptrepo, updates
 from gpunodes.lab.plan import LabRequest, compare, plan
-from gpunodes.lab.standin import board
+from gpunodes.lab.standin import board, objects
 from gpunodes.lab.standin import construct as standin
 
 MIRROR_URL = "http://mirror.lab"
@@ -48,6 +49,8 @@ class MachineStatus:
     power: str
     """``on``, ``off`` or ``unknown``."""
     ssh: bool
+    connected: bool = True
+    """Whether its links pass frames (`gpunodes lab network`)."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,16 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         record = _usable_record(layout, report)
         if record:
             compare(record, request)
-        image = images.get(layout.cache, request.system, report)
+        kind = images.Kind.OWN_KERNEL if request.equipment.own_kernel else images.Kind.PLAIN
+        image = images.get(layout.cache, request.system, report, kind)
         accelerator = record.accelerator if record else trial.accelerator(layout.cache, image)
         tree = None
         if request.minors:
             report("preparing the mirror")
             tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=report)
+        newer = None
+        if request.equipment.own_kernel and tree:
+            newer = updates.build(layout.cache, suite=request.system.suite, progress=report)
         standin = _standin(layout, request, image, report) if request.gpu_workers and tree else None
         if record is None:
             record = plan(layout, request, accelerator)
@@ -92,6 +99,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
             record,
             mirror=str(tree) if tree else record.mirror,
             standin=str(standin) if standin else record.standin,
+            updates=str(newer) if newer else record.updates,
         )
         _save(layout, record)
         report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
@@ -149,8 +157,9 @@ def status(layout: Layout) -> LabStatus:
             snapshots = set.intersection(*names) if names else set()
     with ThreadPoolExecutor() as pool:
         reachable = list(pool.map(ssh.responds, record.machines))
+    cut = network.disconnected(layout) if network.exists(layout) else set()
     states = tuple(
-        MachineStatus(each, powers[each.name], ssh_works)
+        MachineStatus(each, powers[each.name], ssh_works, cut.isdisjoint(network.taps(each)))
         for each, ssh_works in zip(record.machines, reachable, strict=True)
     )
     return LabStatus(
@@ -166,6 +175,20 @@ def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
     """
     record = load(layout)
     bmc.power(record, record.machine(name), action)
+
+
+def connect(layout: Layout, name: str, *, connected: bool) -> None:
+    """Connect a machine to the lab's networks, or cut it off from them.
+
+    Raises:
+        WrongInput: the machine is off.
+        GpunodesError: the kernel refused.
+    """
+    machine = load(layout).machine(name)
+    with _locked(layout), hypervisor.connect(layout) as machines:
+        if not machines.running(name):
+            raise WrongInput(f"{name} is off", "a machine that is on", f"run `gpunodes lab power {name} on`")
+        network.connect(layout, machine, connected=connected)
 
 
 def seed(layout: Layout, name: str, folder: Path, report: Report) -> None:
@@ -276,14 +299,15 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     if missing:
         report(f"creating the disks of {', '.join(each.name for each in missing)}")
     authorized = layout.ssh_key.with_suffix(".pub").read_text()
-    sources = _apt_sources(layout, record.system)
+    sources = _apt_sources(layout, record)
     for machine in missing:
         files = disks.guest_files(record, machine, authorized, disks.host_key(layout, machine))
         if machine.boards:
-            compiled = standin.compiled(
-                layout.cache, suite=record.system.suite, kernel=image.kernel_release, report=report
-            )
-            files += board.guest_files(machine.boards, compiled)
+            files += board.guest_files(machine.boards, _board_modules(layout, record, image, report))
+        if machine.own_kernel:
+            options = hypervisor.kernel_options(record.accelerator, _options(machine))
+            own = bootloader.configuration(image.kernel_release, options)
+            files += [disks.GuestFile(path, text) for path, text in own.items()]
         if machine.data_disk:
             disks.make_data(layout, machine.name)
         disks.make(layout, image, machine.name, [*files, *sources])
@@ -294,24 +318,54 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     layout.known_hosts.chmod(0o644)
 
 
-def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
-    key = "/usr/share/keyrings/mirror.lab.asc"
-    source = f"Types: deb\nURIs: {MIRROR_URL}/debian\nSuites: {system.suite}\nComponents: main\nSigned-By: {key}\n"
-    return [
-        disks.GuestFile(key, aptrepo.signing_key(layout.cache / "mirror").armoured),
-        disks.GuestFile("/etc/apt/sources.list.d/debian.sources", source),
-    ]
+def _board_modules(
+    layout: Layout, record: LabRecord, image: images.DiskImage, report: Report
+) -> dict[str, objects.Objects]:
+    """The boards' compiled module for each kernel that the machines may boot."""
+    suite = record.system.suite
+    kernels: dict[str, tuple[str, ...]] = {image.kernel_release: ()}
+    if record.updates:
+        kernels[updates.kernel(Path(record.updates))] = (updates.source(suite),)
+    return {
+        kernel: standin.compiled(layout.cache, suite=suite, kernel=kernel, report=report, archive_suites=suites)
+        for kernel, suites in kernels.items()
+    }
+
+
+def _options(machine: LabMachine) -> tuple[str, ...]:
+    """The machine's own options of the kernel."""
+    return (board.KERNEL_OPTION,) if machine.boards else ()
+
+
+def _apt_sources(layout: Layout, record: LabRecord) -> list[disks.GuestFile]:
+    return _source_files(record, aptrepo.signing_key(layout.cache / "mirror").armoured)
+
+
+def _source_files(record: LabRecord, key: str) -> list[disks.GuestFile]:
+    """apt's sources, and the key of the mirror."""
+    path = "/usr/share/keyrings/mirror.lab.asc"
+    suite = record.system.suite
+    repositories = {"debian": suite} | ({"debian-security": f"{suite}-security"} if record.updates else {})
+    sources = (
+        f"Types: deb\nURIs: {MIRROR_URL}/{folder}\nSuites: {name}\nComponents: main\nSigned-By: {path}\n"
+        for folder, name in repositories.items()
+    )
+    return [disks.GuestFile(path, key), disks.GuestFile("/etc/apt/sources.list.d/debian.sources", "\n".join(sources))]
 
 
 def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, report: Report) -> None:
     defined = machines.names()
     for machine in record.machines:
         if machine.name not in defined:
-            options = (board.KERNEL_OPTION,) if machine.boards else ()
-            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, options))
+            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, _options(machine)))
         if not machines.running(machine.name):
             report(f"starting {machine.name}")
         machines.start(machine.name)
+    cut = network.disconnected(layout)
+    for machine in record.machines:
+        if not cut.isdisjoint(network.taps(machine)):
+            report(f"connecting {machine.name} to the network")
+            network.connect(layout, machine, connected=True)
 
 
 def _inventory_hashes(layout: Layout) -> Path:

@@ -104,8 +104,7 @@ def carry_out(
             seen = preflight.inspect(
                 inventory, machines, folder, view, variables, without_cluster=operation.without_cluster
             )
-            pool_changes = pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ()
-            findings = [*warnings, *_judged(operation, seen, version), *(() if seen.interrupted else pool_changes)]
+            findings = [*warnings, *_judged(operation, inventory, machines, seen, version, phases)]
             _check_request(findings, machines, options)
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
@@ -186,11 +185,19 @@ def _claimed(
     return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
 
 
-def _judged(operation: Operation, seen: preflight.Inspection, version: str) -> Sequence[PreflightFinding]:
-    """The findings of preflight; none if it was interrupted."""
+def _judged(
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    seen: preflight.Inspection,
+    version: str,
+    phases: Sequence[Phase],
+) -> Sequence[PreflightFinding]:
+    """The findings of preflight, with the changes of pools; none if it was interrupted."""
     if seen.interrupted:
         return ()
-    return preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+    found = preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+    return [*found, *(pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ())]
 
 
 def _lock_warnings(
