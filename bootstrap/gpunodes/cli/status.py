@@ -19,8 +19,8 @@ from gpunodes.views import document, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Exit code 3 when a node is not
-    ready.
+    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. A control plane that does not
+    respond, while another one does, is a warning. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -52,4 +52,5 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
-    return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"
+    warnings = "".join(f"warning: {warning}\n" for warning in found.warnings)
+    return f"Kubernetes {found.version} at {found.endpoint}\n{warnings}\n{text.table(rows, columns)}"

@@ -18,9 +18,9 @@ import pytest
 from gpunodes.ansible.module_utils import command_lock
 from gpunodes.ansible.module_utils.cluster import tokens as bootstrap_tokens
 from gpunodes.ansible.module_utils.sent import MARK
-from gpunodes.engine import identities, locks, runner
+from gpunodes.engine import control_planes, identities, locks, runner
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoSession
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import identity
@@ -58,11 +58,11 @@ class Place:
         self.status: int | None = None
         self.by_ssh: list[str] = []
         self.waits: list[PreflightFinding] = []
-        monkeypatch.setattr(claims, "Session", lambda _: self)
-        monkeypatch.setattr(claims, "over_ssh", lambda *_: None)
+        self.machine, self.responded = "c0", False
+        monkeypatch.setattr(control_planes, "session", lambda *_: self)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
-            control_plane=lambda: CONTROL,
+            control_planes=lambda: [CONTROL],
             connection=lambda _: {},
             machines=lambda *_: [CONTROL, *WORKERS],
             cluster="test",

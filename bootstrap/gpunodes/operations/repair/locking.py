@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from gpunodes.engine import locks, records
+from gpunodes.engine import group_lock, locks, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import Leases
@@ -18,29 +18,30 @@ from gpunodes.repair.record import RepairRecord
 
 
 class RepairLock:
-    """The Lease of a machine under repair and, for the control plane, the SSH lock. Without ``leases`` nothing is held.
+    """The Lease of a machine under repair and, for a control plane, the SSH lock. Without ``leases`` nothing is held.
 
-    The Lease of the control plane cannot be renewed while it boots: only its repair continues without.
+    ``stops_api``: the API does not respond while the machine boots, because too few other control planes are left. Then
+    its Lease cannot be renewed, and its repair continues without.
     """
 
     def __init__(
         self,
         leases: Leases | None,
-        ssh: locks.Lock | None = None,
+        ssh: group_lock.GroupLock | None = None,
         *,
-        control_plane: bool = False,
+        stops_api: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._leases = leases
         self._ssh = ssh
-        self._control_plane = control_plane
+        self._stops_api = stops_api
         self._report = report
         self._reported_unsure = False
 
     def check(self, record: RepairRecord) -> None:
         """Raise Lost or Unsure if the lock was lost, without a request: during a long stage."""
         if self._leases:
-            with contextlib.suppress(*((Unsure,) if self._control_plane else ())):
+            with contextlib.suppress(*((Unsure,) if self._stops_api else ())):
                 self._leases.check(record.node)
 
     def confirm(self, record: RepairRecord) -> None:
@@ -51,9 +52,9 @@ class RepairLock:
         if lost and not isinstance(lost, locks.Unresponsive):
             raise lost
         try:
-            self._leases.write(record.node, record.text(), wait=not self._control_plane)
+            self._leases.write(record.node, record.text(), wait=not self._stops_api)
         except Unsure:
-            if not self._control_plane:
+            if not self._stops_api:
                 raise
             if not self._reported_unsure:
                 self._report("the control plane itself is under repair: continuing without its lock until it responds")
@@ -80,6 +81,7 @@ def claimed(
             yield record, RepairLock(None)
             return
         control_plane = machine.role is Role.CONTROL_PLANE
+        stops_api = control_plane and _stops_api(command.cluster)
         record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
@@ -87,10 +89,16 @@ def claimed(
             RepairLock(
                 command.leases,
                 ssh,
-                control_plane=control_plane,
+                stops_api=stops_api,
                 report=lambda text: command.report(machine.name, text),
             ),
         )
+
+
+def _stops_api(cluster: Cluster) -> bool:
+    """Whether the API needs each of its control planes: a majority of them must be up for etcd."""
+    total = sum(node.control_plane for node in cluster.nodes())
+    return total - 1 <= total // 2
 
 
 def _take_lease(
@@ -113,8 +121,8 @@ def _take_lease(
 
 def _take_ssh_lock(
     command: RepairCommand, leases: Leases, held: contextlib.ExitStack, record: RepairRecord
-) -> locks.Lock | None:
-    """The SSH lock while the control plane is repaired; None if its sshd does not respond either."""
+) -> group_lock.GroupLock | None:
+    """The SSH lock while a control plane is repaired; None if too few of them have an sshd that responds."""
     try:
         return held.enter_context(command.fleet.lock(command.request.command, leases.holder))
     except locks.NoLock as error:
