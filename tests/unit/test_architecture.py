@@ -1,8 +1,8 @@
 """The architecture: layers of the package, the file or folder that alone imports each external library, and sizes.
 
 The layers, from below: model, errors, shape, identity, settings, inventory, clusters, kubeconfig and the code shared
-with the machines (1); planner, health and repair, pure (2); engine, for all access to external systems, and Ansible's plugins
-(3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports it.
+with the machines (1); planner, health and repair, pure (2); engine, for all access to external systems, and Ansible's
+plugins (3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports it.
 docs/architecture.md has the reasons.
 """
 

@@ -73,6 +73,7 @@ def not_read(failure: TaskEnded) -> Problem:
     return Problem(events.cause(failure), wanted, remedy)
 
 
+# Long: the steps of an inspection in their order, and the result.
 def inspect(
     inventory: Inventory,
     machines: Sequence[Machine],
@@ -87,13 +88,11 @@ def inspect(
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. ``choice``: the control plane to use, which is known already.
-    Raises GpunodesError if Ansible fails on the controller.
+    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen already. Raises
+    GpunodesError if Ansible fails on the controller.
     """
     warnings: Sequence[PreflightFinding] = ()
-    if without_cluster or not inventory.controls_of(machines):
-        choice = None
-    elif choice is None:
+    if choice is None and not without_cluster and inventory.controls_of(machines):
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
@@ -131,17 +130,8 @@ def inspect(
         newer = {**variables, "gpunodes_kubernetes_version": own}
         return replace(inspect(inventory, machines, again, view, newer, choice=choice), warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(
-        candidates,
-        control.name,
-        cluster,
-        failure,
-        str(reason),
-        ended.interrupted,
-        ended.log,
-        choice=choice,
-        warnings=warnings,
-    )
+    seen = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    return replace(seen, choice=choice, warnings=warnings)
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def carry_out(
                 view,
                 variables,
                 without_cluster=operation.without_cluster,
-                choice=choice,
+                choice=None if operation.without_cluster else choice,
             )
             pool_changes = pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ()
             findings = [*warnings, *_judged(operation, seen, version), *(() if seen.interrupted else pool_changes)]
@@ -288,7 +288,7 @@ def _identities(
         variables,
         sources=False,
         without_cluster=operation.without_cluster,
-        choice=choice,
+        choice=None if operation.without_cluster else choice,
     )
     return seen.facts, seen.cluster or {}
 

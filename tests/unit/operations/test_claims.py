@@ -275,14 +275,13 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
     reported = {"w0": {"hostname": "rack7-u3", "kubernetes": {"role": None}}}
-    scan = SimpleNamespace(facts=reported, cluster=None)
+    scan = SimpleNamespace(facts=reported, cluster=None, choice=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
     monkeypatch.setattr(preflight, "requested_version", lambda *_, **__: "1.36.3")
     quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(
         cluster="test",
-        control_plane=lambda: CONTROL,
-        control_of=lambda _: CONTROL,
+        controls_of=lambda _: [CONTROL],
         variables=lambda _: {},
         path=tmp_path,
     )
