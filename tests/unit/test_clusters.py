@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_disk_that_is_full_does_not_stop_a_command(monkeypatch: pytest.MonkeyP
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(clusters.os, "open", full)
+    monkeypatch.setattr(os, "open", full)
     assert clusters.key(["a", "b"]) == "a"
 
 

@@ -88,7 +88,7 @@ def inspect(
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen already. Raises
+    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen. Raises
     GpunodesError if Ansible fails on the controller.
     """
     warnings: Sequence[PreflightFinding] = ()
