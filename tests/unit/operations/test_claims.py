@@ -224,6 +224,28 @@ def test_a_joining_machine_is_also_locked_by_the_name_of_its_future_node(place: 
         assert place.locked == ["rack7-u3", "w0"]
 
 
+@pytest.mark.parametrize(("changed", "continues"), [(1, False), (2, True), (3, True)])
+def test_a_command_on_one_of_three_control_planes_ends_when_its_leases_may_be_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, changed: int, *, continues: bool
+) -> None:
+    """The others keep the API: only work on so many that etcd loses its majority may continue without."""
+    controls = [Machine(f"c{index}", f"addr-c{index}", Role.CONTROL_PLANE) for index in range(3)]
+    for machine in controls:
+        place.api.add_node(machine.name, **{"node-role.kubernetes.io/control-plane": ""})
+    place.inventory.control_planes = lambda: controls
+    place.inventory.machines = lambda *_: [*controls, *WORKERS]
+    held = SimpleNamespace(lost=lambda: None)
+    monkeypatch.setattr(locks, "hold", lambda *_, **__: contextlib.nullcontext(held))
+    with place.claimed(controls[:changed], "reset") as claim:
+        assert claim.lost(at_work=True) is None
+        place.status = 0
+        deadline = time.monotonic() + 20
+        while not claim.unrenewed and not claim.lost(at_work=True) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert bool(claim.unrenewed) is continues
+        assert (claim.lost(at_work=True) is None) is continues
+
+
 def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_control_plane(
     place: Place,
 ) -> None:
