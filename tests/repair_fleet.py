@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from gpunodes.engine import records
-from gpunodes.engine.cluster.session import Response
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached

@@ -1,8 +1,9 @@
 """The architecture: layers of the package, the file or folder that alone imports each external library, and sizes.
 
-The layers, from below: model, errors, shape, identity, settings, inventory, kubeconfig and the code shared with the
-machines (1); planner, health, repair and rollout, pure (2); engine, for all access to external systems, and Ansible's
-plugins (3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports it.
+The layers, from below: model, errors, shape, identity, settings, inventory, clusters, kubeconfig and the code shared
+with the machines (1); planner, health, repair and rollout, pure (2); engine, for all access to external systems, and
+Ansible's plugins (3); operations (4); views and cli (5). The lab is outside of the layers: only its own command imports
+it.
 docs/architecture.md has the reasons.
 """
 
@@ -29,6 +30,7 @@ LAYERS = {
     "settings": 1,
     "inventory": 1,
     "kubeconfig": 1,
+    "clusters": 1,
     "identity": 1,
     "ansible": 1,
     "planner": 2,

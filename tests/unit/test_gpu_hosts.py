@@ -51,14 +51,12 @@ def gpunodes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_group_decides_the_role(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     assert [machine.name for machine in found.machines(Role.GPU_HOST)] == ["h0", "h1"]
-    assert found.control_of(found.machines(Role.GPU_HOST)) is None
-    control = found.control_of(found.machines())
-    assert control is not None
-    assert control.name == "c0"
+    assert found.controls_of(found.machines(Role.GPU_HOST)) == []
+    assert [control.name for control in found.controls_of(found.machines())] == ["c0"]
     alone = inventory(tmp_path, "gpu_hosts: {hosts: {h0: }}\n")
-    assert alone.control_of(alone.machines()) is None
+    assert alone.controls_of(alone.machines()) == []
     with pytest.raises(WrongInput, match="GPU machines without a cluster belong in the group gpu_hosts"):
-        inventory(tmp_path, "workers: {hosts: {w0: }}\n").control_of([WORKER])
+        inventory(tmp_path, "workers: {hosts: {w0: }}\n").controls_of([WORKER])
 
 
 @pytest.mark.parametrize("group", ["workers", "control_plane"])
@@ -256,7 +254,7 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     hosts = found.machines(Role.GPU_HOST)
     options = running.RunOptions(variables={"gpunodes_runtime": "docker"})
-    applicable = running._applicable(found, hosts, options, None)
+    applicable = running._applicable(found, hosts, options, [])
     skipped = phases.not_applicable(gpu_install.OPERATION.phases, {"h0", "h1"}, applicable)
     assert [name for name, names in skipped.items() if names] == ["cuda", "pool", "device_plugin", "gpu_node"]
     # By facts: on a machine with Docker its users are still members of the group docker.

@@ -143,6 +143,9 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
     calm = {"assert", "set_fact", "debug", "fail"}
     assert {(role, word) for role, word in used if word.removeprefix("ansible.builtin.") not in calm} == {
+        # Over names of the inventory: control planes are tried in turn.
+        *(("cluster", word) for word in ("loop", "loop_control", "ansible.builtin.include_tasks")),
+        ("cluster", "ansible.builtin.import_tasks"),
         ("gpu_driver", "ansible.builtin.reboot"),
         # Their stages are files of theirs, imported when the playbook is read, and selected by tags.
         *((role, word) for role in ("gpu_upgrade", "os_upgrade") for word in ("ansible.builtin.import_tasks", "tags")),
@@ -198,10 +201,21 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         "{{ groups['control_plane'] | default([inventory_hostname], true) | first }}",
     }
     # test_other_machines_are_names_of_the_inventory
-    for target in found - {"localhost", '"{{ item.name }}"'}:
+    # The name that the command line gives, or one of the group: never an answer.
+    assert wired["cluster_candidates"] == (
+        "{{ [] if gpunodes_control_plane | default('') else groups['control_plane'] | default([]) }}"
+    )
+    choose, attempt = ((ROOT / f"roles/cluster/tasks/{name}.yml").read_text() for name in ("choose", "try"))
+    assert (yaml.safe_load(choose)[0]["loop"], defaults["cluster_candidates"]) == ("{{ cluster_candidates }}", [])
+    assert yaml.safe_load(attempt)[1]["ansible.builtin.set_fact"] == {"cluster_chosen": "{{ __cluster_candidate }}"}
+    assert wired["wiring_control_plane"].split() == [
+        *["{{", "gpunodes_control_plane", "|", "default('')", "or", "cluster_chosen", "|", "default('')"],
+        *["or", "groups['control_plane']", "|", "default([inventory_hostname],", "true)", "|", "first", "}}"],
+    ]
+    for target in found - {"localhost", '"{{ item.name }}"', '"{{ __cluster_candidate }}"'}:
         name = target.strip('"{} ')
         assert defaults[name] in control
-        assert name not in wired
+        assert wired[name] == "{{ wiring_control_plane }}"
 
 
 def test_other_machines_are_names_of_the_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +246,7 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
         "control_plane[0]:workers",
         "control_plane[0]",
         "control_plane",
+        "{{ gpunodes_control_plane | default('control_plane', true) }}",
         "workers",
     }
     assert {play["hosts"] for play in plays if "hosts" in play} == groups

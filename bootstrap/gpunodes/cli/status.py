@@ -19,8 +19,8 @@ from gpunodes.views import document, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Exit code 3 when a node is not
-    ready.
+    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. A control plane that does not
+    respond, while another one does, is a warning. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()

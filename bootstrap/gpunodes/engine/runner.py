@@ -40,8 +40,9 @@ class Play:
     """One run of a playbook: its machines, phases and variables.
 
     ``variables`` are the settings of the user and of gpunodes for this run. ``facts`` are the results of host_facts by
-    machine, ``cluster`` is a result of cluster_info (None: unknown). All of it is written to a file and must not hold
-    secrets; none of it is ever evaluated as a template.
+    machine, ``cluster`` is a result of cluster_info (None: unknown). ``control`` is the control plane that the run uses
+    ("": the first one). All of it is written to a file and must not hold secrets; none of it is ever evaluated as a
+    template.
     """
 
     playbook: str
@@ -51,6 +52,7 @@ class Play:
     variables: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] | None = None
+    control: str = ""
     check: bool = False
     tags: Sequence[str] = ()
     """Run only tasks with one of these tags, and those that always run; empty for all."""
@@ -141,6 +143,8 @@ def _extra_variables(play: Play) -> dict[str, Any]:
         extra["gpunodes_facts"] = {name: _encoded(facts) for name, facts in play.facts.items()}
     if play.cluster is not None:
         extra["gpunodes_cluster"] = _encoded(play.cluster)
+    if play.control:
+        extra["gpunodes_control_plane"] = _marked_unsafe(play.control)
     return extra
 
 

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from gpunodes.engine import locks
+from gpunodes.engine import group_lock, locks
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import Fleet
 from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import Leases
@@ -24,27 +25,28 @@ class NodeRecord(Protocol):
 class MachineLock:
     """The Lease of a machine and, for a control plane, the SSH lock. Without ``leases`` nothing is held.
 
-    The Lease of a control plane cannot be renewed while it boots: only work on it continues without.
+    ``stops_api``: the API does not respond while the machine boots, because too few other control planes are left. Then
+    its Lease cannot be renewed, and only work on it continues without.
     """
 
     def __init__(
         self,
         leases: Leases | None,
-        ssh: locks.Lock | None = None,
+        ssh: group_lock.GroupLock | None = None,
         *,
-        control_plane: bool = False,
+        stops_api: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._leases = leases
         self._ssh = ssh
-        self._control_plane = control_plane
+        self._stops_api = stops_api
         self._report = report
         self._reported_unsure = False
 
     def check(self, record: NodeRecord) -> None:
         """Raise Lost or Unsure if the lock was lost, without a request: during a long stage."""
         if self._leases:
-            with contextlib.suppress(*((Unsure,) if self._control_plane else ())):
+            with contextlib.suppress(*((Unsure,) if self._stops_api else ())):
                 self._leases.check(record.node)
 
     def confirm(self, record: NodeRecord) -> None:
@@ -55,9 +57,9 @@ class MachineLock:
         if lost and not isinstance(lost, locks.Unresponsive):
             raise lost
         try:
-            self._leases.write(record.node, record.text(), wait=not self._control_plane)
+            self._leases.write(record.node, record.text(), wait=not self._stops_api)
         except Unsure:
-            if not self._control_plane:
+            if not self._stops_api:
                 raise
             if not self._reported_unsure:
                 self._report("the control plane itself is worked on: continuing without its lock until it responds")
@@ -71,10 +73,16 @@ class MachineLock:
 
 def take_ssh_lock(
     fleet: Fleet, leases: Leases, command: str, held: contextlib.ExitStack, report: Callable[[str], None]
-) -> locks.Lock | None:
-    """The SSH lock while a control plane is worked on; None if its sshd does not respond either."""
+) -> group_lock.GroupLock | None:
+    """The SSH lock while a control plane is worked on; None if too few of them have an sshd that responds."""
     try:
         return held.enter_context(fleet.lock(command, leases.holder))
     except locks.NoLock as error:
         report(f"no SSH lock: {error.problem.found}")
         return None
+
+
+def needs_every_control_plane(cluster: Cluster) -> bool:
+    """Whether the API needs each of its control planes: a majority of them must be up for etcd."""
+    total = sum(node.control_plane for node in cluster.nodes())
+    return total - 1 <= total // 2

@@ -11,11 +11,11 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import events, identities, journal, runner
+from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
-from gpunodes.operations import phases
+from gpunodes.operations import claims, phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
@@ -41,6 +41,10 @@ class Inspection:
     log: Path
     prepares: bool = False
     """Whether the machines are only prepared, and join later."""
+    choice: control_planes.Choice | None = None
+    """The control plane that was contacted, if any."""
+    warnings: Sequence[PreflightFinding] = ()
+    """Control planes that do not respond, while another one does."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -70,6 +74,7 @@ def not_read(failure: TaskEnded) -> Problem:
     return Problem(events.cause(failure), wanted, remedy)
 
 
+# Long: the steps of an inspection in their order, and the result.
 def inspect(
     inventory: Inventory,
     machines: Sequence[Machine],
@@ -79,13 +84,19 @@ def inspect(
     *,
     sources: bool = True,
     without_cluster: bool = False,
+    choice: control_planes.Choice | None = None,
 ) -> Inspection:
-    """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
+    """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. Raises GpunodesError if Ansible fails on the controller.
+    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen. Raises
+    GpunodesError if Ansible fails on the controller.
     """
-    control = None if without_cluster else inventory.control_of(machines)
+    warnings: Sequence[PreflightFinding] = ()
+    if choice is None and not without_cluster and inventory.controls_of(machines):
+        choice = control_planes.choose(inventory, {machine.name for machine in machines})
+        warnings = claims.unresponsive(choice)
+    control = choice.machine if choice else None
     resolved = {
         machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
@@ -100,6 +111,7 @@ def inspect(
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
         variables={**variables, "facts_wanted": wanted},
+        control=control.name if control else "",
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
@@ -116,9 +128,11 @@ def inspect(
         # The machines queried the package source of another minor than the cluster's, which was not known yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
-        return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
+        newer = {**variables, "gpunodes_kubernetes_version": own}
+        return replace(inspect(inventory, machines, again, view, newer, choice=choice), warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    seen = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    return replace(seen, choice=choice, warnings=warnings)
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -169,7 +183,7 @@ def judge(
 ) -> list[PreflightFinding]:
     """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
     requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
-    findings = preflight.judge(seen.candidates, requirements)
+    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements)]
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
@@ -189,8 +203,8 @@ def requested_version(
     """
     if given:
         return versions.check(given)
-    control = None if without_cluster else inventory.control_of(machines)
-    names = [control.name] if control else [machine.name for machine in machines] if without_cluster else []
+    controls = [] if without_cluster else inventory.controls_of(machines)
+    names = [machine.name for machine in (machines if without_cluster else controls)]
     requested = {
         str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import identities, journal, runner
+from gpunodes.engine import control_planes, identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
@@ -67,11 +67,11 @@ class ClusterStatus:
     etcd_problem: str = ""
     """Why its members are unknown."""
     warnings: Sequence[str] = ()
-    """Certificates of the control plane that end soon."""
+    """Certificates of the control plane that end soon, and control planes that do not respond."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
-    """Read the cluster; raises GpunodesError if there is none, or if its control plane does not respond."""
+    """Read the cluster; raises GpunodesError if there is none, or if no control plane responds."""
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
     if hosts and not inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
         raise WrongInput(
@@ -79,11 +79,13 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
             "an inventory with the group control_plane",
             "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
         )
-    control = inventory.control_plane()
+    choice = control_planes.choose(inventory, every=True)
+    control = choice.machine
     tracker = Tracker([control], PHASES, view)
     view.begin("status", [control])
     folder = journal.open_run("status")
-    ended = runner.run(runner.Play("status.yml", inventory, [control.name]), folder, tracker.on_event)
+    play = runner.Play("status.yml", inventory, [control.name], control=control.name)
+    ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
@@ -97,6 +99,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
+    silent = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
     ends = certificates.ending(cluster.get("certificates", ()), time.time())
     etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
     return replace(
@@ -104,7 +107,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         gpu_hosts=hosts,
         etcd=etcd,
         etcd_problem=etcd_problem,
-        warnings=[f"{control.name}: {each}" for each in ends],
+        warnings=[*silent, *(f"{control.name}: {each}" for each in ends)],
     )
 
 

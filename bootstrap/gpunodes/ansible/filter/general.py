@@ -95,21 +95,24 @@ def match(
     facts: Mapping[str, Any],
     name: str,
     machines: Mapping[str, str],
-    cluster: str,
+    cluster: Sequence[str],
     *,
     joins: bool = False,
 ) -> dict[str, Any]:
     """The node of the machine ``name``: ``node`` ({} for none), ``by`` (the criterion), and ``problem`` if ambiguous.
 
     ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
-    addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
+    addresses by name; ``cluster`` are the control planes' names, under whose key identities are stored; ``joins``: the
+    machine will join.
     """
+    from gpunodes import clusters
     from gpunodes.ansible.module_utils.problem import Problem
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described, reported
 
-    known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
+    key = clusters.key([machines.get(each) or each for each in cluster])
+    known = identities.recall_all(key, {machine: address or machine for machine, address in machines.items()})
     if facts:
         known[name] = reported(name, machines[name] or name, facts)
     matcher = Matcher([described(node) for node in nodes], known.values())

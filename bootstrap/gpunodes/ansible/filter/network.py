@@ -20,7 +20,7 @@ except ModuleNotFoundError:
 def firewalled(
     nodes: Sequence[Mapping[str, Any]],
     machines: Mapping[str, str],
-    cluster: str,
+    cluster: Sequence[str],
     joining: Collection[str],
     *,
     addresses: Sequence[str],
@@ -28,9 +28,11 @@ def firewalled(
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
-    ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the name under
-    which identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are let in.
+    ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the control planes'
+    names, under whose key identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are
+    let in.
     """
+    from gpunodes import clusters
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described
@@ -40,7 +42,8 @@ def firewalled(
     labelled = {node["name"]: Role(node["role"]) for node in nodes if firewall.LABEL in node["managed"]["labels"]}
     if not labelled:
         return []
-    known = identities.recall_all(cluster, {name: address or name for name, address in machines.items()})
+    key = clusters.key([machines.get(each) or each for each in cluster])
+    known = identities.recall_all(key, {name: address or name for name, address in machines.items()})
     matcher = Matcher([described(node) for node in nodes], known.values())
     found = []
     for name in sorted(set(machines) - set(joining)):

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse, Refused
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import objects
 from gpunodes.engine.leases.errors import Held, Lost, Unsure
 from gpunodes.engine.leases.holders import described, identity

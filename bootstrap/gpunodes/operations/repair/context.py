@@ -39,7 +39,7 @@ class RepairCommand:
         return self.leases.now() if self.leases else time.time()
 
     def is_control_plane(self, name: str) -> bool:
-        """Whether a selected machine is the control plane."""
+        """Whether a selected machine is a control plane."""
         return name in self.machines and self.machines[name].role is Role.CONTROL_PLANE
 
 

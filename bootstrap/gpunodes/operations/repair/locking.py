@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from gpunodes.engine import locks, records
+from gpunodes.engine import group_lock, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
-from gpunodes.operations.machine_lock import MachineLock, take_ssh_lock
+from gpunodes.operations.machine_lock import MachineLock, needs_every_control_plane, take_ssh_lock
 from gpunodes.operations.repair import unfinished
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import resume
@@ -32,6 +32,7 @@ def claimed(
             yield record, MachineLock(None)
             return
         control_plane = machine.role is Role.CONTROL_PLANE
+        stops_api = control_plane and needs_every_control_plane(command.cluster)
         record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
@@ -39,7 +40,7 @@ def claimed(
             MachineLock(
                 command.leases,
                 ssh,
-                control_plane=control_plane,
+                stops_api=stops_api,
                 report=lambda text: command.report(machine.name, text),
             ),
         )
@@ -65,7 +66,7 @@ def _take_lease(
 
 def _take_ssh_lock(
     command: RepairCommand, leases: Leases, held: contextlib.ExitStack, record: RepairRecord
-) -> locks.Lock | None:
+) -> group_lock.GroupLock | None:
     """As ``take_ssh_lock``; the Lease is released if another command holds the SSH lock."""
     try:
         return take_ssh_lock(

@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from gpunodes.engine import locks, records
+from gpunodes.engine import group_lock, records
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
-from gpunodes.operations.machine_lock import MachineLock, take_ssh_lock
+from gpunodes.operations.machine_lock import MachineLock, needs_every_control_plane, take_ssh_lock
 from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.repair import record as repair_record
 from gpunodes.rollout import policy
@@ -32,7 +32,7 @@ def claimed(
         control_plane = machine.role is Role.CONTROL_PLANE
         # The record in the Lease stays until the first stage is written: it may be that of an unfinished repair.
         stored = leases.take(record.node, None, alone=control_plane)
-        ssh: locks.Lock | None = None
+        ssh: group_lock.GroupLock | None = None
         try:
             record = _continued(command, record, stored)
             if control_plane:
@@ -47,7 +47,7 @@ def claimed(
             MachineLock(
                 leases,
                 ssh,
-                control_plane=control_plane,
+                stops_api=control_plane and needs_every_control_plane(command.cluster),
                 report=lambda text: command.report(machine.name, text),
             ),
         )
