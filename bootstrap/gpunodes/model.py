@@ -51,6 +51,8 @@ class Only(StrEnum):
     WITH_DOCKER = "with docker"
     """Machines with the runtime Docker, and those on which Docker is installed."""
     CONTROL_PLANE = "control plane"
+    VIRTUAL_ADDRESS = "virtual address"
+    """Control planes that share a virtual address."""
     BURN_IN = "burn-in"
     """Machines that are burnt in when they join."""
     NODES = "nodes"

@@ -81,6 +81,12 @@ GPU_REMOVE = Phase(
     "Remove the GPU software",
     "Remove driver, CUDA and container toolkit that gpunodes installed; allow nouveau again.",
 )
+ENDPOINT = Phase(
+    "endpoint",
+    "Keep the virtual address",
+    "keepalived on every control plane, if gpunodes_control_plane_vip is set.",
+    only=(Only.VIRTUAL_ADDRESS,),
+)
 CONTROL_PLANE = Phase(
     "control_plane",
     "Start the control plane",
@@ -110,10 +116,11 @@ RESET = Phase(
 )
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
-# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
+# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
+# endpoint.yml and create.yml.
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
-CREATE = (CONTROL_PLANE, NETWORK)
+CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
 
 _PACKAGES = "installing packages"
 LONG_TASKS = {
@@ -127,6 +134,8 @@ LONG_TASKS = {
     "Load images into Docker": "pulling images",
     "Wait until all images are pulled, and remove ids of the machine": "pulling images",
     "Reboot the machine": "waiting for the machine to boot",
+    "Keep the virtual address on the control planes": "waiting for keepalived",
+    "Tell the other control planes about the new ones": "waiting for keepalived on the other control planes",
     "Start the control plane": "waiting for the API server",
     "Create a token": "waiting for the API server",
     "Join the cluster": "waiting for the kubelet to register its node",

@@ -328,5 +328,10 @@ def _applicable(
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
+        Only.VIRTUAL_ADDRESS: {
+            machine.name
+            for machine in machines
+            if machine.role is Role.CONTROL_PLANE and requested[machine.name]["gpunodes_control_plane_vip"]
+        },
         Only.CONTROL_PLANE: {control.name} if control else set(),
     }

@@ -79,6 +79,15 @@ options:
     type: list
     elements: str
     default: []
+  vip:
+    description: Virtual address of the control planes; empty for none.
+    type: str
+    default: ""
+  api_servers:
+    description: HOST:PORT of API servers to connect to; the machine reports which it reaches.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -139,6 +148,8 @@ def main() -> None:
             "data_directory": {"type": "str", "default": ""},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
             "expected_gpus": {"type": "list", "elements": "str", "default": []},
+            "vip": {"type": "str", "default": ""},
+            "api_servers": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -146,7 +157,7 @@ def main() -> None:
     def work() -> dict[str, object]:
         given = module.params
         proxies = proxies_from(given["proxies"], given["proxy_credentials"])
-        others = (given["data_directory"], given["runtime"], given["expected_gpus"])
+        others = (given["data_directory"], given["runtime"], given["expected_gpus"], given["vip"], given["api_servers"])
         return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others)}
 
     carry_out(module, work, changes=False)
