@@ -278,7 +278,11 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         f"an IPv4 address that no machine has, such as 10.0.0.10{_ONLY_IPV4}",
         _text(r"(?!0|127\.|169\.254\.|22[4-9]\.|2[3-5]\d\.)\d{1,3}(\.\d{1,3}){3}"),
     ),
-    ("gpunodes_control_plane_vip_router_id", "a number, 1 to 255, or 0 for the last byte of the address", _number(0, 255)),
+    (
+        "gpunodes_control_plane_vip_router_id",
+        "a number, 1 to 255, or 0 for the last byte of the address",
+        _number(0, 255),
+    ),
     ("gpunodes_control_plane_vip_interval", "a number of seconds, 1 to 40", _number(1, 40)),
     (
         "gpunodes_node_address",

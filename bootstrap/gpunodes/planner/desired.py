@@ -198,9 +198,7 @@ def _endpoint(given: Given, address: str) -> Mapping[str, Spec] | Problem:
     if not device:
         return endpoint.outside(given.facts, address, settings.vip)
     peers = given.control_planes
-    return {
-        "endpoint": endpoint.keepalived(settings, device, address, peers, given.api_check, first=given.is_first)
-    }
+    return {"endpoint": endpoint.keepalived(settings, device, address, peers, given.api_check, first=given.is_first)}
 
 
 def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:

@@ -1,4 +1,4 @@
-"""The endpoint of the cluster, at which all machines reach the API, and the virtual address of its control planes. Pure."""
+"""The cluster's endpoint, at which all machines reach the API, and the virtual address of its control planes. Pure."""
 
 from __future__ import annotations
 

@@ -29,9 +29,7 @@ def _virtual_address(candidate: MachineFacts, facts: Facts, requirements: Cluste
     vip, found = candidate.endpoint.vip, facts.get("virtual_address")
     if candidate.role is not Role.CONTROL_PLANE or not node_address.is_ipv4(vip):
         return
-    addresses = node_address.Addresses(
-        candidate.name, candidate.node_address, candidate.address, facts, candidate.node
-    )
+    addresses = node_address.Addresses(candidate.name, candidate.node_address, candidate.address, facts, candidate.node)
     own = node_address.chosen(addresses)
     if isinstance(own, str) and facts["network"] and not endpoint.interface(facts, own, vip):
         yield endpoint.outside(facts, own, vip)
@@ -118,9 +116,7 @@ def _control_planes(candidate: MachineFacts, facts: Facts, requirements: Cluster
             )
 
 
-CHECKS: Sequence[
-    tuple[str, Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]], Severity]
-] = (
+CHECKS: Sequence[tuple[str, Callable[[MachineFacts, Facts, ClusterRequirements], Iterator[Problem]], Severity]] = (
     ("the virtual address and the endpoint of the settings do not contradict each other", _settings, Severity.ERROR),
     ("the virtual address is free, and in the control plane's network", _virtual_address, Severity.ERROR),
     ("the cluster has the endpoint that the settings request", _of_cluster, Severity.ERROR),

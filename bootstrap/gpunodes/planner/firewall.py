@@ -116,9 +116,5 @@ def commands(firewall: Mapping[str, Any], rules: Firewall) -> list[str]:
             continue
         source = f" ip saddr {{ {', '.join(old)} }}" if old else ""
         match = f"{protocol} dport {number}" if has_ports else f"meta l4proto {number}"
-        found += [
-            f"nft insert rule {chain}{source} {match} accept"
-            for chain in chains
-            if "forward" not in chain
-        ]
+        found += [f"nft insert rule {chain}{source} {match} accept" for chain in chains if "forward" not in chain]
     return found

@@ -48,7 +48,8 @@ def presented(host: str, port: int, ca: str = "", limit_s: float = _LIMIT_S) -> 
     if not ca:
         # Only the names are read; whoever uses the endpoint verifies the certificate.
         context.verify_mode = ssl.CERT_NONE
-    with socket.create_connection((host, port), timeout=limit_s) as plain, context.wrap_socket(
-        plain, server_hostname=host
-    ) as secure:
+    with (
+        socket.create_connection((host, port), timeout=limit_s) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
         return secure.getpeercert(binary_form=True) or b""

@@ -74,6 +74,8 @@ class Ledger:
     """Folders on which gpunodes mounts a folder of gpunodes_data_directory, with that folder."""
     data_disk: str = ""
     """Mount point of the disk of these folders."""
+    manifests: dict[str, str] = field(default_factory=dict)
+    """Where the manifests of static pods lie that are moved away now, to restart these pods; by their paths."""
     kubeadm: str = ""
     """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
 
