@@ -51,6 +51,8 @@ class Only(StrEnum):
     WITH_DOCKER = "with docker"
     """Machines with the runtime Docker, and those on which Docker is installed."""
     CONTROL_PLANE = "control plane"
+    CONTROL_PLANES = "control planes"
+    """All control planes, while CONTROL_PLANE is the one at which the cluster is changed."""
     VIRTUAL_ADDRESS = "virtual address"
     """Control planes that share a virtual address."""
     BURN_IN = "burn-in"

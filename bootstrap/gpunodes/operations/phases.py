@@ -94,6 +94,26 @@ CONTROL_PLANE = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+API_CERTIFICATE = Phase(
+    "api_certificate",
+    "Renew the API servers' certificates",
+    "Add the new endpoint's name to the certificate of each API server, and restart one after the other.",
+    only=(Only.CONTROL_PLANES,),
+)
+CLUSTER_ENDPOINT = Phase(
+    "cluster_endpoint",
+    "Move the cluster",
+    "Change the endpoint of kubeadm, of machines that join, of kube-proxy and of the network add-on.",
+    only=(Only.CONTROL_PLANE,),
+)
+NODE_ENDPOINT = Phase(
+    "node_endpoint",
+    "Move the nodes",
+    "Change the kubeconfigs of each machine, restart its kubelet, and wait until its node is ready.",
+)
+ENDPOINT_VERIFIED = Phase(
+    "endpoint_verified", "Verify the endpoint", "Nothing in the cluster or on the machine uses another endpoint."
+)
 FIREWALL = Phase(
     "firewall",
     "Update the firewalls of other nodes",
@@ -137,6 +157,9 @@ LONG_TASKS = {
     "Keep the virtual address on the control planes": "waiting for keepalived",
     "Tell the other control planes about the new ones": "waiting for keepalived on the other control planes",
     "Start the control plane": "waiting for the API server",
+    "Make the API server's certificate for the new endpoint": "waiting for the API server",
+    "Move the cluster to the new endpoint": "waiting for pods of kube-proxy and the network",
+    "Move the node to the new endpoint": "waiting for the node to be ready",
     "Create a token": "waiting for the API server",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",

@@ -328,6 +328,7 @@ def _applicable(
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
+        Only.CONTROL_PLANES: {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE},
         Only.VIRTUAL_ADDRESS: {
             machine.name
             for machine in machines
