@@ -39,6 +39,12 @@ def _virtual_address(candidate: MachineFacts, facts: Facts, requirements: Cluste
         yield from _in_use(vip, found, requirements)
 
 
+def before_move(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
+    """What is in the way of a virtual address to which an existing cluster moves."""
+    yield from _settings(candidate, facts, requirements)
+    yield from _virtual_address(candidate, facts, requirements)
+
+
 def _in_use(vip: str, found: Mapping[str, Any], requirements: ClusterRequirements) -> Iterator[Problem]:
     if found["foreign"]:
         yield Problem(

@@ -10,8 +10,8 @@ module: cluster_endpoint
 short_description: Move the cluster to another endpoint
 version_added: "0.1.0"
 description:
-  - Changes the endpoint in kubeadm's configuration, in the data for machines that join, and of kube-proxy and the network
-    add-on, and replaces their pods on nodes that are ready, some at a time.
+  - Changes the endpoint in kubeadm's configuration, in the data for machines that join, and of kube-proxy and the
+    network add-on, and replaces their pods on nodes that are ready, some at a time.
   - Each object is compared by itself. A run that was interrupted is continued.
 options:
   endpoint:

@@ -10,9 +10,10 @@ module: node_endpoint
 short_description: Move a node to another endpoint of its cluster
 version_added: "0.1.0"
 description:
-  - Changes the server in the kubeconfigs of the machine, restarts the kubelet, and waits until its node is Ready and has
-    renewed its Lease.
-  - Nothing is changed on a machine that does not reach the cluster at the endpoint. A run that was interrupted is continued.
+  - Changes the server in the kubeconfigs of the machine, restarts the kubelet, and waits until its node is Ready and
+    has renewed its Lease.
+  - Nothing is changed on a machine that does not reach the cluster at the endpoint. A run that was interrupted is
+    continued.
 options:
   endpoint:
     description: HOST:PORT at which all machines reach the API.

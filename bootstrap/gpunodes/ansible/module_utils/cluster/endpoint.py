@@ -1,4 +1,4 @@
-"""Moves what the cluster keeps about its endpoint: how machines join it, and how kube-proxy and the network reach it."""
+"""Moves what the cluster keeps about its endpoint: how machines join it, and how kube-proxy and pods use it."""
 
 from __future__ import annotations
 
