@@ -52,4 +52,13 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
-    return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"
+    return f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}\n\n{text.table(rows, columns)}"
+
+
+def _holders(found: status.ClusterStatus) -> str:
+    """Who has the virtual address, "" without one."""
+    if not found.virtual_address:
+        return ""
+    holders = " and ".join(found.holders) or "no control plane that responds"
+    problem = "; only one may have it: see `journalctl -u keepalived` there" if len(found.holders) > 1 else ""
+    return f"\nvirtual address {found.virtual_address}: {holders}{problem}"

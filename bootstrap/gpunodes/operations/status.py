@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
@@ -17,6 +18,7 @@ from gpunodes.model import Role
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
+from gpunodes.planner import endpoint
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
@@ -47,6 +49,10 @@ class ClusterStatus:
     """Machines of the inventory that are not nodes yet."""
     gpu_hosts: Sequence[str] = ()
     """Machines of the inventory that are not meant to be nodes."""
+    virtual_address: str = ""
+    """The address of the setting gpunodes_control_plane_vip, "" for none."""
+    holders: Sequence[str] = ()
+    """The control planes that have it: one, unless something is wrong."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
@@ -59,15 +65,19 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
             "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
         )
     control = inventory.control_plane()
-    tracker = Tracker([control], PHASES, view)
-    view.begin("status", [control])
+    vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    asked = inventory.machines(Role.CONTROL_PLANE) if vip else [control]
+    tracker = Tracker(asked, PHASES, view)
+    view.begin("status", asked)
     folder = journal.open_run("status")
-    ended = runner.run(runner.Play("status.yml", inventory, [control.name]), folder, tracker.on_event)
+    play = runner.Play("status.yml", inventory, [machine.name for machine in asked])
+    ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
     cluster = checked_cluster(tracker, control.name)
-    if not ended.ok or not cluster:
+    # Other control planes may be down.
+    if control.name in tracker.failures or not cluster:
         failure = tracker.failures.get(control.name)
         again = "correct that, then run the same command again"
         problem = not_read(failure) if failure else Problem(ended.error_text, "", again)
@@ -76,7 +86,10 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
-    return replace(found, gpu_hosts=hosts)
+    held = tracker.answers.get("has_virtual_address", {})
+    return replace(
+        found, gpu_hosts=hosts, virtual_address=vip, holders=[name for name, answer in held.items() if answer is True]
+    )
 
 
 def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:

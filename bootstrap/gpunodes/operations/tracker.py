@@ -16,7 +16,7 @@ from gpunodes.operations.phases import what_runs
 _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
-    "status": ("cluster",),
+    "status": ("cluster", "has_virtual_address"),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),

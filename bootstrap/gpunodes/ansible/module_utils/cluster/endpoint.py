@@ -63,7 +63,7 @@ def _patch(client: Client, path: str, before: Mapping[str, Any], change: Mapping
 
 
 def _kubeadm_config(client: Client, endpoint: str, report: Report, check: bool) -> None:
-    found = client.get(KUBEADM_CONFIG)
+    found = client.find(KUBEADM_CONFIG) or {}
     text = str((found.get("data") or {}).get("ClusterConfiguration") or "")
     earlier = cluster_configuration.value(text, "controlPlaneEndpoint")
     hosts = [each.rpartition(":")[0] or each for each in (earlier, endpoint) if each]
