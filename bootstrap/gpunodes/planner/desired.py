@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Service, Spec, data_folders
+from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
@@ -197,8 +197,9 @@ def _endpoint(given: Given, address: str) -> Mapping[str, Spec] | Problem:
     device = endpoint.interface(given.facts, address, settings.vip)
     if not device:
         return endpoint.outside(given.facts, address, settings.vip)
-    peers = given.control_planes
-    return {"endpoint": endpoint.keepalived(settings, device, address, peers, given.api_check, first=given.is_first)}
+    made = endpoint.keepalived(settings, device, address, given.control_planes, given.api_check, first=given.is_first)
+    # The same rules as the node's: where only the endpoint changes, no other role runs.
+    return {"endpoint": replace(made, firewall=_firewall(given, address))}
 
 
 def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
@@ -281,12 +282,17 @@ def _node(given: Given, runtime: str, address: str) -> Spec:
     settings = given.settings
     time = time_service.time_service(given.facts, settings)
     found = node_software.node(time, data_folders(runtime), str(settings["gpunodes_data_directory"]))
+    return replace(found, firewall=_firewall(given, address))
+
+
+def _firewall(given: Given, address: str) -> Firewall | None:
+    """What the machine's firewalls let in; None if they stay as they are."""
+    settings = given.settings
     if settings["gpunodes_firewall"] != firewall.OPEN:
-        return found
+        return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     shared = given.control_planes if settings.get(endpoint.VIP) else ()
-    rules = firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]), shared)
-    return replace(found, firewall=rules)
+    return firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]), shared)
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:

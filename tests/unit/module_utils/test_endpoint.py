@@ -166,7 +166,7 @@ def test_an_old_ufw_has_no_rules_for_vrrp(version: str, fails: bool, monkeypatch
     if not fails:
         ufw.check_vrrp(["allow from 10.0.0.2 proto vrrp"])
         return
-    with pytest.raises(MachineProblem, match="-s 10.0.0.2 -j ACCEPT"):
+    with pytest.raises(MachineProblem, match=r"-s 10\.0\.0\.2 -j ACCEPT"):
         ufw.check_vrrp(["allow from 10.0.0.2 proto vrrp"])
 
 
