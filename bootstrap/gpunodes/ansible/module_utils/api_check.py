@@ -24,7 +24,7 @@ _READY = (200, 401)
 
 def is_ready(host: str, port: int = PORT) -> bool:
     """Whether the API server on a machine is ready."""
-    # The response decides nothing but the place of an address: whoever uses that verifies the server's certificate.
+    # The response decides nothing but the place of an address: its clients verify the server's certificate.
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

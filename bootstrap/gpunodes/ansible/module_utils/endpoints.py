@@ -46,7 +46,7 @@ def presented(host: str, port: int, ca: str = "", limit_s: float = _LIMIT_S) -> 
     context = ssl.create_default_context(cadata=ca or None)
     context.check_hostname = False
     if not ca:
-        # Only the names are read; whoever uses the endpoint verifies the certificate.
+        # Only the names are read; the clients of the endpoint verify the certificate.
         context.verify_mode = ssl.CERT_NONE
     with (
         socket.create_connection((host, port), timeout=limit_s) as plain,

@@ -57,7 +57,7 @@ def others(client: Client, endpoint: str) -> list[str]:
 
 
 def _patch(client: Client, path: str, before: Mapping[str, Any], change: Mapping[str, Any]) -> None:
-    """Change an object, unless somebody else has changed it meanwhile: then the API reports a conflict."""
+    """Change an object, unless another command has changed it meanwhile: then the API reports a conflict."""
     body = {**change, "metadata": {"resourceVersion": before["metadata"].get("resourceVersion")}}
     client.call("PATCH", path, body, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
 
