@@ -99,13 +99,6 @@ def endpoint_peers(
     return found
 
 
-def endpoint_of(settings: Mapping[str, Any]) -> str:
-    """HOST:PORT that the settings request as the endpoint of the cluster, "" if they leave it to gpunodes."""
-    from gpunodes.planner import endpoint
-
-    return endpoint.settings_of(settings).requested
-
-
 def endpoint_settle(settings: Mapping[str, Any]) -> int:
     """Seconds after a restart of keepalived until the machine may take the virtual address over again."""
     from gpunodes.planner import endpoint
@@ -119,7 +112,6 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "control_planes": control_planes,
-            "endpoint": endpoint_of,
             "endpoint_peers": endpoint_peers,
             "endpoint_settle": endpoint_settle,
             "firewalled": firewalled,
