@@ -26,7 +26,13 @@ NODES = [
 
 
 def reported(name: str, **changes: Any) -> dict[str, Any]:
-    own = {"hostname": name, "boot_id": f"b-{name}", "machine_id": None, "product_uuid": None, "addresses": []}
+    own: dict[str, Any] = {
+        "hostname": name,
+        "boot_id": f"b-{name}",
+        "machine_id": None,
+        "product_uuid": None,
+        "addresses": [],
+    }
     return facts(**{**own, "endpoints": [REACHED], "gpu": {"functions": []}, **changes})
 
 

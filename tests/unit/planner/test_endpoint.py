@@ -104,7 +104,7 @@ def test_the_control_planes_are_those_of_the_cluster_and_of_this_run() -> None:
         ({"services": "10.0.0.0/28"}, "is in gpunodes_service_subnet"),
     ],
 )
-def test_settings_that_contradict_the_virtual_address(settings: dict[str, str], part: str) -> None:
+def test_settings_that_contradict_the_virtual_address(settings: dict[str, Any], part: str) -> None:
     assert part in str(next(endpoint.conflicts(endpoint.EndpointSettings(vip=VIP, **settings))))
 
 
