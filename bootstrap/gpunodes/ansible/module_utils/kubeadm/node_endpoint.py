@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from .. import disk, facts, kubeconfig, ledger
@@ -70,11 +71,15 @@ def move(endpoint: str, node: str, limit_s: float, check: bool) -> Report:
             services.start(_KUBELET, "restart")
             _wait_for_node(node, began, limit_s)
         else:
-            static_pods.restart(name, limit_s, lambda pod=name: bool(static_pods.running(pod)))  # type: ignore[misc]
+            static_pods.restart(name, limit_s, partial(_runs, name))
         machine_ledger = ledger.load()
         machine_ledger.restarted(name)
         machine_ledger.save()
     return report
+
+
+def _runs(pod: str) -> bool:
+    return bool(static_pods.running(pod))
 
 
 def verify(endpoint: str, ca: str) -> None:
