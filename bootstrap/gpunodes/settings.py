@@ -285,6 +285,17 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _text(r"[A-Za-z0-9.-]+(:\d{1,5})?"),
     ),
     (
+        "gpunodes_control_plane_vip",
+        f"an IPv4 address that no machine has, such as 10.0.0.10{_ONLY_IPV4}",
+        _text(r"(?!0|127\.|169\.254\.|22[4-9]\.|2[3-5]\d\.)\d{1,3}(\.\d{1,3}){3}"),
+    ),
+    (
+        "gpunodes_control_plane_vip_router_id",
+        "a number, 1 to 255, or 0 for the last byte of the address",
+        _number(0, 255),
+    ),
+    ("gpunodes_control_plane_vip_interval", "a number of seconds, 1 to 40", _number(1, 40)),
+    (
         "gpunodes_node_address",
         f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",
         lambda value: _is_ipv4_network(str(value).strip()),

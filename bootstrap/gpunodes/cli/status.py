@@ -53,7 +53,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
     parts = [
-        f"Kubernetes {found.version} at {found.endpoint}",
+        f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",
         text.table(rows, columns),
         _etcd(found, columns),
         "\n".join(f"warning: {warning}" for warning in found.warnings),
@@ -72,3 +72,12 @@ def _etcd(found: status.ClusterStatus, columns: int | None) -> str:
         size = f"{each.db_size / (1 << 20):.1f} MiB" if each.healthy else "-"
         rows.append((each.name or each.id, role, state, size))
     return text.table(rows, columns) if found.etcd else ""
+
+
+def _holders(found: status.ClusterStatus) -> str:
+    """Who has the virtual address, "" without one."""
+    if not found.virtual_address:
+        return ""
+    holders = " and ".join(found.holders) or "no control plane that responds"
+    problem = "; only one may have it: see `journalctl -u keepalived` there" if len(found.holders) > 1 else ""
+    return f"\nvirtual address {found.virtual_address}: {holders}{problem}"

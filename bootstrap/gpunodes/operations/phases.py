@@ -81,6 +81,12 @@ GPU_REMOVE = Phase(
     "Remove the GPU software",
     "Remove driver, CUDA and container toolkit that gpunodes installed; allow nouveau again.",
 )
+ENDPOINT = Phase(
+    "endpoint",
+    "Keep the virtual address",
+    "keepalived on every control plane, if gpunodes_control_plane_vip is set.",
+    only=(Only.VIRTUAL_ADDRESS,),
+)
 CONTROL_PLANE = Phase(
     "control_plane",
     "Start the control plane",
@@ -88,6 +94,26 @@ CONTROL_PLANE = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+API_CERTIFICATE = Phase(
+    "api_certificate",
+    "Renew the API servers' certificates",
+    "Add the new endpoint's name to the certificate of each API server, and restart one after the other.",
+    only=(Only.CONTROL_PLANES,),
+)
+CLUSTER_ENDPOINT = Phase(
+    "cluster_endpoint",
+    "Move the cluster",
+    "Change the endpoint of kubeadm, of machines that join, of kube-proxy and of the network add-on.",
+    only=(Only.CONTROL_PLANE,),
+)
+NODE_ENDPOINT = Phase(
+    "node_endpoint",
+    "Move the nodes",
+    "Change the kubeconfigs of each machine, restart its kubelet, and wait until its node is ready.",
+)
+ENDPOINT_VERIFIED = Phase(
+    "endpoint_verified", "Verify the endpoint", "Nothing in the cluster or on the machine uses another endpoint."
+)
 FIREWALL = Phase(
     "firewall",
     "Update the firewalls of other nodes",
@@ -126,10 +152,11 @@ ETCD_RESTORED = Phase(
 OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 
-# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
+# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
+# endpoint.yml and create.yml.
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
-CREATE = (CONTROL_PLANE, NETWORK)
+CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
 
 _PACKAGES = "installing packages"
 LONG_TASKS = {
@@ -149,7 +176,12 @@ LONG_TASKS = {
     "Replace the driver and load it": "installing packages, building the kernel modules",
     "Load the driver after the reboot": "loading the driver",
     "Reboot the machine": "waiting for the machine to boot",
+    "Keep the virtual address on the control planes": "waiting for keepalived",
+    "Tell the other control planes about the new ones": "waiting for keepalived on the other control planes",
     "Start the control plane": "waiting for the API server",
+    "Make the API server's certificate for the new endpoint": "waiting for the API server",
+    "Move the cluster to the new endpoint": "waiting for pods of kube-proxy and the network",
+    "Move the node to the new endpoint": "waiting for the node to be ready",
     "Create a token": "waiting for the API server",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",

@@ -17,7 +17,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
 from gpunodes.operations import claims, phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, gpu, networks, preflight, reports, versions
+from gpunodes.planner import certificates, endpoint, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
@@ -159,6 +159,7 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
         network=networks.settings_of(resolved),
+        endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         address=machine.address,

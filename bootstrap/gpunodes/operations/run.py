@@ -361,4 +361,10 @@ def _applicable(
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
         Only.CONTROL_PLANE: {machine.name for machine in controls},
+        Only.CONTROL_PLANES: {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE},
+        Only.VIRTUAL_ADDRESS: {
+            machine.name
+            for machine in machines
+            if machine.role is Role.CONTROL_PLANE and requested[machine.name]["gpunodes_control_plane_vip"]
+        },
     }

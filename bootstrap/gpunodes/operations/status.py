@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
@@ -18,7 +19,7 @@ from gpunodes.model import Role
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, reports
+from gpunodes.planner import certificates, endpoint, reports
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
@@ -68,6 +69,10 @@ class ClusterStatus:
     """Why its members are unknown."""
     warnings: Sequence[str] = ()
     """Certificates of the control plane that end soon, and control planes that do not respond."""
+    virtual_address: str = ""
+    """The address of the setting gpunodes_control_plane_vip, "" for none."""
+    holders: Sequence[str] = ()
+    """The control planes that have it: one, unless something is wrong."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
@@ -81,16 +86,20 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
-    tracker = Tracker([control], PHASES, view)
-    view.begin("status", [control])
+    vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    silent = {name for name, _ in choice.failures}
+    asked = [machine for machine in inventory.control_planes() if machine.name not in silent] if vip else [control]
+    tracker = Tracker(asked, PHASES, view)
+    view.begin("status", asked)
     folder = journal.open_run("status")
-    play = runner.Play("status.yml", inventory, [control.name], control=control.name)
+    play = runner.Play("status.yml", inventory, [machine.name for machine in asked], control=control.name)
     ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
     cluster = checked_cluster(tracker, control.name)
-    if not ended.ok or not cluster:
+    # Other control planes may be down.
+    if control.name in tracker.failures or not cluster:
         failure = tracker.failures.get(control.name)
         again = "correct that, then run the same command again"
         problem = not_read(failure) if failure else Problem(ended.error_text, "", again)
@@ -99,15 +108,18 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
-    silent = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
+    dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
     ends = certificates.ending(cluster.get("certificates", ()), time.time())
     etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
+    held = tracker.answers.get("has_virtual_address", {})
     return replace(
         found,
         gpu_hosts=hosts,
         etcd=etcd,
+        virtual_address=vip,
+        holders=[name for name, answer in held.items() if answer is True],
         etcd_problem=etcd_problem,
-        warnings=[*silent, *(f"{control.name}: {each}" for each in ends)],
+        warnings=[*dead, *(f"{control.name}: {each}" for each in ends)],
     )
 
 

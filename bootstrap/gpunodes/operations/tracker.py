@@ -16,7 +16,7 @@ from gpunodes.operations.phases import what_runs
 _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
-    "status": ("cluster", "etcd"),
+    "status": ("cluster", "etcd", "has_virtual_address"),
     "certificate_ends": ("certificates",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),

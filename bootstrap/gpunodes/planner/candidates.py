@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunodes.model import Role
 from gpunodes.planner import gpu
+from gpunodes.planner.endpoint import EndpointSettings
 from gpunodes.planner.networks import NetworkSettings
 
 Facts = Mapping[str, Any]
@@ -35,6 +36,7 @@ class MachineFacts:
     node: Mapping[str, Any] = field(default_factory=dict)
     """Its node in the cluster, which ``judge`` finds; {} if it has none."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     time_service: str = ""
     """Its setting gpunodes_time_service."""
 
@@ -55,6 +57,11 @@ class ClusterRequirements:
     """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
+    endpoint: str = ""
+    """HOST:PORT at which the machines of the cluster reach its API; "" without a cluster."""
+    macs: frozenset[str] = frozenset()
+    """The MAC addresses of the interfaces on which the control planes of this run have the virtual address; `judge`
+    fills them in."""
 
 
 def requirements_of(
@@ -68,4 +75,5 @@ def requirements_of(
         nodes=cluster.get("nodes", ()),
         joins=joins,
         prepares=prepares,
+        endpoint=str(cluster.get("endpoint") or ""),
     )

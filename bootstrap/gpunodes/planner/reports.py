@@ -88,6 +88,13 @@ _FIREWALL = {
     "writable": bool,
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
+_MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
+_ENDPOINT_FACTS = {
+    "virtual_address": Maybe({"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100)}),
+    "endpoints": Many(
+        {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
+    ),
+}
 _WORDS = Pattern("plain words", r"[A-Za-z0-9 ._+~-]{0,300}")
 _SYSTEM = {
     "id": Maybe(_WORD),
@@ -133,6 +140,7 @@ _MACHINE = {
         "unfinished": Optional(bool),
     },
     "ledger": bool,
+    **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
     "gpu": _GPU,
     "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),

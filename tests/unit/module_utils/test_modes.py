@@ -22,6 +22,7 @@ from ansible.module_utils.testing import patch_module_args
 from gpunodes.ansible.module_utils import (
     burn_in,
     burn_in_taint,
+    certificate,
     certificates,
     containers,
     docker_images,
@@ -50,7 +51,15 @@ from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
-from gpunodes.ansible.module_utils.kubeadm import command, init, renewal, reset, static_pods
+from gpunodes.ansible.module_utils.kubeadm import (
+    api_certificate,
+    command,
+    init,
+    node_endpoint,
+    renewal,
+    reset,
+    static_pods,
+)
 from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
 from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
@@ -428,6 +437,54 @@ LOGIN = {
     "kind": "Secret",
     "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
 }
+STORED = """apiServer: {}
+apiVersion: kubeadm.k8s.io/v1beta4
+controlPlaneEndpoint: 10.0.0.1:6443
+kind: ClusterConfiguration
+"""
+
+
+def cluster_endpoint(machine: Machine) -> dict[str, Any]:
+    machine.cluster.objects[api_certificate.KUBEADM_CONFIG] = {
+        "metadata": {"name": "kubeadm-config", "resourceVersion": "1"},
+        "data": {"ClusterConfiguration": STORED},
+    }
+    machine.cluster.pods = []
+    machine.monkeypatch.setattr(api_certificate, "own_client", lambda: machine.cluster)
+    return {"endpoint": "10.0.0.10:6443"}
+
+
+def api_server_certificate(machine: Machine) -> dict[str, Any]:
+    pair, manifest = machine.root / "apiserver.crt", machine.root / "kube-apiserver.yaml"
+    manifest.write_text("    - --advertise-address=10.0.0.1\n")
+    pair.write_text("10.0.0.1")
+    machine.monkeypatch.setattr(facts, "API_SERVER", str(manifest))
+    machine.monkeypatch.setattr(api_certificate, "CERTIFICATE", str(pair))
+    machine.monkeypatch.setattr(certificate, "names_of_pem", str.split)
+    machine.monkeypatch.setattr(api_certificate, "_make", lambda names, *_: pair.write_text(" ".join(names)))
+    machine.monkeypatch.setattr(api_certificate, "_serves", lambda *_: True)
+    machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
+    return {"endpoint": "api.example:6443"}
+
+
+def kubeconfigs(machine: Machine) -> dict[str, Any]:
+    (machine.root / "kubelet.conf").write_text((machine.root / "admin.conf").read_text())
+    machine.monkeypatch.setattr(facts, "API_SERVER", str(machine.root / "none"))
+    machine.monkeypatch.setattr(node_endpoint, "_OF_PEOPLE", ())
+    machine.monkeypatch.setattr(node_endpoint, "_OF_KUBELET", (str(machine.root / "kubelet.conf"),))
+    machine.monkeypatch.setattr(node_endpoint, "verify", lambda *_: None)
+    machine.monkeypatch.setattr(node_endpoint, "_wait_for_node", lambda *_: None)
+    return {"endpoint": "10.0.0.10:6443", "node": "worker-1"}
+
+
+def virtual(machine: Machine) -> dict[str, Any]:
+    wanted = {
+        "files": [{"path": f"{machine.root}/keepalived.conf", "content": "new\n"}],
+        "services": [{"name": "keepalived"}],
+    }
+    return {"wanted": wanted, "address": "192.0.2.10"}
+
+
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
     "burn_in_taint": (
         lambda _: {"node": "worker-1"},
@@ -438,6 +495,38 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         {
             "certificates": ({"apiserver.crt": "ends 1970-01-02 00:00 UTC"}, {"apiserver.crt": "renewed"}),
             "static pods": ({}, {"kube-apiserver": "restarted"}),
+        },
+    ),
+    "api_certificate": (
+        api_server_certificate,
+        {
+            "names in {root}/apiserver.crt": ({"names": ["10.0.0.1"]}, {"names": ["10.0.0.1", "api.example"]}),
+            "kube-apiserver": ({"certificate": "earlier"}, {"certificate": "present"}),
+        },
+    ),
+    "cluster_endpoint": (
+        cluster_endpoint,
+        {
+            "ConfigMap kubeadm-config": (
+                STORED,
+                STORED.replace("apiServer: {}", "apiServer:\n  certSANs:\n  - 10.0.0.1\n  - 10.0.0.10").replace(
+                    "10.0.0.1:6443", "10.0.0.10:6443"
+                ),
+            )
+        },
+    ),
+    "node_endpoint": (
+        kubeconfigs,
+        {
+            "{root}/kubelet.conf": ({"server": "https://10.0.0.1:6443"}, {"server": "https://10.0.0.10:6443"}),
+            "kubelet": ({"started with": "an earlier file"}, {"started with": "this one"}),
+        },
+    ),
+    "virtual_address": (
+        virtual,
+        {
+            "{root}/keepalived.conf": ("", "new\n"),
+            "service keepalived": ({"enabled": False, "active": False}, {"enabled": True, "active": True}),
         },
     ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
@@ -614,6 +703,7 @@ READING: dict[str, Prepare] = {
     "host_diff": host_diff,
     "host_facts": host_facts,
     "os_pending": os_pending,
+    "virtual_address_info": lambda _: {"address": "192.0.2.10"},
 }
 """Modules that only read."""
 

@@ -40,6 +40,7 @@ def preflight(
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.candidates import MachineFacts, requirements_of
+    from gpunodes.planner.endpoint import settings_of as endpoint_settings
     from gpunodes.planner.gpu import requested_of
     from gpunodes.planner.networks import settings_of
     from gpunodes.planner.node_address import SETTING
@@ -55,6 +56,7 @@ def preflight(
                 address=addresses[name],
                 node_address=str(settings[name][SETTING]),
                 network=settings_of(settings[name]),
+                endpoint=endpoint_settings(settings[name]),
             )
             for name, found in facts.items()
         ]
@@ -81,7 +83,7 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     from gpunodes.planner.desired import desired as compute
 
     try:
-        found = compute(Given(machine, facts, **given))
+        found = compute(Given(machine, facts, **{"api_check": program("api_check"), **given}))
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Desired):

@@ -21,6 +21,7 @@ from . import (
     clock,
     data_directory,
     disk,
+    endpoints,
     gpu_facts,
     kubeconfig,
     ledger,
@@ -28,6 +29,7 @@ from . import (
     packages,
     sockets,
     source_versions,
+    virtual_address,
 )
 from .firewalls import reading
 from .host import keys, swap
@@ -54,6 +56,8 @@ def read(
     runtime: str = "containerd",
     expected_gpus: Sequence[str] = (),
     exact_packages: Sequence[str] = (),
+    vip: str = "",
+    api_servers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
 
@@ -61,7 +65,8 @@ def read(
 
     A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
     gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
-    ``gpu_facts.read``.
+    ``gpu_facts.read``. ``vip`` is the virtual address of the control planes, and ``api_servers`` are HOST:PORT where
+    API servers are or will be: see ``virtual_address.read`` and ``endpoints.read``.
     """
     began = time.time()
     system = parse_os_release(disk.read("/etc/os-release") or "")
@@ -75,7 +80,11 @@ def read(
     ]
     for check in checks:
         check.start()
-    facts = {**_machine(), "gpu": gpu_facts.read(expected=expected_gpus)}
+    facts = {**_machine(), "virtual_address": virtual_address.read(vip), "endpoints": endpoints.read(api_servers)}
+    if (facts["virtual_address"] or {}).get("managed"):
+        # It belongs to the cluster, and is on another machine tomorrow.
+        facts["addresses"] = [address for address in facts["addresses"] if address != vip]
+    facts |= {"gpu": gpu_facts.read(expected=expected_gpus)}
     for check in checks:
         check.join()
         failed.update(check.refused)

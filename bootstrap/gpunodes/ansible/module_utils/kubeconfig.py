@@ -50,6 +50,16 @@ def parse(text: str) -> Kubeconfig:
     return Kubeconfig(server, ca, _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data"))
 
 
+def with_server(text: str, server: str) -> str:
+    """A kubeconfig with another server; raises MachineProblem unless it has exactly one."""
+    after, count = re.subn(r"^([ -]*server:[ \t]*).*$", lambda found: found[1] + server, text, flags=re.MULTILINE)
+    if count != 1:
+        raise MachineProblem(
+            f"a kubeconfig has {count} servers", "one, as kubeadm writes it", "see /etc/kubernetes, and its ConfigMaps"
+        )
+    return after
+
+
 def load(path: str) -> Kubeconfig | None:
     """The kubeconfig at ``path``; None where it is missing or incomplete (after a power cut while it was written)."""
     text = disk.read(path)

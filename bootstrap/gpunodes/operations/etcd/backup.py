@@ -15,7 +15,7 @@ from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, Role
+from gpunodes.model import Machine
 from gpunodes.operations.etcd import archive
 
 SNAPSHOT_S = 1500.0
@@ -41,9 +41,7 @@ def run(inventory: Inventory, path: Path | None, recipient: str, progress: Calla
     The first control plane that responds makes it. Raises WrongInput before any machine is contacted, and
     GpunodesError; then there is no file.
     """
-    machines = inventory.machines(Role.CONTROL_PLANE)
-    if not machines:
-        inventory.control_plane()  # raises
+    machines = inventory.control_planes()
     path = path or Path(default_name(inventory))
     encrypt = encryption.argv_for(recipient) if recipient else []
     _check_path(path)

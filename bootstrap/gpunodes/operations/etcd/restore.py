@@ -17,7 +17,6 @@ from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, Role
 from gpunodes.operations import phases
 from gpunodes.operations.etcd import archive
 from gpunodes.operations.run import Operation
@@ -77,17 +76,12 @@ class Source:
             raise WrongInput(f"{self.path} has changed", "a file that stays as it is", "run the command again")
 
 
-def control_planes(inventory: Inventory) -> list[Machine]:
-    """All control planes; the first one is restored. Raises WrongInput without one."""
-    return inventory.machines(Role.CONTROL_PLANE) or [inventory.control_plane()]
-
-
 def upload(inventory: Inventory, source: Source, backup: archive.Backup, progress: Callable[[str], None]) -> None:
     """Bring the snapshot onto the first control plane, unless it is there.
 
     Raises GpunodesError if that machine is not of the backup's cluster, has too little space, or does not respond.
     """
-    machine = control_planes(inventory)[0]
+    machine = inventory.control_planes()[0]
     part = backup.snapshot
     options = {"size": part.size, "sha256": part.sha256, "ca_hash": backup.about["ca_hash"]}
     variables = inventory.connection(machine.name)
@@ -121,5 +115,5 @@ def variables(backup: archive.Backup) -> dict[str, Any]:
 
 def next_steps(inventory: Inventory) -> list[str]:
     """The commands that make the other control planes members again."""
-    others = [machine.name for machine in control_planes(inventory)[1:]]
+    others = [machine.name for machine in inventory.control_planes()[1:]]
     return [f"gpunodes reset {name} && gpunodes join {name}" for name in others]
