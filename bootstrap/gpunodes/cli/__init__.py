@@ -31,6 +31,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
+        "upgrade": "Judge an upgrade of Kubernetes.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
     },

@@ -109,6 +109,11 @@ RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
+UPGRADE_FACTS = Phase(
+    "upgrade_facts",
+    "Read the versions",
+    "Versions, arguments and feature gates of each machine, and its package source.",
+)
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
@@ -136,6 +141,10 @@ LONG_TASKS = {
     "Burn in the GPUs": "testing the GPUs, which takes minutes to hours",
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Remove the node from the cluster": "waiting for its pods to end",
+    "Download the packages and pull the images": "downloading packages, pulling images",
+    "Upgrade the control plane": "waiting for the new static pods",
+    "Upgrade the kubelet": "installing packages",
+    "Verify that the node was upgraded": "waiting for the node and its pods",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""
 

@@ -20,6 +20,7 @@ _ANSWERS = {
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),
+    "upgrade_facts": ("upgrade_facts",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
 

@@ -45,10 +45,10 @@ class Packages:
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {name: ["1.7.24-1"] for name in names}
 
-    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+    def effects(self, packages_: Mapping[str, str], *, replace: bool = False) -> packages.Effects:
         return packages.Effects([*packages_, "runc"], self.removes, [])
 
-    def install(self, packages_: Mapping[str, str]) -> None:
+    def install(self, packages_: Mapping[str, str], *, replace: bool = False) -> None:
         self.calls.append("install")
         if self.broken:
             raise MachineProblem("power cut")

@@ -234,7 +234,7 @@ def kubeadm(machine: Machine) -> None:
             machine.services["kubelet"] = {"enabled": True, "active": True}
 
     machine.monkeypatch.setattr(command, "run", work)
-    machine.monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    machine.monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     machine.monkeypatch.setattr(reset, "MANIFEST", str(machine.root / "kube-apiserver.yaml"))
     machine.monkeypatch.setattr(reset, "ETCD", str(machine.root / "etcd"))
     machine.monkeypatch.setattr(reset, "leftovers", list)
