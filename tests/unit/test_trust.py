@@ -221,9 +221,10 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
-    words |= {"gather_facts", "module_defaults"}
+    words |= {"gather_facts", "module_defaults", "serial"}
     assert {word for play in plays for word in play} == words
     groups = {
+        "control_plane",
         "control_plane:workers",
         "control_plane:workers:gpu_hosts",
         "control_plane[0]:workers",

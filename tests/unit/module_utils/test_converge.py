@@ -31,6 +31,7 @@ class Packages:
         self.there: dict[str, packages.PackageState] = {}
         self.calls: list[str] = []
         self.removes: list[str] = []
+        self.downloads: dict[str, str] = {}
         self.broken = False
 
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
@@ -54,6 +55,12 @@ class Packages:
             raise MachineProblem("power cut")
         for name, version in {**packages_, "runc": "1.1"}.items():
             self.there[name] = packages.PackageState(version, held=False)
+
+    def download(self, packages_: Mapping[str, str]) -> None:
+        self.downloads = dict(packages_)
+
+    def has_downloaded(self, packages_: Mapping[str, str]) -> bool:
+        return self.downloads == packages_
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         for name in names:

@@ -41,9 +41,9 @@ def fetch(spec: Spec, images: Sequence[str], limit_s: float, check: bool) -> Cha
 
 def _download(changes: Changes, sources: Sources, other: Sequence[packages.RequestedPackage]) -> None:
     names = ", ".join(package.name for package in other)
+    difference = Difference("downloaded packages", {}, {package.name: package.version for package in other})
     if changes.check:
-        wanted = {package.name: package.version for package in other}
-        changes.step(f"download {names}", Difference("downloaded packages", {}, wanted))
+        changes.step(f"download {names}", difference)
         return
     available = sources.available(other)
     chosen = {each.name: packages.choose(each, available.get(each.name, ()), sources.unread) for each in other}
@@ -56,8 +56,8 @@ def _download(changes: Changes, sources: Sources, other: Sequence[packages.Reque
         )
     if sources.manager.has_downloaded(chosen):
         return
-    if changes.step(f"download {names}", Difference("downloaded packages", {}, chosen)):
-        sources.manager.download(chosen)
+    changes.step(f"download {names}", difference)
+    sources.manager.download(chosen)
 
 
 def _missing(images: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ short_description: Verify that a node was upgraded
 version_added: "0.1.0"
 description:
   - Waits until the node is Ready with the version and a renewed Lease, and its daemons and static pods run.
-  - Never changes anything.
+  - Never changes anything, and does not wait in check mode.
 options:
   node:
     description: Name of the node.
@@ -31,8 +31,9 @@ options:
     default: 600
 attributes:
   check_mode:
-    support: full
-    description: It only reads.
+    support: partial
+    description: Does nothing and returns an empty result.
+    details: In check mode nothing was upgraded.
   diff_mode:
     support: none
     description: Changes nothing.
@@ -78,6 +79,8 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         given = module.params
+        if module.check_mode:
+            return {"changed": False, "version": ""}
         upgraded.wait(given["node"], given["kubelet"], given["components"], given["timeout"])
         return {"changed": False, "version": given["kubelet"] or given["components"]}
 
