@@ -275,6 +275,9 @@ WALKS = {
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
     "status.yml": (0, "cluster_info"),
+    # 2: without a version; test_an_upgrade_of_hostile_machines has one.
+    "upgrade.yml": (2, _FACTS),
+    "upgrade_facts.yml": (0, "upgrade_facts"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
@@ -295,6 +298,27 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     if name == "join.yml":
         # A join of workers changes one thing on the control plane's machine: its firewall.
         assert "control-1/host" in fleet.asked
+
+
+def test_an_upgrade_of_hostile_machines(fleet: Machines) -> None:
+    """It runs to its end, with the version that was asked for and no text of a machine."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.36.9")
+    check(fleet, done.stdout + done.stderr)
+    own = {"upgrade_fetch", "host", "kubeadm_upgrade", "node_upgraded", "node_ready"}
+    # The control plane is not ready: its add-ons stay as they are.
+    assert modules(fleet) - {"docker_images"} == {"host_facts", "cluster_info", *own}, done.stdout
+
+
+def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "--tags", "undo")
+    assert done.returncode
+    assert "a control plane cannot return to an older version" in " ".join(done.stdout.split())
+    assert "its version before the last upgrade is unknown" in " ".join(
+        played(fleet, "upgrade.yml", "--tags", "undo", "--limit", "worker-1").stdout.split()
+    )
+    assert modules(fleet) == {"host_facts", "cluster_info"}
 
 
 # The driver, the toolkit, CUDA, and what every node has.
