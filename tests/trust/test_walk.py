@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance, provision
+from gpunodes.cli import gpu, maintenance, provision, upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -84,6 +84,17 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
     return made
 
 
+UPGRADE = {
+    **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
+    **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
+    "kubelet_arguments": [],
+    "joined": True,
+    "unfinished": False,
+    "cluster": None,
+}
+"""A result of upgrade_facts, without its free text."""
+
+
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     """A machine's result of each module, with additional keys in each result.
 
@@ -112,6 +123,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
+        "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
@@ -308,6 +320,13 @@ def test_an_upgrade_of_hostile_machines(fleet: Machines) -> None:
     own = {"upgrade_fetch", "host", "kubeadm_upgrade", "node_upgraded", "node_ready"}
     # The control plane is not ready: its add-ons stay as they are.
     assert modules(fleet) - {"docker_images"} == {"host_facts", "cluster_info", *own}, done.stdout
+
+
+def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.37.2", "--limit", "worker-1", "--tags", "apply")
+    assert "a kubelet is never newer than its control plane" in " ".join(done.stdout.split())
+    assert "kubeadm_upgrade" not in modules(fleet)
 
 
 def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:
@@ -559,6 +578,7 @@ COMMANDS = {
     "preflight": SHOWN,
     "status": SHOWN,
     "gpu plan": "",
+    "upgrade plan 1.37": SHOWN,
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
@@ -600,6 +620,7 @@ ELSEWHERE = {
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
+    groups["upgrade"] = upgrade.COMMANDS
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}

@@ -174,7 +174,7 @@ def test_what_is_in_the_way_of_a_control_plane(own: Mapping[str, Any], words: li
 def test_what_is_not_yet_removed_is_not_in_the_way() -> None:
     own = with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.37"}])
     gate = {"kube-apiserver": {"MemoryQoS": True}}
-    arguments = {"kubelet_arguments": ["containerd", "pod-infra-container-image"]}
+    arguments: dict[str, Any] = {"kubelet_arguments": ["containerd", "pod-infra-container-image"]}
     assert errors(planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own, **arguments, gates=gate))) == []
 
 
