@@ -84,7 +84,7 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
     return made
 
 
-UPGRADE = {
+UPGRADE: dict[str, Any] = {
     **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
     **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
     "kubelet_arguments": [],

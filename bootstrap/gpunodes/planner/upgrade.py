@@ -47,7 +47,7 @@ def check_order(wanted: str, present: str) -> None:
         raise WrongInput(
             f"the cluster runs Kubernetes {present}, and {wanted} is older",
             "a newer version: a control plane cannot be downgraded",
-            "workers alone can return to an older kubelet, see docs/upgrades.md",
+            "workers alone can return to an older kubelet: see `gpunodes help --page upgrades`",
         )
     allowed = tables.read("upgrades")["skew"]["control_plane"]
     if after[1] > before[1] + allowed:
