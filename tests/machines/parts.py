@@ -56,6 +56,7 @@ PARTS: Mapping[str, Part] = {
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
     "backup": Part(38, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
+    "upgrade": Part(38, ("test_upgrade.py",)),
 }
 
 

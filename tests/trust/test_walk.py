@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import certs, etcd, gpu, maintenance, provision
+from gpunodes.cli import certs, etcd, gpu, maintenance, provision, upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -93,6 +93,17 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
     return made
 
 
+UPGRADE: dict[str, Any] = {
+    **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
+    **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
+    "kubelet_arguments": [],
+    "joined": True,
+    "unfinished": False,
+    "cluster": None,
+}
+"""A result of upgrade_facts, without its free text."""
+
+
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     """A machine's result of each module, with additional keys in each result.
 
@@ -123,6 +134,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
+        "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
@@ -293,6 +305,9 @@ WALKS = {
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_token"),
     "status.yml": (0, "cluster_info etcd_members"),
+    # 2: without a version; test_an_upgrade_of_hostile_machines has one.
+    "upgrade.yml": (2, _FACTS),
+    "upgrade_facts.yml": (0, "upgrade_facts"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
@@ -313,6 +328,34 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     if name == "join.yml":
         # A join of workers changes one thing on the control plane's machine: its firewall.
         assert "control-1/host" in fleet.asked
+
+
+def test_an_upgrade_of_hostile_machines(fleet: Machines) -> None:
+    """It runs to its end, with the version that was asked for and no text of a machine."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.36.9")
+    check(fleet, done.stdout + done.stderr)
+    own = {"upgrade_fetch", "host", "kubeadm_upgrade", "node_upgraded", "node_ready"}
+    # The control plane is not ready: its add-ons stay as they are.
+    assert modules(fleet) - {"docker_images"} == {"host_facts", "cluster_info", *own}, done.stdout
+
+
+def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.37.2", "--limit", "worker-1", "--tags", "apply")
+    assert "a kubelet is never newer than its control plane" in " ".join(done.stdout.split())
+    assert "kubeadm_upgrade" not in modules(fleet)
+
+
+def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "--tags", "undo")
+    assert done.returncode
+    assert "a control plane cannot return to an older version" in " ".join(done.stdout.split())
+    assert "its version before the last upgrade is unknown" in " ".join(
+        played(fleet, "upgrade.yml", "--tags", "undo", "--limit", "worker-1").stdout.split()
+    )
+    assert modules(fleet) == {"host_facts", "cluster_info"}
 
 
 # The driver, the toolkit, CUDA, and what every node has.
@@ -555,6 +598,7 @@ COMMANDS = {
     "certs": SHOWN,
     "certs renew --dry-run": "",
     "gpu plan": "",
+    "upgrade plan 1.37": SHOWN,
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
@@ -599,7 +643,7 @@ ELSEWHERE = {
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
-    groups |= {"etcd": etcd.COMMANDS}
+    groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

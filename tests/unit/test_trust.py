@@ -241,11 +241,11 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     words |= {"gather_facts", "module_defaults", "serial", "any_errors_fatal"}
     assert {word for play in plays for word in play} == words
     groups = {
+        "control_plane",
         "control_plane:workers",
         "control_plane:workers:gpu_hosts",
         "control_plane[0]:workers",
         "control_plane[0]",
-        "control_plane",
         "{{ gpunodes_control_plane | default('control_plane', true) }}",
         "workers",
     }

@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "endpoint": "Move the address at which all machines reach the API.",
+        "upgrade": "Judge an upgrade of Kubernetes.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
         "os": "Show pending upgrades of machines' operating systems.",

@@ -151,6 +151,11 @@ ETCD_RESTORED = Phase(
 )
 OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
+UPGRADE_FACTS = Phase(
+    "upgrade_facts",
+    "Read the versions",
+    "Versions, arguments and feature gates of each machine, and its package source.",
+)
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
 # endpoint.yml and create.yml.
@@ -193,6 +198,10 @@ LONG_TASKS = {
     "Restore etcd": "restoring the snapshot, waiting for the control plane",
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
+    "Download the packages and pull the images": "downloading packages, pulling images",
+    "Upgrade the control plane": "waiting for the new static pods",
+    "Upgrade the kubelet": "installing packages",
+    "Verify that the node was upgraded": "waiting for the node and its pods",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""
 

@@ -82,6 +82,8 @@ class Given:
     """Whether the machine is the first control plane of the inventory."""
     api_check: str = ""
     """The source of keepalived's check of the API server."""
+    target: str = ""
+    """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
 
     @property
     def is_gpu_host(self) -> bool:
@@ -240,9 +242,9 @@ def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
 
 
 def kubernetes_version(given: Given) -> str:
-    """Kubernetes is never upgraded or downgraded: a node keeps its version, a new node gets the cluster's."""
-    version = given.node.get("version") or given.cluster_version or given.settings["gpunodes_kubernetes_version"]
-    return str(version).removeprefix("v")
+    """The version that a machine gets: only ``target`` changes that of a node. A new node gets the cluster's."""
+    present = given.node.get("version") or given.cluster_version or given.settings["gpunodes_kubernetes_version"]
+    return str(given.target or present).removeprefix("v")
 
 
 def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
@@ -307,7 +309,7 @@ def _node_wanted(
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
     minor = versions.minor_of(version)
-    exact = node_software.is_exact(version)
+    exact = versions.is_exact(version)
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
     system = given.facts["os"]
@@ -337,6 +339,7 @@ def _node_wanted(
             pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
             prepares=given.prepares,
+            replace=bool(given.target),
         ),
     }
     if with_docker:

@@ -1,4 +1,4 @@
-"""The shape of reports from machines and clusters: results of the modules host_facts, cluster_info and gpu_verify.
+"""The shape of reports from machines and clusters: results of host_facts, cluster_info and other modules.
 
 Values that become names, paths, addresses or versions must match a pattern; free text is not restricted.
 """
@@ -12,6 +12,7 @@ from gpunodes.shape import Many, Maybe, Named, Optional, Pattern, one_of, wrong
 
 _WORD = Pattern("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
 _VERSION = Pattern("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
+_NUMBERS = Pattern("version", r"([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})?")
 _PACKAGE = Pattern("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
 _PCI = Pattern("PCI address", r"[0-9A-Fa-f:.]{1,32}")
 _HEX = Pattern("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
@@ -138,6 +139,7 @@ _MACHINE = {
         "server": Maybe(str),
         "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
+        "before": Optional(_NUMBERS),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
@@ -204,6 +206,42 @@ _LEVELS = Many(
 )
 
 
+_TAG = Pattern("tag of an image", r"[A-Za-z0-9_.-]{1,128}")
+_IMAGE = Pattern("name of an image", r"[A-Za-z0-9./:_@-]{0,300}")
+_ARGUMENTS = Many(Pattern("name of an argument", r"[a-z0-9-]{1,100}"), 500)
+_GATES = Named(bool, 500, Pattern("feature gate", r"[A-Za-z0-9]{1,100}"))
+_COMPONENT = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_UPGRADE = {
+    "kubeadm": _NUMBERS,
+    "kubelet": _NUMBERS,
+    "images": Named(_TAG, 4, one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")),
+    "arguments": Named(_ARGUMENTS, 3, _COMPONENT),
+    "gates": Named(_GATES, 3, _COMPONENT),
+    "kubelet_arguments": _ARGUMENTS,
+    "kubelet_gates": _GATES,
+    "joined": bool,
+    "unfinished": bool,
+    "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
+    "unread": str,
+    "cluster": Maybe(
+        {
+            "configured": _NUMBERS,
+            "gates": _GATES,
+            "coredns": _IMAGE,
+            "proxy": _IMAGE,
+            "addons": Many(_IMAGE, 200),
+            "deprecated": Many(
+                {
+                    "api": Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}"),
+                    "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}"),
+                },
+                200,
+            ),
+        }
+    ),
+}
+
+
 def machine_problem(facts: object) -> str:
     """What is wrong with a result of host_facts, "" if it is correct. Never raises."""
     return wrong(facts, _MACHINE)
@@ -244,6 +282,11 @@ _PENDING = {
 def pending_problem(pending: object) -> str:
     """The same for a result of os_pending."""
     return wrong(pending, _PENDING)
+
+
+def upgrade_problem(own: object) -> str:
+    """The same for a result of upgrade_facts."""
+    return wrong(own, _UPGRADE)
 
 
 def levels_problem(levels: object) -> str:

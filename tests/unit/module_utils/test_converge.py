@@ -31,6 +31,7 @@ class Packages:
         self.there: dict[str, packages.PackageState] = {}
         self.calls: list[str] = []
         self.removes: list[str] = []
+        self.downloads: dict[str, str] = {}
         self.broken = False
 
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
@@ -45,15 +46,21 @@ class Packages:
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {name: ["1.7.24-1"] for name in names}
 
-    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+    def effects(self, packages_: Mapping[str, str], *, replace: bool = False) -> packages.Effects:
         return packages.Effects([*packages_, "runc"], self.removes, [])
 
-    def install(self, packages_: Mapping[str, str]) -> None:
+    def install(self, packages_: Mapping[str, str], *, replace: bool = False) -> None:
         self.calls.append("install")
         if self.broken:
             raise MachineProblem("power cut")
         for name, version in {**packages_, "runc": "1.1"}.items():
             self.there[name] = packages.PackageState(version, held=False)
+
+    def download(self, packages_: Mapping[str, str]) -> None:
+        self.downloads = dict(packages_)
+
+    def has_downloaded(self, packages_: Mapping[str, str]) -> bool:
+        return self.downloads == packages_
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         for name in names:

@@ -43,9 +43,10 @@ from gpunodes.ansible.module_utils import (
     prepared,
     static_pod_files,
     undo,
+    upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
@@ -59,6 +60,7 @@ from gpunodes.ansible.module_utils.kubeadm import (
     renewal,
     reset,
     static_pods,
+    versions,
 )
 from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
 from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
@@ -253,7 +255,7 @@ def kubeadm(machine: Machine) -> None:
             machine.services["kubelet"] = {"enabled": True, "active": True}
 
     machine.monkeypatch.setattr(command, "run", work)
-    machine.monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    machine.monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     machine.monkeypatch.setattr(reset, "MANIFEST", str(machine.root / "kube-apiserver.yaml"))
     machine.monkeypatch.setattr(reset, "ETCD", str(machine.root / "etcd"))
     machine.monkeypatch.setattr(reset, "leftovers", list)
@@ -283,6 +285,33 @@ def kubeadm_join(machine: Machine) -> dict[str, Any]:
     role: Callable[[], str | None] = lambda: "worker" if ended.exists() else None  # noqa: E731 - short
     machine.monkeypatch.setattr(facts, "kubernetes", lambda: {"role": role(), "ca_hash": "sha256:0", "server": ""})
     return {"endpoint": "10.0.0.1:6443", "token": TOKEN, "ca_hash": "sha256:0", "registered": True}
+
+
+def kubeadm_upgrade(machine: Machine) -> dict[str, Any]:
+    """A worker whose kubelet is replaced as soon as kubeadm has ended."""
+    kubeadm(machine)
+    ended = machine.root / "ended"
+
+    def work(*_: Any, finishes: bool) -> None:
+        assert finishes
+        ended.write_text("")
+        (machine.root / "config.yaml").write_text("")
+
+    def version(name: str) -> str:
+        return "1.36.3" if name == "kubeadm" or ended.exists() else "1.35.4"
+
+    machine.monkeypatch.setattr(command, "run", work)
+    machine.monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker"})
+    machine.monkeypatch.setattr(versions, "program", version)
+    machine.monkeypatch.setattr(versions, "MANIFESTS", str(machine.root / "manifests"))
+    ledger.Ledger(kubeadm="join done").save()
+    return {"version": "1.36.3", "timeouts": {"upgradeManifests": "9m"}}
+
+
+def upgrade_fetch(machine: Machine) -> dict[str, Any]:
+    parameters = completed(machine)
+    package = {"name": "containerd", "version": "1.7.*", "replace": True}
+    return {"wanted": {"packages": [package]}, "images": parameters["images"]}
 
 
 def kubeadm_reset(machine: Machine) -> dict[str, Any]:
@@ -622,6 +651,32 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "kubeadm": ({"worker": "none"}, {"worker": "complete"}),
         },
     ),
+    "kubeadm_upgrade": (
+        kubeadm_upgrade,
+        {
+            "kubeadm upgrade": ({"version": "1.35.4"}, {"version": "1.36.3"}),
+            "configuration of kubeadm upgrade node": (
+                {},
+                {
+                    "document": {
+                        "apiVersion": "kubeadm.k8s.io/v1beta4",
+                        "kind": "UpgradeConfiguration",
+                        "apply": {"kubernetesVersion": "v1.36.3", "imagePullSerial": False},
+                        "node": {"imagePullSerial": False},
+                        "timeouts": {"upgradeManifests": "9m"},
+                    },
+                    "patches": {},
+                },
+            ),
+        },
+    ),
+    "upgrade_fetch": (
+        upgrade_fetch,
+        {
+            "downloaded packages": ({}, {"containerd": "1.7.*"}),
+            "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
+        },
+    ),
     "kubeadm_reset": (
         kubeadm_reset,
         {"changes of kubeadm": ({"{root}/cni": "present", "{root}/kubelet": "present"}, {})},
@@ -674,6 +729,11 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
     return {"required": True}
 
 
+def read_for_upgrade(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(upgrade_facts, "read", lambda url, _, cluster: {"url": url, "cluster": cluster})
+    return {"url": "http://mirror/", "cluster": True}
+
+
 def gpu_probe(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(document, "read", lambda options: {"deadline": options.deadline_s})
     return {"deadline": 5}
@@ -704,6 +764,7 @@ READING: dict[str, Prepare] = {
     "host_facts": host_facts,
     "os_pending": os_pending,
     "virtual_address_info": lambda _: {"address": "192.0.2.10"},
+    "upgrade_facts": read_for_upgrade,
 }
 """Modules that only read."""
 
@@ -712,6 +773,7 @@ VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
     "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
+    "node_upgraded": ({"node": "worker-1", "kubelet": "1.36.3"}, upgraded, "wait"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
 }
 """Modules that do nothing in check mode, and the function that does their work."""

@@ -92,6 +92,13 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     return document
 
 
+def upgrade_images(version: str, control_plane: bool) -> list[str]:
+    """The images of an exact Kubernetes version that a machine fetches before it is drained."""
+    from gpunodes.planner.upgrade import images
+
+    return images(version, control_plane)
+
+
 def match(
     nodes: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
@@ -289,4 +296,5 @@ class FilterModule:
             "proxy_credentials": proxy_credentials,
             "registries": registries,
             "sanitizes_output": sanitizes_output,
+            "upgrade_images": upgrade_images,
         }

@@ -168,7 +168,8 @@ def _machine() -> dict[str, Any]:
 def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
-    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted.
+    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
+    kubelet before the last upgrade.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -183,15 +184,17 @@ def kubernetes() -> dict[str, Any]:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
-    unfinished = False
+    unfinished, before = False, ""
     with contextlib.suppress(MachineProblem):
-        unfinished = ledger.load().kubeadm.endswith(" started")
+        found = ledger.load()
+        unfinished, before = found.kubeadm.endswith(" started"), found.kubelet_before
     return {
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
         "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
+        "before": before,
     }
 
 

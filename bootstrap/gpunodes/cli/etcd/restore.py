@@ -34,7 +34,7 @@ def command(file: Path, identity: Path | None, yes: bool, flags: common.CommonOp
     """
     inventory = checked.inventory(flags.inventory, checked.Needs.CLUSTER)
     source = restore.Source(file, identity)
-    machines = restore.control_planes(inventory)
+    machines = inventory.control_planes()
     names = ", ".join(machine.name for machine in machines)
     yes = yes or flags.options.dry_run
     terminal.check_confirmable(f"etcd restore of {names}", yes=yes)

@@ -36,8 +36,8 @@ def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
 def restart(name: str, machine_ledger: Ledger, limit_s: float, ready: Callable[[], bool] | None = None) -> None:
     """Restart one static pod and wait until it is ready; ``ready`` replaces the check for its kind.
 
-    Raises MachineProblem if there is no such pod and, with the manifest in its place, if it does not end or become ready
-    in time.
+    Raises MachineProblem if there is no such pod and, with the manifest in its place, if it does not end or become
+    ready in time.
     """
     heal(machine_ledger)
     manifest = static_pod_files.path(name)
