@@ -131,6 +131,7 @@ _MACHINE = {
         "server": Maybe(str),
         "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
+        "etcd": Optional(bool),
     },
     "ledger": bool,
     "gpu": _GPU,

@@ -128,7 +128,7 @@ def _machine() -> dict[str, Any]:
 def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
-    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted.
+    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``etcd``: it has data of etcd.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -152,11 +152,13 @@ def kubernetes() -> dict[str, Any]:
         "server": kubelet.server if kubelet else None,
         "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
+        "etcd": os.path.isdir(ETCD),
     }
 
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
+ETCD = "/var/lib/etcd/member"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 
 

@@ -51,11 +51,14 @@ def run(
     flags: Sequence[str] = (),
     patches: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards."""
+    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards.
+
+    ``verb`` is its command, with the phase if only one is to run.
+    """
     tree.remove(PRIVATE)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
-    command = ["kubeadm", verb, f"--config={path}", *flags]
+    command = ["kubeadm", *verb.split(), f"--config={path}", *flags]
     began = time.time()
     try:
         # JSON is valid YAML, and Python writes it without a library.

@@ -15,7 +15,7 @@ from ..report import Difference, Report
 
 _SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
-ETCD = "/var/lib/etcd/member"
+ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
@@ -117,7 +117,7 @@ def _state() -> list[str]:
     return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
 
 
-def _socket() -> str:
+def runtime_socket() -> str:
     """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
     return f"unix://{_DOCKER_SOCKET}" if os.path.exists(_DOCKER_SOCKET) else _SOCKET
 
@@ -129,7 +129,7 @@ def _cni_files() -> list[str]:
 
 def _remove_pods() -> None:
     """Remove all pods with their networks through the container runtime."""
-    socket = _socket()
+    socket = runtime_socket()
     if os.path.exists(socket[len("unix://") :]):
         command = ["crictl", f"--runtime-endpoint={socket}", "--timeout=30s", "rmp", "--force", "--all"]
         # A pod may need a second attempt, as in kubeadm (app/constants: RemoveContainerRetry).
