@@ -129,23 +129,20 @@ class Inventory:
         found = self.machines(Role.CONTROL_PLANE)
         return found[0].address if found else str(self.path.absolute())
 
-    def control_plane(self) -> Machine:
-        """The control-plane machine; raises WrongInput unless the inventory has exactly one."""
+    def control_planes(self) -> list[Machine]:
+        """All control-plane machines, in the inventory's order; raises WrongInput without one."""
         machines = self.machines(Role.CONTROL_PLANE)
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one machine, which runs the cluster's API or is to run it",
+                "a machine that runs the cluster's API or is to run it",
                 f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
-        if len(machines) > 1:
-            names = ", ".join(machine.name for machine in machines)
-            raise WrongInput(
-                f"{self.path} has {len(machines)} machines in the group control_plane ({names})",
-                "one machine: a replicated control plane is not supported yet",
-                "keep one of them",
-            )
-        return machines[0]
+        return machines
+
+    def control_plane(self) -> Machine:
+        """The first control-plane machine, which creates the cluster; raises WrongInput without one."""
+        return self.control_planes()[0]
 
     def control_of(self, machines: Iterable[Machine]) -> Machine | None:
         """The control-plane machine of the cluster of ``machines``; None if all of them are GPU hosts.

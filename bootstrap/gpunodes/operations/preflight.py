@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
 from gpunodes.operations import phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, networks, preflight, reports, versions
-from gpunodes.planner.candidates import MachineFacts, requirements_of
+from gpunodes.planner import control_planes, gpu, networks, preflight, reports, versions
+from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
@@ -40,6 +40,8 @@ class Inspection:
     log: Path
     prepares: bool = False
     """Whether the machines are only prepared, and join later."""
+    controls: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -117,7 +119,29 @@ def inspect(
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    return Inspection(
+        candidates,
+        control.name,
+        cluster,
+        failure,
+        str(reason),
+        ended.interrupted,
+        ended.log,
+        controls=_controls(inventory, settings.resolve({**inventory.variables(control.name), **variables}), cluster),
+    )
+
+
+def _controls(
+    inventory: Inventory, requested: Mapping[str, Any], cluster: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """What the inventory and the cluster determine of ``control_planes.given``."""
+    wished = requested["gpunodes_control_plane_endpoint"] or requested.get("gpunodes_control_plane_vip")
+    return {
+        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "endpoint": str((cluster or {}).get("endpoint") or wished or ""),
+        "arguments": requested["gpunodes_component_arguments"],
+        "leader_election": (cluster or {}).get("leader_election", True),
+    }
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -164,10 +188,21 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
 
 
 def judge(
-    seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
+    seen: Inspection,
+    kubernetes: str,
+    *,
+    needs_cluster: bool = False,
+    joins: bool = True,
+    growth: Growth = Growth.SELECTED,
 ) -> list[PreflightFinding]:
-    """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
-    requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
+    """Compare the facts with the limits; an existing cluster decides the version.
+
+    ``joins``: machines become nodes. ``growth``: which control planes the run may add.
+    """
+    controls = control_planes.given(**seen.controls, growth=growth.value) if seen.controls else None
+    requirements = requirements_of(
+        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
+    )
     findings = preflight.judge(seen.candidates, requirements)
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())

@@ -30,6 +30,7 @@ from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, gpu_installed
+from gpunodes.planner.candidates import Growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ class Operation:
     def joins(self) -> bool:
         """Whether its machines are to be nodes."""
         return not {phase_list.CONTROL_PLANE, phase_list.WORKER}.isdisjoint(self.phases)
+
+    @property
+    def growth(self) -> Growth:
+        """Which control planes it may add to a cluster."""
+        if phase_list.CONTROL_PLANE_JOIN not in self.phases:
+            return Growth.NONE
+        return Growth.ALL if phase_list.CONTROL_PLANE in self.phases else Growth.SELECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ def carry_out(
     findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    applicable = _applicable(inventory, machines, options, control)
+    applicable = _applicable(operation, inventory, machines, options, control)
     unlocked: GpunodesError | None = None
     claim: claims.Claim | claims.HostClaim | None = None
     with contextlib.ExitStack() as held:
@@ -188,7 +196,9 @@ def _judged(operation: Operation, seen: preflight.Inspection, version: str) -> S
     """The findings of preflight; none if it was interrupted."""
     if seen.interrupted:
         return ()
-    return preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+    return preflight.judge(
+        seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins, growth=operation.growth
+    )
 
 
 def _lock_warnings(
@@ -310,13 +320,19 @@ def _play(
 
 
 def _applicable(
-    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: Machine | None
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    options: RunOptions,
+    control: Machine | None,
 ) -> dict[Only, set[str]]:
     """The machines to which phases apply by their settings; all machines for phases that depend on facts."""
     requested = {
         machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
         for machine in machines
     }
+    creators = {control.name} if control else set()
+    controls = {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE}
     return {
         Only.GPUS: set(requested),
         Only.NODES: {machine.name for machine in machines if machine.role is not Role.GPU_HOST},
@@ -328,5 +344,6 @@ def _applicable(
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
-        Only.CONTROL_PLANE: {control.name} if control else set(),
+        Only.CONTROL_PLANE: creators,
+        Only.OTHER_CONTROL_PLANES: controls - (creators if phase_list.CONTROL_PLANE in operation.phases else set()),
     }

@@ -67,6 +67,8 @@ class Given:
     """Whether the machine is to be a node: only a node needs an address in the cluster."""
     addresses: Sequence[str] = ()
     """Addresses of the machines and nodes of the cluster; what is no address is left out."""
+    control_addresses: Sequence[str] = ()
+    """Those of its control planes, if there are several."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
     proxies: Mapping[str, Any] = field(default_factory=dict)
@@ -257,7 +259,9 @@ def _node(given: Given, runtime: str, address: str) -> Spec:
     if settings["gpunodes_firewall"] != firewall.OPEN:
         return found
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
-    rules = firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]))
+    rules = firewall.wanted(
+        role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]), given.control_addresses
+    )
     return replace(found, firewall=rules)
 
 

@@ -20,21 +20,21 @@ _OPENED = ("users", "cluster", "nodes")
 """Who must reach the ports that are opened; services of type NodePort are opened by those who decide for whom."""
 
 
-def wanted(role: Role, addresses: Iterable[str], pods: str) -> Firewall:
+def wanted(role: Role, addresses: Iterable[str], pods: str, controls: Iterable[str] = ()) -> Firewall:
     """What the firewall of a machine with this role lets through.
 
     ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
-    range of pods.
+    range of pods. ``controls``: the addresses of the control planes, if there are several.
     """
     machines = usable(addresses)
     ranges = [str(each) for each in networks.ranges_of(pods)]
-    sources = {"users": [], "cluster": [*machines, *ranges], "nodes": machines}
+    sources = {"users": [], "cluster": [*machines, *ranges], "nodes": machines, "control_planes": usable(controls)}
     return Firewall(
         # A port without sources would be open to everyone.
         ports={
             port.text: sources[port.from_]
             for port in ports.of(role)
-            if port.from_ in _OPENED and (port.from_ == "users" or sources[port.from_])
+            if port.from_ in {*_OPENED, "control_planes"} and (port.from_ == "users" or sources[port.from_])
         },
         devices=tables.read("networks")["pods"]["devices"],
         sources=machines,
@@ -89,6 +89,7 @@ WHO: Mapping[str, str] = {
     "users": "all machines, pods, and users of kubectl",
     "cluster": "all machines of the cluster, and pods",
     "nodes": "all machines of the cluster",
+    "control_planes": "the other control planes",
     "clients": "clients of these services",
     "machine": "only the machine itself",
 }

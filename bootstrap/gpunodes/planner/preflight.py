@@ -15,7 +15,18 @@ from typing import Any
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, systems, tables, versions
+from gpunodes.planner import (
+    clocks,
+    control_planes,
+    gates,
+    gpu,
+    network_checks,
+    node_address,
+    space,
+    systems,
+    tables,
+    versions,
+)
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.membership import membership
 from gpunodes.planner.shared_identities import own_nodes, shared
@@ -70,7 +81,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += same.get(candidate.name, [])
-    return findings
+    return [*findings, *control_planes.judge(candidates, requirements)]
 
 
 def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:

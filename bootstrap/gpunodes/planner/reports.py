@@ -164,6 +164,7 @@ _CLUSTER_NODE = {
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
+    "leader_election": Optional(bool),
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
 }

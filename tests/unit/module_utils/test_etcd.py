@@ -196,16 +196,26 @@ def test_without_a_quorum_the_message_has_etcds_reason(monkeypatch: pytest.Monke
 
 def test_a_member_is_removed_from_those_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3))
-    would = membership.remove("10.0.0.2", check=True)
+    would = membership.remove("10.0.0.2", "", check=True)
     assert (made.left, would.actions) == ([1, 2, 3], ["remove etcd member cp-2"])
-    assert membership.remove("10.0.0.2", check=False) == would
+    assert membership.remove("10.0.0.2", "", check=False) == would
     assert made.left == [1, 3]
-    assert membership.remove("10.0.0.2", check=False).actions == []
+    assert membership.remove("10.0.0.2", "", check=False).actions == []
+
+
+def test_a_member_of_another_node_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running(monkeypatch, member(1), member(2), member(3, learner=True, started=False))
+    with pytest.raises(MachineProblem, match=r"the address 10.0.0.2 is cp-2, not cp-9"):
+        membership.remove("10.0.0.2", "cp-9", check=False)
+    membership.remove("10.0.0.3", "cp-9", check=False)
+    assert made.left == [1, 2]
+    membership.remove("10.0.0.2", "cp-2", check=False)
+    assert made.left == [1]
 
 
 def test_the_leadership_moves_before_the_leader_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3), leads=3)
-    assert membership.remove("10.0.0.3", check=False).actions[0] == "move the leadership of etcd"
+    assert membership.remove("10.0.0.3", "", check=False).actions[0] == "move the leadership of etcd"
     assert [each for each in made.asked if each.startswith(("move", "member remove"))] == [
         "move-leader 1",
         "member remove 3",
@@ -215,7 +225,7 @@ def test_the_leadership_moves_before_the_leader_is_removed(monkeypatch: pytest.M
 
 def test_a_dead_member_is_removed_while_the_rest_has_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3), working={1, 2})
-    membership.remove("10.0.0.3", check=False)
+    membership.remove("10.0.0.3", "", check=False)
     assert made.left == [1, 2]
 
 
@@ -225,24 +235,24 @@ def test_a_healthy_member_stays_while_the_rest_would_have_no_quorum(
 ) -> None:
     made = running(monkeypatch, member(1), member(2), member(3), working={1, 2})
     with pytest.raises(MachineProblem, match=r"without cp-2 \(10.0.0.2\), 1 of 2 members of etcd would work"):
-        membership.remove("10.0.0.2", check=check)
+        membership.remove("10.0.0.2", "", check=check)
     assert made.left == [1, 2, 3]
 
 
 def test_from_two_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2))
-    membership.remove("10.0.0.2", check=False)
+    membership.remove("10.0.0.2", "", check=False)
     assert made.left == [1]
     with pytest.raises(MachineProblem, match=r"the last control plane; wanted: .*`gpunodes reset`"):
-        membership.remove("10.0.0.1", check=False)
+        membership.remove("10.0.0.1", "", check=False)
     assert made.left == [1]
 
 
 def test_a_learner_does_not_count_as_a_member_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2, learner=True))
     with pytest.raises(MachineProblem, match="the last control plane"):
-        membership.remove("10.0.0.1", check=False)
-    membership.remove("10.0.0.2", check=False)
+        membership.remove("10.0.0.1", "", check=False)
+    membership.remove("10.0.0.2", "", check=False)
     assert made.left == [1]
 
 
@@ -294,7 +304,7 @@ def test_a_member_that_works_elsewhere_with_the_address_is_not_removed(monkeypat
 def test_only_an_address_names_a_member(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     made = running(monkeypatch, member(1), member(2))
     with pytest.raises(MachineProblem, match="is not the address of a member"):
-        membership.remove(address, check=False)
+        membership.remove(address, "", check=False)
     assert made.left == [1, 2]
 
 
@@ -303,7 +313,7 @@ def test_ambiguous_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), both, member(3))
     for address in ("10.0.0.2", "10.0.0.3"):
         with pytest.raises(MachineProblem, match="several members or addresses"):
-            membership.remove(address, check=False)
+            membership.remove(address, "", check=False)
     assert made.left == [1, 2, 3]
 
 

@@ -25,11 +25,13 @@ def firewalled(
     *,
     addresses: Sequence[str],
     pods: str,
+    controls: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
     ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the name under
-    which identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are let in.
+    which identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are let in,
+    ``controls`` to the ports of control planes for each other.
     """
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
@@ -46,7 +48,7 @@ def firewalled(
     for name in sorted(set(machines) - set(joining)):
         node = matcher.match(known[name]).node
         if node and node.name in labelled:
-            spec = firewall.wanted(labelled[node.name], addresses, pods)
+            spec = firewall.wanted(labelled[node.name], addresses, pods, controls)
             found.append({"name": name, "wanted": {"firewall": json.loads(json.dumps(dataclasses.asdict(spec)))}})
     return found
 

@@ -25,6 +25,12 @@ options:
     description: IP address in the peer URL of the member. Required except for O(state=alone).
     type: str
     default: ""
+  name:
+    description: >-
+      For O(state=absent) without O(joining), the name that the member must have, which is that of its node. Empty for
+      any.
+    type: str
+    default: ""
   joining:
     description: >-
       For O(state=absent), whether the machine joins afterwards. Then another control plane that is still joining is
@@ -94,6 +100,7 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent", "alone"], "default": "present"},
             "address": {"type": "str", "default": ""},
+            "name": {"type": "str", "default": ""},
             "joining": {"type": "bool", "default": False},
             "data": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 300},
@@ -108,7 +115,7 @@ def main() -> None:
         elif state == "absent" and module.params["joining"]:
             return membership.remove_leftover(address, module.params["data"], timeout, module.check_mode).result()
         elif state == "absent":
-            return membership.remove(address, module.check_mode).result()
+            return membership.remove(address, module.params["name"], module.check_mode).result()
         elif not module.check_mode:
             membership.wait_until_member(address, timeout)
         return Report().result()

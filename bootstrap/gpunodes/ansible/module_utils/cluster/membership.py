@@ -19,13 +19,20 @@ API_PORT = 6443
 _POLL_S = 2.0
 
 
-def remove(address: str, check: bool) -> Report:
+def remove(address: str, name: str, check: bool) -> Report:
     """Remove the member of the machine with this address; the report is empty if there is none.
 
-    Its leadership is moved first. Raises MachineProblem if the remaining members would have no quorum.
+    Its leadership is moved first. Raises MachineProblem if the remaining members would have no quorum, and if the
+    member has another ``name``, which kubeadm takes from the node; "" for any.
     """
     found = etcd.members()
     member = etcd.at(found, address)
+    if member is not None and member.started and name and member.name != name:
+        raise MachineProblem(
+            f"etcd's member with the address {address} is {member.name}, not {name}",
+            "a member with the name and the address of the machine's node",
+            "compare `kubectl get nodes -o wide` with the inventory",
+        )
     report = Report()
     if member is not None:
         _remove(report, found, member, etcd.healthy(found), check)
