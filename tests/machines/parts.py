@@ -54,6 +54,7 @@ PARTS: Mapping[str, Part] = {
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
+    "control-planes": Part(39, ("test_control_planes.py",)),
 }
 
 
