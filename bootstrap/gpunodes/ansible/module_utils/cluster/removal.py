@@ -57,7 +57,7 @@ def remove(
             "a ready node, from which pods can be evicted within their disruption budgets",
             f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
-    if pods or not keep:
+    if pods or not keep or not node.get("spec", {}).get("unschedulable"):
         report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
     if not keep:
         report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
