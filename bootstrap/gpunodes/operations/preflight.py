@@ -119,26 +119,19 @@ def inspect(
         again.mkdir(mode=0o700)
         return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(
-        candidates,
-        control.name,
-        cluster,
-        failure,
-        str(reason),
-        ended.interrupted,
-        ended.log,
-        controls=_controls(inventory, settings.resolve({**inventory.variables(control.name), **variables}), cluster),
-    )
+    found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    return replace(found, controls=_controls(inventory, control, variables, cluster))
 
 
 def _controls(
-    inventory: Inventory, requested: Mapping[str, Any], cluster: Mapping[str, Any] | None
+    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
     """What the inventory and the cluster determine of ``control_planes.given``."""
-    wished = requested["gpunodes_control_plane_endpoint"] or requested.get("gpunodes_control_plane_vip")
+    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    endpoint = requested["gpunodes_control_plane_endpoint"] or requested.get("gpunodes_control_plane_vip")
     return {
         "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
-        "endpoint": str((cluster or {}).get("endpoint") or wished or ""),
+        "endpoint": str((cluster or {}).get("endpoint") or endpoint or ""),
         "arguments": requested["gpunodes_component_arguments"],
         "leader_election": (cluster or {}).get("leader_election", True),
     }

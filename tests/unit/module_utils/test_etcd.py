@@ -55,7 +55,8 @@ class Etcd:
         endpoints = argv[6].partition("=")[2].split(",")
         words = argv[argv.index("--write-out=json") + 1 :]
         self.asked.append(" ".join(words))
-        return getattr(self, words[0].replace("-", "_"))(argv, words, endpoints)  # type: ignore[no-any-return]
+        requests = {"member": self.member, "endpoint": self.endpoint, "move-leader": self.move_leader}
+        return requests[words[0]](argv, words, endpoints)
 
     def member(self, argv: list[str], words: list[str], _: list[str]) -> CommandResult:
         voters = [each for each in self.members if each.votes]

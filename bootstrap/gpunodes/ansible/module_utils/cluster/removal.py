@@ -17,6 +17,7 @@ _GONE = (404, 409)
 """Status codes for a pod that no longer exists, or whose name another pod has."""
 
 
+# Long: the arguments of a removal, and its steps in their order.
 def remove(
     name: str,
     drain_limit_s: float,

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import facts, kube_api, kubeconfig, ledger
 from ..cluster import schedulable as taint
+from ..ledger import Ledger
 from ..masking import Secret
 from ..problem import MachineProblem
 from ..report import Difference, Report, of_file
@@ -55,10 +56,7 @@ def join(
     machine_ledger = ledger.load()
     report = Report()
     if _joined(cluster.ca_hash) and place.registered:
-        if machine_ledger.kubeadm.endswith(" started"):
-            report.add("finish an interrupted kubeadm join", _became_control_plane("interrupted"))
-            if not check:
-                command.end(machine_ledger, "join done")
+        _finish(report, machine_ledger, check)
         _schedule(report, place, check)
         return report
     leftovers = reset.leftovers()
@@ -89,6 +87,14 @@ def join(
     command.end(machine_ledger, "join done")
     _schedule(report, place, check)
     return report
+
+
+def _finish(report: Report, machine_ledger: Ledger, check: bool) -> None:
+    """Finish a join that was interrupted after kubeadm had succeeded."""
+    if machine_ledger.kubeadm.endswith(" started"):
+        report.add("finish an interrupted kubeadm join", _became_control_plane("interrupted"))
+        if not check:
+            command.end(machine_ledger, "join done")
 
 
 def _document(cluster: Cluster, place: Place, shared: Shared, settings: Mapping[str, Any]) -> Mapping[str, Any]:
