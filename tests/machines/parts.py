@@ -57,6 +57,7 @@ PARTS: Mapping[str, Part] = {
     "backup": Part(38, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
+    "control-planes": Part(39, ("test_control_planes.py",)),
 }
 
 

@@ -45,7 +45,9 @@ ACTING = (
     "kube_objects",
     "kubeadm_init",
     "kubeadm_join",
+    "kubeadm_join_control_plane",
     "kubeadm_reset",
+    "etcd_member",
     "node_removed",
     "prepared",
 )
@@ -135,6 +137,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
         "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
+        "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
@@ -301,9 +304,9 @@ WALKS = {
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
-    "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
+    "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
-    "revoke.yml": (0, "join_token"),
+    "revoke.yml": (0, "join_certificates join_token"),
     "status.yml": (0, "cluster_info etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),

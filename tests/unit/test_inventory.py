@@ -142,11 +142,15 @@ def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> 
         checked.inventory(tmp_path / "hosts.yml")
 
 
-def test_two_control_planes_are_refused(tmp_path: Path) -> None:
+def test_the_first_control_plane_creates_the_cluster(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yml"
-    file.write_text("control_plane:\n  hosts:\n    a:\n    b:\n")
-    with pytest.raises(WrongInput, match=r"2 machines in the group control_plane \(a, b\)"):
-        Inventory(file).control_plane()
+    file.write_text("control_plane:\n  hosts:\n    b:\n    a:\n")
+    found = Inventory(file)
+    assert [machine.name for machine in found.control_planes()] == ["b", "a"]
+    assert found.control_plane().name == "b"
+    file.write_text("workers:\n  hosts:\n    b:\n")
+    with pytest.raises(WrongInput, match="no machine in the group control_plane"):
+        Inventory(file).control_planes()
 
 
 def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:

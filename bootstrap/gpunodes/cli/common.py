@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -302,11 +302,13 @@ def execute_confirmed(
     *,
     yes: bool,
     needs_cluster: bool = True,
+    check_seen: Callable[[Collection[str]], None] = lambda _: None,
 ) -> int:
     """Show which node each machine is, ask for a confirmation, then carry the operation out; returns the exit code.
 
-    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
-    WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
+    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. ``check_seen``
+    gets the names of the machines that responded, and may raise. Raises WrongInput without a terminal to ask on,
+    GpunodesError where a machine and a node contradict each other.
     """
     check_kinds(operation, machines)
     names = ", ".join(machine.name for machine in machines)
@@ -324,6 +326,7 @@ def execute_confirmed(
         )
     finally:
         view.close()
+    check_seen(chosen.seen.facts)
     for line in chosen.lines:
         terminal.line(line, err=True)
     terminal.confirm(consequence.format(names), yes=yes)

@@ -139,22 +139,14 @@ class Inventory:
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one machine, which runs the cluster's API or is to run it",
+                "a machine that runs the cluster's API or is to run it",
                 f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
         return machines
 
     def control_plane(self) -> Machine:
-        """The control-plane machine that a new cluster gets; raises WrongInput unless there is exactly one."""
-        machines = self.control_planes()
-        if len(machines) > 1:
-            names = ", ".join(machine.name for machine in machines)
-            raise WrongInput(
-                f"{self.path} has {len(machines)} machines in the group control_plane ({names})",
-                "one machine: a replicated control plane is not supported yet",
-                "keep one of them",
-            )
-        return machines[0]
+        """The first control-plane machine, which creates the cluster; raises WrongInput without one."""
+        return self.control_planes()[0]
 
     def controls_of(self, machines: Iterable[Machine]) -> list[Machine]:
         """The control-plane machines of the cluster of ``machines``; none if all of them are GPU hosts.

@@ -93,6 +93,24 @@ CONTROL_PLANE = Phase(
     "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
+MEMBER = Phase(
+    "member",
+    "Check the member of etcd",
+    "Remove what an interrupted join left in etcd, or the member and the node of a control plane that leaves.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
+CERTIFICATES = Phase(
+    "certificates",
+    "Share the certificates",
+    "Upload the control planes' certificates, encrypted with a new key, for one that joins.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
+CONTROL_PLANE_JOIN = Phase(
+    "control_plane_join",
+    "Join as a control plane",
+    "kubeadm join with a token and a key valid for minutes; one machine after the other.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
 API_CERTIFICATE = Phase(
     "api_certificate",
@@ -162,6 +180,7 @@ UPGRADE_FACTS = Phase(
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
+GROW = (MEMBER, CERTIFICATES, CONTROL_PLANE_JOIN)
 
 _PACKAGES = "installing packages"
 LONG_TASKS = {
@@ -188,6 +207,8 @@ LONG_TASKS = {
     "Move the cluster to the new endpoint": "waiting for pods of kube-proxy and the network",
     "Move the node to the new endpoint": "waiting for the node to be ready",
     "Create a token": "waiting for the API server",
+    "Remove what an earlier join left in etcd": "waiting for other control planes that are joining",
+    "Verify the control plane": "waiting for etcd and the API server",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",
     "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
 from gpunodes.operations import claims, phases
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, endpoint, gpu, networks, preflight, reports, versions
-from gpunodes.planner.candidates import MachineFacts, requirements_of
+from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
+from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
@@ -45,6 +46,8 @@ class Inspection:
     """The control plane that was contacted, if any."""
     warnings: Sequence[PreflightFinding] = ()
     """Control planes that do not respond, while another one does."""
+    controls: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -131,8 +134,23 @@ def inspect(
         newer = {**variables, "gpunodes_kubernetes_version": own}
         return replace(inspect(inventory, machines, again, view, newer, choice=choice), warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    seen = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    return replace(seen, choice=choice, warnings=warnings)
+    found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    controls = _controls(inventory, control, variables, cluster)
+    return replace(found, choice=choice, warnings=warnings, controls=controls)
+
+
+def _controls(
+    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """What the inventory and the cluster determine of ``given``."""
+    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    target = requested[endpoint.VIP] or requested[endpoint.ENDPOINT]
+    return {
+        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "endpoint": str((cluster or {}).get("endpoint") or target or ""),
+        "arguments": requested["gpunodes_component_arguments"],
+        "leader_election": (cluster or {}).get("leader_election", True),
+    }
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -180,10 +198,21 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
 
 
 def judge(
-    seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
+    seen: Inspection,
+    kubernetes: str,
+    *,
+    needs_cluster: bool = False,
+    joins: bool = True,
+    growth: Growth = Growth.SELECTED,
 ) -> list[PreflightFinding]:
-    """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
-    requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
+    """Compare the facts with the limits; an existing cluster decides the version.
+
+    ``joins``: machines become nodes. ``growth``: which control planes the run may add.
+    """
+    controls = given(**seen.controls, growth=growth.value) if seen.controls else None
+    requirements = requirements_of(
+        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
+    )
     findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements)]
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())

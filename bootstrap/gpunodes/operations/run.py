@@ -30,6 +30,7 @@ from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, gpu_installed
+from gpunodes.planner.candidates import Growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ class Operation:
     def joins(self) -> bool:
         """Whether its machines are to be nodes."""
         return not {phase_list.CONTROL_PLANE, phase_list.WORKER}.isdisjoint(self.phases)
+
+    @property
+    def growth(self) -> Growth:
+        """Which control planes it may add to a cluster."""
+        if phase_list.CONTROL_PLANE_JOIN not in self.phases:
+            return Growth.NONE
+        return Growth.ALL if phase_list.CONTROL_PLANE in self.phases else Growth.SELECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,6 @@ def carry_out(
     findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    applicable = _applicable(inventory, machines, options, controls)
     unlocked: GpunodesError | None = None
     claim: claims.Claim | claims.HostClaim | None = None
     with contextlib.ExitStack() as held:
@@ -100,6 +107,7 @@ def carry_out(
         except (NoSession, locks.NoLock) as error:
             unlocked = error
         choice, warnings = _choice(claim, options), _lock_warnings(operation, controls, claim, unlocked)
+        applicable = _applicable(operation, inventory, machines, options, [choice.machine] if choice else controls)
         if phase_list.PREFLIGHT in phases:
             seen = preflight.inspect(
                 inventory,
@@ -203,7 +211,9 @@ def _judged(
     """The findings of preflight, with the changes of pools; none if it was interrupted."""
     if seen.interrupted:
         return ()
-    found = preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+    found = preflight.judge(
+        seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins, growth=operation.growth
+    )
     return [*found, *(pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ())]
 
 
@@ -342,13 +352,22 @@ def _play(
 
 
 def _applicable(
-    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, controls: Sequence[Machine]
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    options: RunOptions,
+    controls: Sequence[Machine],
 ) -> dict[Only, set[str]]:
-    """The machines to which phases apply by their settings; all machines for phases that depend on facts."""
+    """The machines to which phases apply by their settings; all machines for phases that depend on facts.
+
+    The first one of ``controls`` is the control plane at which the cluster is created or changed.
+    """
     requested = {
         machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
         for machine in machines
     }
+    creators = {machine.name for machine in controls[:1]}
+    own = {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE}
     return {
         Only.GPUS: set(requested),
         Only.NODES: {machine.name for machine in machines if machine.role is not Role.GPU_HOST},
@@ -360,11 +379,8 @@ def _applicable(
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
-        Only.CONTROL_PLANE: {machine.name for machine in controls},
-        Only.CONTROL_PLANES: {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE},
-        Only.VIRTUAL_ADDRESS: {
-            machine.name
-            for machine in machines
-            if machine.role is Role.CONTROL_PLANE and requested[machine.name]["gpunodes_control_plane_vip"]
-        },
+        Only.CONTROL_PLANE: creators,
+        Only.CONTROL_PLANES: own,
+        Only.VIRTUAL_ADDRESS: {name for name in own if requested[name]["gpunodes_control_plane_vip"]},
+        Only.OTHER_CONTROL_PLANES: own - (creators if phase_list.CONTROL_PLANE in operation.phases else set()),
     }

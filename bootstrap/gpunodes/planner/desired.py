@@ -68,6 +68,8 @@ class Given:
     """Whether the machine is to be a node: only a node needs an address in the cluster."""
     addresses: Sequence[str] = ()
     """Addresses of the machines and nodes of the cluster; what is no address is left out."""
+    control_addresses: Sequence[str] = ()
+    """Those of its control planes, if there are several."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
     proxies: Mapping[str, Any] = field(default_factory=dict)
@@ -293,8 +295,8 @@ def _firewall(given: Given, address: str) -> Firewall | None:
     if settings["gpunodes_firewall"] != firewall.OPEN:
         return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
-    shared = given.control_planes if settings.get(endpoint.VIP) else ()
-    return firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]), shared)
+    pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
+    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared)
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:

@@ -20,11 +20,14 @@ _OPENED = ("users", "cluster", "nodes")
 """Who must reach the ports that are opened; services of type NodePort are opened by those who decide for whom."""
 
 
-def wanted(role: Role, addresses: Iterable[str], pods: str, control_planes: Iterable[str] = ()) -> Firewall:
+def wanted(
+    role: Role, addresses: Iterable[str], pods: str, controls: Iterable[str] = (), shared: Iterable[str] = ()
+) -> Firewall:
     """What the firewall of a machine with this role lets through.
 
     ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
-    range of pods. ``control_planes``: the addresses of those that share a virtual address.
+    range of pods. ``controls``: the addresses of the control planes, if there are several; ``shared``: of those that
+    share a virtual address.
     """
     machines = usable(addresses)
     ranges = [str(each) for each in networks.ranges_of(pods)]
@@ -32,14 +35,15 @@ def wanted(role: Role, addresses: Iterable[str], pods: str, control_planes: Iter
         "users": [],
         "cluster": [*machines, *ranges],
         "nodes": machines,
-        "control_planes": usable(control_planes),
+        "control_planes": usable(controls),
+        "virtual_address": usable(shared),
     }
     return Firewall(
         # A port without sources would be open to everyone.
         ports={
             port.text: sources[port.from_]
             for port in ports.of(role)
-            if port.from_ in (*_OPENED, "control_planes") and (port.from_ == "users" or sources[port.from_])
+            if port.from_ in sources and (port.from_ == "users" or sources[port.from_])
         },
         devices=tables.read("networks")["pods"]["devices"],
         sources=machines,
@@ -95,6 +99,7 @@ WHO: Mapping[str, str] = {
     "cluster": "all machines of the cluster, and pods",
     "nodes": "all machines of the cluster",
     "control_planes": "the other control planes",
+    "virtual_address": "control planes with the same virtual address",
     "clients": "clients of these services",
     "machine": "only the machine itself",
 }

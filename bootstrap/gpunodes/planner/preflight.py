@@ -17,6 +17,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import (
     clocks,
+    control_planes,
     endpoint_checks,
     gates,
     gpu,
@@ -82,7 +83,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += same.get(candidate.name, [])
-    return findings
+    return [*findings, *control_planes.judge(candidates, requirements)]
 
 
 def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:

@@ -140,6 +140,7 @@ _MACHINE = {
         "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
+        "etcd": Optional(bool),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
@@ -197,6 +198,7 @@ _CERTIFICATES = Many(_CERTIFICATE, 100)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
+    "leader_election": Optional(bool),
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
     "certificates": Optional(_CERTIFICATES),

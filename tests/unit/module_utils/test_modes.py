@@ -26,6 +26,7 @@ from gpunodes.ansible.module_utils import (
     certificates,
     containers,
     docker_images,
+    etcd,
     etcd_restore,
     etcd_snapshot,
     etcd_upload,
@@ -48,6 +49,7 @@ from gpunodes.ansible.module_utils import (
 from gpunodes.ansible.module_utils.certificates import Certificate
 from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
+from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
@@ -62,6 +64,7 @@ from gpunodes.ansible.module_utils.kubeadm import (
     static_pods,
     versions,
 )
+from gpunodes.ansible.module_utils.kubeadm import certificates as shared_certificates
 from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
 from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
@@ -327,6 +330,47 @@ def kubeadm_reset(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(reset, "_LINKS", ())
     machine.monkeypatch.setattr(reset, "_networks", list)
     return {}
+
+
+def kubeadm_join_control_plane(machine: Machine) -> dict[str, Any]:
+    kubeadm(machine)
+    ended = machine.root / "join ended"
+
+    def state() -> dict[str, Any]:
+        return {"role": "control_plane" if ended.exists() else None, "ca_hash": "sha256:0", "server": "", "etcd": True}
+
+    machine.monkeypatch.setattr(facts, "kubernetes", state)
+    machine.monkeypatch.setattr(certificates, "FOLDER", str(machine.root))
+    return {
+        "endpoint": "10.0.0.10:6443",
+        "ca_hash": "sha256:0",
+        "token": TOKEN,
+        "certificate_key": HIDDEN,
+        "files": {f"{machine.root}/encryption.json": json.dumps({"kind": "EncryptionConfiguration", "key": HIDDEN})},
+        "node": "worker-1",
+        "address": "10.0.0.2",
+        "registered": True,
+    }
+
+
+def join_certificates_absent(machine: Machine) -> dict[str, Any]:
+    folder = f"{kube_api.SYSTEM}/secrets"
+    machine.cluster.objects[f"{folder}/kubeadm-certs"] = {"metadata": {"name": "kubeadm-certs"}, "data": {"a": ENCODED}}
+    machine.cluster.objects[f"{folder}/bootstrap-token-abcdef"] = {
+        "metadata": {"name": "bootstrap-token-abcdef"},
+        "data": {"description": shared_certificates._OWNER, "token-secret": ENCODED},
+    }
+    return {"state": "absent"}
+
+
+def etcd_member_absent(machine: Machine) -> dict[str, Any]:
+    found = [Member(number, f"cp-{number}", [f"10.0.0.{number}"], ["url"], learner=False) for number in (1, 2)]
+    machine.monkeypatch.setattr(etcd, "members", lambda: [each for each in found if each.number not in machine.images])
+    machine.monkeypatch.setattr(etcd, "healthy", lambda asked: {each.id for each in asked})
+    machine.monkeypatch.setattr(etcd, "leader", lambda: 2)
+    machine.monkeypatch.setattr(etcd, "move_leader", lambda *_: machine.commands.append("move-leader"))
+    machine.monkeypatch.setattr(etcd, "remove_member", lambda member: machine.images.add(member.number))
+    return {"state": "absent", "address": "10.0.0.2"}
 
 
 def kube_objects(machine: Machine) -> dict[str, Any]:
@@ -705,6 +749,46 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         {
             "ids of the machine": ({"{root}/containerd/introspection/uuid": "present"}, {}),
             "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
+        },
+    ),
+    "etcd_member": (
+        etcd_member_absent,
+        {
+            "leader of etcd": ({"id": "2"}, {"id": "another"}),
+            "members of etcd": ({"cp-2": "10.0.0.2"}, {}),
+        },
+    ),
+    "join_certificates": (
+        join_certificates_absent,
+        {"certificates for joins": ({"bootstrap-token-abcdef": "present", "kubeadm-certs": "present"}, {})},
+    ),
+    "kubeadm_join_control_plane": (
+        kubeadm_join_control_plane,
+        {
+            "configuration of kubeadm join": (
+                {},
+                {
+                    "document": {
+                        "apiVersion": "kubeadm.k8s.io/v1beta4",
+                        "kind": "JoinConfiguration",
+                        "discovery": {
+                            "bootstrapToken": {
+                                "token": "(secret 1)",
+                                "apiServerEndpoint": "10.0.0.10:6443",
+                                "caCertHashes": ["sha256:0"],
+                            }
+                        },
+                        "controlPlane": {
+                            "localAPIEndpoint": {"advertiseAddress": "10.0.0.2"},
+                            "certificateKey": "(secret 2)",
+                        },
+                        "patches": {"directory": "/run/gpunodes/patches"},
+                    },
+                    "patches": {},
+                },
+            ),
+            "kubeadm": ({"control plane": "none"}, {"control plane": "complete"}),
+            "{root}/encryption.json": ("", "(secret 1)"),
         },
     ),
 }

@@ -227,6 +227,14 @@ def test_what_a_node_s_firewall_lets_through() -> None:
     assert "tcp 6443" not in firewall.wanted(Role.WORKER, machines, "10.244.0.0/16").ports
 
 
+def test_several_control_planes_reach_each_others_etcd() -> None:
+    machines, controls = ["10.0.0.1", "10.0.0.2", "10.0.0.9"], ["10.0.0.2", "cp-1", "10.0.0.1"]
+    ports = firewall.wanted(Role.CONTROL_PLANE, machines, "", controls).ports
+    assert ports["tcp 2379"] == ports["tcp 2380"] == ["10.0.0.1", "10.0.0.2"]
+    assert not {"tcp 2379", "tcp 2380"} & set(firewall.wanted(Role.WORKER, machines, "", controls).ports)
+    assert "tcp 2380" not in firewall.wanted(Role.CONTROL_PLANE, machines, "", ["cp-1"]).ports
+
+
 def test_no_port_of_the_nodes_is_opened_to_everyone() -> None:
     """A rule without sources has no restriction."""
     hostile = [

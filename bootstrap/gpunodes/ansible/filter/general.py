@@ -31,15 +31,18 @@ def preflight(
     *,
     joins: bool,
     prepares: bool = False,
+    control_planes: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """All errors of all machines, one line each.
 
     By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
-    the machines are to be nodes. ``prepares``: they are only prepared, and join later.
+    the machines are to be nodes. ``prepares``: they are only prepared, and join later. ``control_planes``: see
+    planner/control_planes.py.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.candidates import MachineFacts, requirements_of
+    from gpunodes.planner.control_planes import given
     from gpunodes.planner.endpoint import settings_of as endpoint_settings
     from gpunodes.planner.gpu import requested_of
     from gpunodes.planner.networks import settings_of
@@ -62,7 +65,9 @@ def preflight(
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares)
+    elects = (cluster or {}).get("leader_election", True)
+    controls = given(**control_planes, leader_election=elects) if control_planes else None
+    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares, control_planes=controls)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 

@@ -25,13 +25,14 @@ def firewalled(
     *,
     addresses: Sequence[str],
     pods: str,
-    control_planes: Sequence[str] = (),
+    controls: Sequence[str] = (),
+    shared: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
     ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the control planes'
     names, under whose key identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are
-    let in. ``control_planes``: the addresses of those that share a virtual address.
+    let in, ``controls`` to the ports of control planes for each other, ``shared`` to their virtual address.
     """
     from gpunodes import clusters
     from gpunodes.engine import identities
@@ -50,7 +51,7 @@ def firewalled(
     for name in sorted(set(machines) - set(joining)):
         node = matcher.match(known[name]).node
         if node and node.name in labelled:
-            spec = firewall.wanted(labelled[node.name], addresses, pods, control_planes)
+            spec = firewall.wanted(labelled[node.name], addresses, pods, controls, shared)
             found.append({"name": name, "wanted": {"firewall": json.loads(json.dumps(dataclasses.asdict(spec)))}})
     return found
 

@@ -169,7 +169,7 @@ def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
     ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
-    kubelet before the last upgrade.
+    kubelet before the last upgrade. ``etcd``: it has data of etcd.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -195,11 +195,13 @@ def kubernetes() -> dict[str, Any]:
         "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
         "before": before,
+        "etcd": os.path.isdir(ETCD),
     }
 
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
+ETCD = "/var/lib/etcd/member"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 
 

@@ -15,7 +15,7 @@ from ..report import Difference, Report
 
 _SOCKET = "unix:///run/containerd/containerd.sock"
 _DOCKER_SOCKET = "/run/cri-dockerd.sock"
-ETCD = "/var/lib/etcd/member"
+ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
