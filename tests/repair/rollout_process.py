@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes.engine.cluster.session import Session, here
+from gpunodes.engine.cluster.connection import here
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.model import Machine, Role

@@ -254,7 +254,7 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     hosts = found.machines(Role.GPU_HOST)
     options = running.RunOptions(variables={"gpunodes_runtime": "docker"})
-    applicable = running._applicable(found, hosts, options, [])
+    applicable = running._applicable(gpu_install.OPERATION, found, hosts, options, [])
     skipped = phases.not_applicable(gpu_install.OPERATION.phases, {"h0", "h1"}, applicable)
     assert [name for name, names in skipped.items() if names] == ["cuda", "pool", "device_plugin", "gpu_node"]
     # By facts: on a machine with Docker its users are still members of the group docker.

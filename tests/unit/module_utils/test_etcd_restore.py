@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from gpunodes.ansible.module_utils import (
     etcd_restore,
     etcd_snapshot,
     etcd_upload,
+    kube_api,
     kubeconfig,
     ledger,
     static_pod_files,
@@ -119,7 +122,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
         return called
 
     # Every change of the machine passes one of these.
-    for module, name in ((etcd_restore.os, "replace"), (disk, "write"), (disk, "remove"), (tree, "remove")):
+    for module, name in ((os, "replace"), (disk, "write"), (disk, "remove"), (tree, "remove")):
         monkeypatch.setattr(module, name, stepping(getattr(module, name)))
     return made
 
@@ -269,7 +272,7 @@ class Api:
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     made = Api()
     monkeypatch.setattr(etcd_restore, "_POLL_S", 0.0)
-    monkeypatch.setattr(etcd_restore.kube_api, "admin", lambda: made)
+    monkeypatch.setattr(kube_api, "admin", lambda: made)
     monkeypatch.setattr(etcd_snapshot, "container", lambda: "id")
     monkeypatch.setattr(etcd_snapshot, "status", lambda _: {"revision": etcd_restore.BUMP + 7, "members": [{}]})
     return made
@@ -323,7 +326,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data.mkdir()
     monkeypatch.setattr(etcd_snapshot, "DATA", str(data))
     monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
-    monkeypatch.setattr(etcd_upload.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return data
 
 
@@ -331,7 +334,7 @@ def upload(
     data: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **options: Any
 ) -> list[Any]:
     with monkeypatch.context() as patch:
-        patch.setattr(etcd_upload.os, "read", Input(data).read)
+        patch.setattr(os, "read", Input(data).read)
         etcd_upload.main({"size": len(DATA), "sha256": SHA, "ca_hash": HASH, **options})
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

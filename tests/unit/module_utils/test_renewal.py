@@ -131,7 +131,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(static_pods, "AWAY", str(made.kubernetes / "gpunodes-manifests"))
     monkeypatch.setattr(static_pods, "_POLL_S", 0.001)
     monkeypatch.setattr(static_pods, "is_ready", lambda _: True)
-    monkeypatch.setattr(static_pods.os, "replace", made.replace)
+    monkeypatch.setattr(os, "replace", made.replace)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(containers, "ids", made.ids)
     monkeypatch.setattr(containers, "crictl", made.crictl)

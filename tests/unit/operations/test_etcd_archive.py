@@ -100,7 +100,7 @@ def test_nothing_of_a_snapshot_is_held_in_memory() -> None:
     """The writer asks for pieces, and the reader gives pieces."""
     asked: list[int] = []
 
-    class Sink(io.RawIOBase):
+    class Sink(io.BytesIO):
         def write(self, data: Any) -> int:
             asked.append(len(data))
             return len(data)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -295,7 +296,7 @@ def control_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(static_pod_files, "FOLDER", str(folder / "manifests"))
     monkeypatch.setattr(kubeconfig, "load", lambda _: config)
     monkeypatch.setattr(etcd_backup, "Client", lambda *_: _NoApi())
-    monkeypatch.setattr(etcd_backup.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(etcd_snapshot, "_LOCK", str(tmp_path / "lock"))
     monkeypatch.setattr(etcd_snapshot, "PKI", str(folder / "pki/etcd"))
     return folder
@@ -318,7 +319,7 @@ class _Out:
 def output(monkeypatch: pytest.MonkeyPatch) -> bytes:
     out = _Out()
     with monkeypatch.context() as patch:
-        patch.setattr(etcd_backup.sys, "stdout", out)
+        patch.setattr(sys, "stdout", out)
         etcd_backup.main({})
     return out.buffer.getvalue()
 
@@ -410,7 +411,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Comman
     monkeypatch.setattr(etcd_snapshot, "DATA", str(data))
     monkeypatch.setattr(etcd_snapshot, "_LOCK", str(tmp_path / "lock"))
     monkeypatch.setattr(etcd_backup, "_small_parts", lambda: ({}, {}))
-    monkeypatch.setattr(etcd_backup.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return found
 
 

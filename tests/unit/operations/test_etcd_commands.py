@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from gpunodes.cli import root, status
-from gpunodes.cli.etcd import restore as restore_command
+from gpunodes.cli import common, root, status
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
@@ -86,7 +85,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return RunResult(operation.name, results, dry_run=options.dry_run)
 
     seen = preflight.Inspection((), "control-1", None, None, "", False, Path())
-    monkeypatch.setattr(restore_command.common, "carry_out", carry_out)
+    monkeypatch.setattr(common, "carry_out", carry_out)
     monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, {}))
     return done
 
