@@ -34,10 +34,10 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "endpoint": "Move the address at which all machines reach the API.",
-        "upgrade": "Judge an upgrade of Kubernetes.",
+        "upgrade": "Upgrade Kubernetes, minor by minor and node by node.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
-        "os": "Show pending upgrades of machines' operating systems.",
+        "os": "Upgrade the operating systems of nodes, and show what is pending.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
@@ -132,6 +132,15 @@ class LazyGroup(HelpfulGroup):
         for title, commands in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
+
+
+class StartingGroup(LazyGroup):
+    """A group whose command ``start`` may be left out: ``upgrade 1.37`` is ``upgrade start 1.37``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self._listing, "-h", "--help"} and not ctx.resilient_parsing:
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
 
 
 @click.group(

@@ -36,8 +36,12 @@ class RolloutFlags:
     soak: str | None = None
     wait_for_jobs: str | None = None
     only: tuple[str, ...] = ()
-    resume: bool = False
     yes: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether an option says how to roll out: a roll-out that is resumed keeps those that it began with."""
+        return bool(self.max_unavailable or self.canary or self.soak or self.wait_for_jobs or self.only)
 
 
 # Long: one decorator for each option.
@@ -69,9 +73,6 @@ def rollout_options(command: _Command) -> _Command:
         shell_complete=complete.machines,
         help="Only machines of this group, or of this pattern of the inventory; may be repeated.",
     )
-    @click.option(
-        "--resume", is_flag=True, help="Continue the unfinished roll-out, with the options that it began with."
-    )
     @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @functools.wraps(command)
     def wrapped(
@@ -81,17 +82,10 @@ def rollout_options(command: _Command) -> _Command:
         soak: str | None,
         wait_for_jobs: str | None,
         only: tuple[str, ...],
-        resume: bool,
         yes: bool,
         **kwargs: Any,
     ) -> Any:
-        flags = RolloutFlags(max_unavailable, canary or 0, soak, wait_for_jobs, only, resume, yes)
-        if resume and (max_unavailable or canary or soak or wait_for_jobs or only):
-            raise WrongInput(
-                "--resume continues with the options that the roll-out began with",
-                "no other option of a roll-out with it",
-                "leave them out; `gpunodes rollout abandon` allows a new roll-out",
-            )
+        flags = RolloutFlags(max_unavailable, canary or 0, soak, wait_for_jobs, only, yes)
         if soak and not canary:
             raise WrongInput("--soak has no canary to watch", "--canary with it", "add --canary 1")
         return command(*args, rollout_flags=flags, **kwargs)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import LazyGroup
+from gpunodes.cli import StartingGroup
 
 # Name -> one line of help, as in gpunodes.cli.
-COMMANDS = {"plan": "Show the order of an upgrade, and what is in its way; nothing is changed."}
+COMMANDS = {
+    "start": "Upgrade Kubernetes node by node; `upgrade 1.37` is short for `upgrade start 1.37`.",
+    "plan": "Show the order of an upgrade, and what is in its way; nothing is changed.",
+    "rollback": "Return workers to the kubelet before their last upgrade.",
+}
 
 
-@click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.upgrade")
+@click.group(cls=StartingGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.upgrade")
 def command() -> None:
-    """Judge an upgrade of Kubernetes."""
+    """Upgrade Kubernetes, minor by minor and node by node."""

@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping
 
 from gpunodes.engine.fleet import Fleet
 from gpunodes.errors import WrongInput
+from gpunodes.operations.rolling import upgrades
 from gpunodes.operations.rolling.work import Work
 
 Maker = Callable[[Fleet, Mapping[str, str]], Work]
 """Makes a work for a fleet from its parameters; raises WrongInput for wrong ones."""
 
-WORKS: dict[str, Maker] = {}
-"""Each command that rolls something out adds its work here."""
+WORKS: dict[str, Maker] = {
+    upgrades.CONTROL_PLANES: upgrades.control_planes,
+    upgrades.KUBELETS: upgrades.kubelets,
+    upgrades.ROLLBACK: upgrades.rollback,
+    upgrades.SYSTEM: upgrades.system,
+    upgrades.DRIVER: upgrades.driver,
+}
 
 
 def make(fleet: Fleet, name: str, parameters: Mapping[str, str]) -> Work:
@@ -24,7 +30,7 @@ def make(fleet: Fleet, name: str, parameters: Mapping[str, str]) -> Work:
     if name not in WORKS:
         raise WrongInput(
             f"the roll-out in the cluster is of {name!r}, which this gpunodes does not know",
-            f"one of {', '.join(sorted(WORKS))}" if WORKS else "a work of this version",
+            f"one of {', '.join(sorted(WORKS))}",
             "resume it with the version that began it, or forget it: `gpunodes rollout abandon`",
         )
     return WORKS[name](fleet, parameters)

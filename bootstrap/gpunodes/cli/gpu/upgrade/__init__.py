@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import LazyGroup
+from gpunodes.cli import StartingGroup
 
 # Name -> one line of help, as in gpunodes.cli.
-COMMANDS = {"plan": "Show what the upgrade of a driver would do to machines; nothing is changed."}
+COMMANDS = {
+    "start": "Replace the driver of GPU nodes; `gpu upgrade gpu-1` is short for `gpu upgrade start gpu-1`.",
+    "plan": "Show what the upgrade of a driver would do to machines; nothing is changed.",
+}
 
 
-@click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.gpu.upgrade")
+@click.group(cls=StartingGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.gpu.upgrade")
 def command() -> None:
-    """Plan the upgrade of GPU drivers."""
+    """Replace the driver of GPU nodes, one node after the other."""
