@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.lab import bootloader, hypervisor, images, lab, network, seeded
+from gpunodes.lab import bootloader, guest, hypervisor, images, network, seeded
 from gpunodes.lab.layout import SUBNETS, Equipment, LabRecord, LabRole, Layout, Size, System, plan_machines
 from gpunodes.lab.mirror import debian, updates
 
@@ -86,7 +86,7 @@ def test_only_machines_with_their_own_kernel_see_the_newer_one() -> None:
     """apt-get upgrade finds it by the names of Debian's security archive."""
 
     def sources(each: LabRecord) -> str:
-        [text] = [file.content for file in lab._source_files(each, "KEY") if file.path.endswith(".sources")]
+        [text] = [file.content for file in guest.source_files(each, "KEY") if file.path.endswith(".sources")]
         return str(text)
 
     assert "URIs: http://mirror.lab/debian-security\nSuites: trixie-security\n" in sources(record())

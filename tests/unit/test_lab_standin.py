@@ -152,7 +152,7 @@ def test_a_fault_at_boot_is_an_option_of_the_driver() -> None:
 
 def test_clear_and_clear_all_remove_a_fault_at_boot() -> None:
     for name in ("clear", "clear-all"):
-        assert "rm -f /etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
+        assert "/etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
 
 
 def test_the_driver_does_not_build_while_the_file_of_the_fault_exists() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import (
     bmc,
-    bootloader,
     daemons,
     disks,
     doctor,
+    guest,
     hypervisor,
     images,
     inventory,
@@ -31,12 +31,10 @@ from gpunodes.lab import (
 )
 from gpunodes.lab.host import Owner, Report
 from gpunodes.lab.layout import LabMachine, LabRecord, Layout
-from gpunodes.lab.mirror import aptrepo, updates
+from gpunodes.lab.mirror import updates
 from gpunodes.lab.plan import LabRequest, compare, plan
-from gpunodes.lab.standin import board, objects
 from gpunodes.lab.standin import construct as standin
 
-MIRROR_URL = "http://mirror.lab"
 _LIBVIRT_START_LIMIT = 60
 """Seconds that libvirtd gets to start; it first queries QEMU's capabilities."""
 
@@ -299,18 +297,10 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     if missing:
         report(f"creating the disks of {', '.join(each.name for each in missing)}")
     authorized = layout.ssh_key.with_suffix(".pub").read_text()
-    sources = _apt_sources(layout, record)
     for machine in missing:
-        files = disks.guest_files(record, machine, authorized, disks.host_key(layout, machine))
-        if machine.boards:
-            files += board.guest_files(machine.boards, _board_modules(layout, record, image, report))
-        if machine.own_kernel:
-            options = hypervisor.kernel_options(record.accelerator, _options(machine))
-            own = bootloader.configuration(image.kernel_release, options)
-            files += [disks.GuestFile(path, text) for path, text in own.items()]
         if machine.data_disk:
             disks.make_data(layout, machine.name)
-        disks.make(layout, image, machine.name, [*files, *sources])
+        disks.make(layout, image, machine.name, guest.files(layout, record, machine, image, authorized, report))
     keys = [
         f"{each.address} {disks.host_key(layout, each).with_suffix('.pub').read_text()}" for each in record.machines
     ]
@@ -318,46 +308,11 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     layout.known_hosts.chmod(0o644)
 
 
-def _board_modules(
-    layout: Layout, record: LabRecord, image: images.DiskImage, report: Report
-) -> dict[str, objects.Objects]:
-    """The boards' compiled module for each kernel that the machines may boot."""
-    suite = record.system.suite
-    kernels: dict[str, tuple[str, ...]] = {image.kernel_release: ()}
-    if record.updates:
-        kernels[updates.kernel(Path(record.updates))] = (updates.source(suite),)
-    return {
-        kernel: standin.compiled(layout.cache, suite=suite, kernel=kernel, report=report, archive_suites=suites)
-        for kernel, suites in kernels.items()
-    }
-
-
-def _options(machine: LabMachine) -> tuple[str, ...]:
-    """The machine's own options of the kernel."""
-    return (board.KERNEL_OPTION,) if machine.boards else ()
-
-
-def _apt_sources(layout: Layout, record: LabRecord) -> list[disks.GuestFile]:
-    return _source_files(record, aptrepo.signing_key(layout.cache / "mirror").armoured)
-
-
-def _source_files(record: LabRecord, key: str) -> list[disks.GuestFile]:
-    """apt's sources, and the key of the mirror."""
-    path = "/usr/share/keyrings/mirror.lab.asc"
-    suite = record.system.suite
-    repositories = {"debian": suite} | ({"debian-security": f"{suite}-security"} if record.updates else {})
-    sources = (
-        f"Types: deb\nURIs: {MIRROR_URL}/{folder}\nSuites: {name}\nComponents: main\nSigned-By: {path}\n"
-        for folder, name in repositories.items()
-    )
-    return [disks.GuestFile(path, key), disks.GuestFile("/etc/apt/sources.list.d/debian.sources", "\n".join(sources))]
-
-
 def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, report: Report) -> None:
     defined = machines.names()
     for machine in record.machines:
         if machine.name not in defined:
-            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, _options(machine)))
+            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, guest.kernel_options(machine)))
         if not machines.running(machine.name):
             report(f"starting {machine.name}")
         machines.start(machine.name)
@@ -374,10 +329,10 @@ def _inventory_hashes(layout: Layout) -> Path:
 
 
 def _write_inventory(layout: Layout, record: LabRecord) -> None:
-    settings = mirror.settings(MIRROR_URL, Path(record.mirror)) if record.mirror else {}
+    settings = mirror.settings(guest.MIRROR_URL, Path(record.mirror)) if record.mirror else {}
     if record.standin:
-        settings |= standin.settings(MIRROR_URL, Path(record.standin))
-        settings["gpunodes_image_mirrors"] |= {standin.REGISTRY: MIRROR_URL}
+        settings |= standin.settings(guest.MIRROR_URL, Path(record.standin))
+        settings["gpunodes_image_mirrors"] |= {standin.REGISTRY: guest.MIRROR_URL}
     written = inventory.write(Path(record.inventory), inventory.texts(layout, record, settings), Owner.current())
     _inventory_hashes(layout).write_text(json.dumps(written))
 

@@ -108,7 +108,7 @@ def script(request: FaultRequest) -> str:
     if fault.name in _CLEARING:
         # The driver may be not loaded, or not installed yet.
         files = (each.file for each in known().values() if each.file)
-        lines.append(f"rm -f {' '.join((_AT_BOOT, *files))}; {_SYNC}")
+        lines.append(f"rm -f {' '.join((*files, _AT_BOOT))}; {_SYNC}")
         lines += [f"if [ -e {_DRIVER} ]; then {_write(_DRIVER, command)}; fi" for command in driver]
     else:
         lines += [_write(_DRIVER, command) for command in driver]
