@@ -28,6 +28,7 @@ LAYERS = {
     "errors": 1,
     "shape": 1,
     "settings": 1,
+    "setting_forms": 1,
     "inventory": 1,
     "kubeconfig": 1,
     "clusters": 1,

@@ -71,7 +71,7 @@ def test_no_command_takes_a_gpu_host_for_a_worker(tmp_path: Path, command: str, 
     inventory(tmp_path, "workers: {hosts: {w0: }}\ngpu_hosts: {hosts: {h0: , h1: }}\n")
     done = gpunodes(tmp_path, command, pattern, "-i", "hosts.yml")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "h0 is not in the group workers of hosts.yml" in done.stderr
+    assert "h0 is not in the group control_plane or workers of hosts.yml" in done.stderr
 
 
 def test_up_does_not_take_gpu_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gpunodes.operations.join import OPERATION
 def command(
     machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
 ) -> int:
-    """Join machines to the cluster, as their group in the inventory says: as workers, or as control planes.
+    """Join machines to the cluster, as workers or as control planes.
 
     MACHINES are names, addresses, groups or patterns of the inventory. Control planes join first, one after the other;
     if one fails, the workers do not join. On a machine that has joined already, only

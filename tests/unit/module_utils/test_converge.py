@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import escalate, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils import escalate, etcd_snapshot, ledger, lock, packages, undo
 from gpunodes.ansible.module_utils.host import files, images, installation, sources, users
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.converge import converge, diff
@@ -307,7 +307,7 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET, etcd_snapshot._LOCK}
 
 
 @pytest.mark.usefixtures("machine")

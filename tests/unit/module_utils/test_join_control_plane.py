@@ -188,7 +188,7 @@ class Machine:
         monkeypatch.setattr(ledger, "PATH", str(folder / "ledger/ledger.json"))
         monkeypatch.setattr(facts, "kubernetes", lambda: self.state)
         monkeypatch.setattr(kubeconfig, "KUBELET", str(folder / "kubelet.conf"))
-        monkeypatch.setattr(command, "_KUBELET_CONFIG", str(folder / "config.yaml"))
+        monkeypatch.setattr(command, "KUBELET_CONFIG", str(folder / "config.yaml"))
         monkeypatch.setattr(command, "run", self.kubeadm)
         monkeypatch.setattr(reset, "leftovers", lambda: self.leftovers)
         monkeypatch.setattr(reset, "reset", self.reset)

@@ -340,7 +340,7 @@ def kubeadm_join_control_plane(machine: Machine) -> dict[str, Any]:
         return {"role": "control_plane" if ended.exists() else None, "ca_hash": "sha256:0", "server": "", "etcd": True}
 
     machine.monkeypatch.setattr(facts, "kubernetes", state)
-    machine.monkeypatch.setattr(certificates, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(shared_certificates, "FOLDER", str(machine.root))
     return {
         "endpoint": "10.0.0.10:6443",
         "ca_hash": "sha256:0",
@@ -800,8 +800,8 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    def read(sources: Any, *given: Any, exact_packages: Any) -> Any:
-        return {"sources": list(sources), "gpus": given[-1], "exact": exact_packages}
+    def read(sources: Any, *given: Any, **more: Any) -> Any:
+        return {"sources": list(sources), "gpus": given[-1], **more}
 
     machine.monkeypatch.setattr(facts, "read", read)
     return {"sources": [], "expected_gpus": ["2330"], "exact_packages": ["nvidia-open"]}

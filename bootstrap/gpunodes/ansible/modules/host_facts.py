@@ -83,6 +83,9 @@ options:
     description: >-
       Packages of which an exact version is requested. Their versions in NVIDIA's source are reported by a machine with
       GPUs.
+    type: list
+    elements: str
+    default: []
   vip:
     description: Virtual address of the control planes; empty for none.
     type: str

@@ -24,7 +24,7 @@ KEEP = (
 )
 """The fields of a pod that are requested; the environment of its containers, which may hold secrets, is not."""
 _RUNTIME_CLASS = "nvidia"
-"""The RuntimeClass by which pods see GPUs without requesting any (docs/gpu.md)."""
+"""The RuntimeClass by which pods see GPUs without requesting any (page gpu)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def _check_authorities(due: Mapping[str, Certificate]) -> None:
             raise MachineProblem(
                 f"the certificate authority {_PKI}/{name} has {shown(found.not_after).replace('ends', 'ended')}",
                 "authorities that are valid",
-                "it is never renewed here: see docs/certificates.md, Certificate authorities",
+                "it is never renewed here: see `gpunodes help --page certificates`",
             )
         if found and not os.path.exists(f"{_PKI}/{name[: -len('.crt')]}.key"):
             raise MachineProblem(
