@@ -63,6 +63,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
         "join_token": {"token": TOKEN},
         "join_certificates": {"key": KEY, "files": {"/etc/kubernetes/gpunodes/encryption.json": ENCRYPTION}},
         "kubeadm_join_control_plane": {"actions": ["kubeadm join"], "changed": True, "echo": list(SECRETS)},
+        "kubeadm_join": {"actions": ["kubeadm join"]},
         **{name: {"actions": []} for name in ("etcd_member", "node_removed", "kubeadm_reset", "host_undo", "host")},
         "host_diff": {"pending": [], "versions": {}},
     }
