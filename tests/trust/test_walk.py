@@ -296,7 +296,8 @@ WALKS = {
     "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
     "health.yml": (0, "gpu_probe"),
     "init_master.yml": (2, _FACTS + _PREPARE + "kubeadm_init node_ready"),
-    "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
+    # 2: the control plane, which is a machine of this playbook, too, is not ready.
+    "join.yml": (2, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
     "os_pending.yml": (0, "os_pending"),
