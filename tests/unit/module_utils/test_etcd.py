@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,7 @@ def test_another_join_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(_: float) -> None:
         made.members[1] = member(2)
 
-    monkeypatch.setattr(membership.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     assert membership.remove_leftover("10.0.0.3", data=False, limit_s=60, check=False).actions == []
     assert made.left == [1, 2]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger
-from gpunodes.ansible.module_utils.cluster import tokens
+from gpunodes.ansible.module_utils.cluster import schedulable, tokens
 from gpunodes.ansible.module_utils.kubeadm import certificates, command, join_control_plane, reset
 from gpunodes.ansible.module_utils.kubeadm.certificates import Shared
 from gpunodes.ansible.module_utils.kubeadm.join_control_plane import Cluster, Place
@@ -192,7 +192,7 @@ class Machine:
         monkeypatch.setattr(command, "run", self.kubeadm)
         monkeypatch.setattr(reset, "leftovers", lambda: self.leftovers)
         monkeypatch.setattr(reset, "reset", self.reset)
-        monkeypatch.setattr(join_control_plane.taint, "converge", lambda *_, **__: None)
+        monkeypatch.setattr(schedulable, "converge", lambda *_, **__: None)
 
     def kubeadm(self, verb: str, documents: Any, _: float, __: Any, patches: Any) -> None:
         assert verb == "join"
@@ -213,7 +213,7 @@ class Machine:
         files = {f"{self.folder}/encryption.json": ENCRYPTION}
         key = "00" * 32 if cluster.token else ""
         patches: dict[str, Any] = {"etcd0+strategic": {}}
-        settings = {"timeouts": {}}
+        settings: dict[str, Any] = {"timeouts": {}}
         return join_control_plane.join(cluster, place, Shared(key, files, []), patches, settings, 60, check).actions
 
 
