@@ -73,7 +73,7 @@ def control_planes(
 def endpoint_peers(
     nodes: Sequence[Mapping[str, Any]],
     machines: Mapping[str, str],
-    cluster: str,
+    cluster: Sequence[str],
     present: Collection[str],
     *,
     control_planes: Sequence[str],
@@ -83,13 +83,15 @@ def endpoint_peers(
     ``nodes``, ``machines`` and ``cluster`` are those of ``firewalled``; ``present`` are the machines of this run, and
     ``control_planes`` the addresses of all control planes after it.
     """
+    from gpunodes import clusters
     from gpunodes.ansible.module_utils.host.spec import Service, Spec
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described
     from gpunodes.planner import endpoint
 
-    known = identities.recall_all(cluster, {name: address or name for name, address in machines.items()})
+    key = clusters.key([machines.get(each) or each for each in cluster])
+    known = identities.recall_all(key, {name: address or name for name, address in machines.items()})
     matcher = Matcher([described(node) for node in nodes], known.values())
     own = {node["name"]: str(node["address"]) for node in nodes if node["role"] == "control_plane"}
     found = []
