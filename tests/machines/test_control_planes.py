@@ -14,7 +14,7 @@ import yaml
 
 from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
 
-LAB = LabSpec("debian13", workers=0, up_options=("--control-planes", "3"))
+LAB = LabSpec("debian13", workers=0, control_planes=3)
 FIRST, SECOND, THIRD = CONTROLS = ("cp-1", "cp-2", "cp-3")
 CRICTL = "crictl --runtime-endpoint=unix:///run/containerd/containerd.sock"
 PKI = "/etc/kubernetes/pki/etcd"
