@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import certs, etcd, gpu, maintenance, provision, upgrade
+from gpunodes.cli import certs, endpoint, etcd, gpu, maintenance, operating_system, provision, rollout, upgrade
+from gpunodes.cli.gpu import upgrade as gpu_upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -285,6 +286,7 @@ WALKS = {
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "controller.yml": (0, ""),
+    "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
     "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
@@ -324,8 +326,9 @@ def test_every_playbook_is_walked() -> None:
 def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, number: int, name: str) -> None:
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
+    given = ["-e", "wiring_new_endpoint=10.0.0.10:6443"] if name == "endpoint_set.yml" else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
-    done = played(fleet, name)
+    done = played(fleet, name, *given)
     check(fleet, done.stdout + done.stderr)
     assert modules(fleet) == set(asked.split())
     assert done.returncode == code, done.stdout
@@ -603,6 +606,8 @@ COMMANDS = {
     "certs renew --dry-run": "",
     "gpu plan": "",
     "upgrade plan 1.37": SHOWN,
+    "os plan worker-1": "",
+    "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
@@ -633,6 +638,14 @@ ELSEWHERE = {
     "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
     "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
     "etcd timer": "it contacts no machine",
+    "endpoint set": "its playbook is walked above",
+    "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
+    "os upgrade": "as gpu upgrade start",
+    "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
+    "rollout resume": "as rollout abandon",
+    "rollout status": "as rollout abandon",
+    "upgrade rollback": "as gpu upgrade start",
+    "upgrade start": "as gpu upgrade start",
     "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
@@ -647,10 +660,12 @@ ELSEWHERE = {
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
-    groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS}
+    groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
+    groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}
+    everything -= set(groups)
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}
     assert everything - walked == set(ELSEWHERE)
 

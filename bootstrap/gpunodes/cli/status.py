@@ -9,6 +9,7 @@ import click
 
 from gpunodes.cli import common
 from gpunodes.errors import ExitCode
+from gpunodes.model import printable
 from gpunodes.operations import checked, status
 from gpunodes.views import document, text
 
@@ -56,7 +57,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
         f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",
         text.table(rows, columns),
         _etcd(found, columns),
-        "\n".join(f"warning: {warning}" for warning in found.warnings),
+        "\n".join(printable(f"warning: {warning}") for warning in found.warnings),
     ]
     return "\n\n".join(part.rstrip() for part in parts if part)
 
@@ -64,7 +65,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
 def _etcd(found: status.ClusterStatus, columns: int | None) -> str:
     """The members of etcd, or why they are unknown."""
     if found.etcd_problem:
-        return f"etcd: its members are unknown: {found.etcd_problem}"
+        return printable(f"etcd: its members are unknown: {found.etcd_problem}")
     rows = [("ETCD MEMBER", "ROLE", "STATE", "DATABASE")]
     for each in found.etcd:
         role = "learner" if each.learner else "leader" if each.leader else "member"
