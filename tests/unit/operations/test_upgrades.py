@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpunodes.cli import main
-from gpunodes.engine import runner
+from gpunodes.engine import control_planes, runner
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
@@ -18,9 +18,8 @@ from gpunodes.operations.rolling import commands, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
-from gpunodes.rollout.record import Disruption
+from gpunodes.rollout.record import Disruption, RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
-from gpunodes.rollout.state import RolloutOutcome
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ class Rolled:
         self._bad = bad
         monkeypatch.setattr(commands, "roll_out", self.roll_out)
         monkeypatch.setattr(runner, "run", self.run)
-        monkeypatch.setattr(upgrade.control_planes, "choose", upgrade_choice)
+        monkeypatch.setattr(control_planes, "choose", upgrade_choice)
 
     def roll_out(self, _: Any, machines: list[Machine], work: Any, *__: Any) -> RolloutResult:
         self.rollouts.append((work.name, [machine.name for machine in machines]))
@@ -106,7 +105,7 @@ class Rolled:
 
 
 def upgrade_choice(inventory: Inventory) -> Any:
-    return upgrade.control_planes.Choice(inventory.control_planes()[0])
+    return control_planes.Choice(inventory.control_planes()[0])
 
 
 CONTROLS = [("cp-1", Part.CONTROL_PLANE), ("cp-2", Part.CONTROL_PLANE)]
