@@ -93,8 +93,8 @@ class Fleet:
     def settings(self) -> dict[str, Any]:
         return {
             "gpunodes_repair_pool_label": "test/pool",
-            "gpunodes_rollout_drain_timeout": 20,
-            "gpunodes_rollout_verify_timeout": 20,
+            "gpunodes_rollout_drain_timeout": 120,
+            "gpunodes_rollout_verify_timeout": 120,
         }
 
     def session(self) -> Session:
