@@ -191,7 +191,7 @@ def _etcd(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
         crosses = numbers(wanted)[:2] >= numbers(row["to"])
         old = {name: tag for name, tag in tags.items() if numbers(tag) < numbers(row["least"])}
         if crosses and old and len(tags) > 1:
-            name, tag = next(iter(old.items()))
+            [(name, tag), *_] = old.items()
             yield Problem(
                 f"etcd has {len(tags)} members, and that of {name} is {tag}",
                 f"{row['least']} or newer: older members are not compatible with members of {row['to']}",

@@ -29,9 +29,14 @@ def path_of(sha256: str) -> str:
     return f"{etcd_snapshot.DATA}/{PREFIX}{sha256[:16]}.db"
 
 
+def _end(*_: object) -> None:
+    """Handle a signal: end with all clean-up."""
+    raise SystemExit(1)
+
+
 def main(options: Mapping[str, Any]) -> None:
     """Receive a snapshot; the options are its ``size``, ``sha256``, and ``ca_hash`` of its cluster."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
     try:
         check_authority(str(options["ca_hash"]))
         path = path_of(str(options["sha256"]))
