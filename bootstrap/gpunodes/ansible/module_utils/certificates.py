@@ -1,22 +1,16 @@
-"""The certificates of a node of kubeadm, and when each ends. Machines' Python has no parser for X.509.
-
-The reader of DER takes what RFC 5280 and X.690 allow in a certificate and nothing else: definite lengths in their
-shortest form, elements that end where their parent ends, and times in UTC.
-"""
+"""The certificates of a node of kubeadm, and when each ends; their times are in UTC (RFC 5280)."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import calendar
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from . import disk, kubeconfig
+from .der import Invalid, elements, of_pem
 
 KUBERNETES = "/etc/kubernetes"
 KUBELET = "/var/lib/kubelet/pki"
@@ -37,11 +31,6 @@ _KUBELET_FILES = ("kubelet-client-current.pem", "kubelet-server-current.pem", "k
 _LONGEST = 1 << 16
 _SEQUENCE, _SET, _UTC, _GENERALIZED = 0x30, 0x31, 0x17, 0x18
 _COMMON_NAME = b"\x55\x04\x03"
-_PEM = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-
-
-class Invalid(ValueError):  # noqa: N818 - reads as the sentence it makes
-    """Data that is no certificate."""
 
 
 @dataclass(frozen=True)
@@ -56,58 +45,29 @@ class Certificate:
 
 def parse_pem(text: str) -> Certificate:
     """The first certificate of a PEM text; raises Invalid."""
-    found = _PEM.search(text)
-    if not found:
-        raise Invalid("it contains no certificate")
-    try:
-        return parse(base64.b64decode("".join(found.group(1).split()), validate=True))
-    except binascii.Error as error:
-        raise Invalid("its certificate is not in base64") from error
+    return parse(of_pem(text))
 
 
 def parse(der: bytes) -> Certificate:
     """A certificate in DER (RFC 5280, 4.1); raises Invalid."""
     if len(der) > _LONGEST:
         raise Invalid("its certificate is too long")
-    whole = list(_elements(der))
+    whole = list(elements(der))
     if len(whole) != 1 or whole[0][0] != _SEQUENCE:
         raise Invalid("it is not one certificate")
-    signed = list(_elements(whole[0][1]))
+    signed = list(elements(whole[0][1]))
     if not signed or signed[0][0] != _SEQUENCE:
         raise Invalid("its certificate has no content")
-    fields = list(_elements(signed[0][1]))
+    fields = list(elements(signed[0][1]))
     # version [0] is optional; then serial, algorithm, issuer, validity, subject, key
     fields = fields[1:] if fields and fields[0][0] == 0xA0 else fields  # noqa: PLR2004 - the tag of version
     if len(fields) < 6 or fields[3][0] != _SEQUENCE or fields[4][0] != _SEQUENCE:  # noqa: PLR2004 - as listed
         raise Invalid("its certificate lacks fields")
-    times = list(_elements(fields[3][1]))
+    times = list(elements(fields[3][1]))
     if len(times) != 2:  # noqa: PLR2004 - notBefore and notAfter
         raise Invalid("its certificate has no validity")
     not_before, not_after = (_time(*each) for each in times)
     return Certificate(_common_name(fields[4][1]), not_before, not_after, der)
-
-
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements that ``data`` consists of: tag and content."""
-    position = 0
-    while position < len(data):
-        tag, rest = data[position], data[position + 1 :]
-        if tag & 0x1F == 0x1F or not rest:  # noqa: PLR2004 - tags of several bytes are not used in certificates
-            raise Invalid("its certificate is not DER")
-        length, width = rest[0], 0
-        if length & 0x80:
-            width = length & 0x7F
-            digits = rest[1 : 1 + width]
-            if not 1 <= width <= 3 or len(digits) != width:  # noqa: PLR2004 - three bytes are enough for _LONGEST
-                raise Invalid("its certificate is not DER")
-            length = int.from_bytes(digits, "big")
-            if length < 0x80 or not digits[0]:  # noqa: PLR2004 - DER: the shortest form
-                raise Invalid("its certificate is not DER")
-        content = rest[1 + width : 1 + width + length]
-        if len(content) != length:
-            raise Invalid("its certificate is cut off")
-        yield tag, content
-        position += 2 + width + length
 
 
 def _time(tag: int, content: bytes) -> int:
@@ -127,9 +87,9 @@ def _time(tag: int, content: bytes) -> int:
 
 
 def _common_name(name: bytes) -> str:
-    for tag, relative in _elements(name):
-        for _, pair in _elements(relative) if tag == _SET else ():
-            parts = list(_elements(pair))
+    for tag, relative in elements(name):
+        for _, pair in elements(relative) if tag == _SET else ():
+            parts = list(elements(pair))
             if len(parts) == 2 and parts[0][1] == _COMMON_NAME:  # noqa: PLR2004 - type and value
                 text = parts[1][1].decode("utf-8", "replace")
                 return "".join(each if each.isprintable() else "?" for each in text)[:200]
