@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import etcd, kubeconfig
+from gpunodes.ansible.module_utils import containers, etcd, kubeconfig
 from gpunodes.ansible.module_utils.cluster import membership
 from gpunodes.ansible.module_utils.etcd import Member
-from gpunodes.ansible.module_utils.kubeadm import reset
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
 
@@ -49,7 +48,7 @@ class Etcd:
     asked: list[str] = field(default_factory=list)
 
     def run(self, argv: list[str], *_: Any) -> CommandResult:
-        assert argv[:3] == ["crictl", f"--runtime-endpoint={reset.runtime_socket()}", "--timeout=60s"]
+        assert argv[:3] == ["crictl", f"--runtime-endpoint={containers.runtime_socket()}", "--timeout=60s"]
         if argv[3] == "ps":
             return CommandResult(argv, 0, "0123456789ab\n", "")
         assert argv[3:6] == ["exec", "0123456789ab", "etcdctl"]
@@ -183,7 +182,7 @@ def test_etcdctl_runs_in_the_one_container_of_etcd(monkeypatch: pytest.MonkeyPat
 def test_docker_as_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     socket = tmp_path / "cri-dockerd.sock"
     socket.touch()
-    monkeypatch.setattr(reset, "_DOCKER_SOCKET", str(socket))
+    monkeypatch.setattr(containers, "_DOCKER_SOCKET", str(socket))
     made = running(monkeypatch, member(1))
     assert etcd.members() == made.members
 

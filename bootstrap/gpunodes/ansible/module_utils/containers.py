@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from .problem import MachineProblem
 from .process import CommandResult, last_line, run
 
-_SOCKETS = ("/run/cri-dockerd.sock", "/run/containerd/containerd.sock")
-"""The runtimes' sockets, in the order in which kubeadm_reset looks for them."""
+_SOCKET = "/run/containerd/containerd.sock"
+_DOCKER_SOCKET = "/run/cri-dockerd.sock"
 _MARGIN_S = 15
 """Seconds that crictl itself may take longer than the program that it runs."""
 
 
+def runtime_socket() -> str:
+    """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
+    return f"unix://{_DOCKER_SOCKET if os.path.exists(_DOCKER_SOCKET) else _SOCKET}"
+
+
 def crictl(arguments: Sequence[str], timeout_s: float = 60) -> CommandResult:
     """Run crictl on the runtime of this machine."""
-    socket = next(filter(os.path.exists, _SOCKETS), _SOCKETS[-1])
-    return run(["crictl", f"--runtime-endpoint=unix://{socket}", "--timeout=30s", *arguments], timeout_s)
+    return run(["crictl", f"--runtime-endpoint={runtime_socket()}", "--timeout=30s", *arguments], timeout_s)
 
 
 def ids(name: str, every: bool = False) -> list[str]:

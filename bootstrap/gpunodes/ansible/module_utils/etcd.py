@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from .kubeadm import reset
+from .containers import runtime_socket
 from .problem import MachineProblem
 from .process import CommandResult, last_line, run
 
@@ -256,4 +256,4 @@ def container() -> str:
 
 
 def _crictl(*words: str) -> CommandResult:
-    return run(["crictl", f"--runtime-endpoint={reset.runtime_socket()}", f"--timeout={_LIMIT_S}s", *words], _LIMIT_S)
+    return run(["crictl", f"--runtime-endpoint={runtime_socket()}", f"--timeout={_LIMIT_S}s", *words], _LIMIT_S)

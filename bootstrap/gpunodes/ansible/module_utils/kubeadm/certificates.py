@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import disk, kube_api, kubeconfig
 from ..cluster import tokens
+from ..containers import runtime_socket
 from ..kube_api import Client
 from ..problem import MachineProblem
 from . import command, reset
@@ -70,7 +71,7 @@ def share(run: str, limit_s: float) -> Shared:
             "apiVersion": "kubeadm.k8s.io/v1beta4",
             "kind": "InitConfiguration",
             "certificateKey": key,
-            "nodeRegistration": {"criSocket": reset.runtime_socket()},
+            "nodeRegistration": {"criSocket": runtime_socket()},
         },
         # With a version kubeadm does not look for the newest one on the Internet.
         {

@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Sequence
 
 from .. import data_directory, disk, facts, firewall, kubeconfig, ledger, tree
+from ..containers import runtime_socket
 from ..host import services
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference, Report
 
-_SOCKET = "unix:///run/containerd/containerd.sock"
-_DOCKER_SOCKET = "/run/cri-dockerd.sock"
 ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
@@ -115,11 +114,6 @@ def _state() -> list[str]:
     shared = os.path.isdir(f"{_CNI_STATE}/networks") and set(os.listdir(f"{_CNI_STATE}/networks")) - {_CNI_NETWORK}
     own = (f"{_CNI_STATE}/networks/{_CNI_NETWORK}", f"{_CNI_STATE}/flannel")
     return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
-
-
-def runtime_socket() -> str:
-    """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
-    return f"unix://{_DOCKER_SOCKET}" if os.path.exists(_DOCKER_SOCKET) else _SOCKET
 
 
 def _cni_files() -> list[str]:
