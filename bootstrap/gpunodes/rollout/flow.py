@@ -74,7 +74,7 @@ def verified(record: RolloutRecord, why: str) -> RolloutRecord:
 
 
 def undone(record: RolloutRecord, why: str) -> RolloutRecord:
-    """After the work was taken back and verified; ``why`` is what is wrong, "" for nothing."""
+    """After the work was undone and verified; ``why`` is what is wrong, "" for nothing."""
     if not why:
         return record.to(Stage.UNCORDON, outcome=RolloutOutcome.UNDONE, why=f"{record.why}; it was taken back")
     return _hold(record, f"{record.why}; it could not be taken back: {why}")

@@ -34,10 +34,10 @@ class Stage(StrEnum):
     APPLY = "apply"
     VERIFY = "verify"
     UNDO = "undo"
-    """Take back what a failed apply did."""
+    """Undo what a failed apply did."""
     UNCORDON = "uncordon"
     HOLD = "hold"
-    """The work failed and was not taken back: the node stays cordoned, and the record stays in its Lease."""
+    """The work failed and was not undone: the node stays cordoned, and the record stays in its Lease."""
     RELEASE = "release"
     END = "end"
 
@@ -53,7 +53,7 @@ class RolloutOutcome(StrEnum):
     NOT_DRAINED = "not-drained"
     """Its pods could not be evicted; its node was given back."""
     UNDONE = "undone"
-    """The work failed and was taken back; its node was given back."""
+    """The work failed and was undone; its node was given back."""
     FAILED = "failed"
 
     @property
@@ -85,7 +85,7 @@ class RolloutRecord:
     applied: bool = False
     """The work was begun on it: from then on its node is given back only after a verification."""
     undoes: bool = False
-    """The work can be taken back."""
+    """The work can be undone."""
     before: State = State.HEALTHY
     """The machine's state before the work."""
     gpus: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import certificates
-from gpunodes.ansible.module_utils.certificates import Invalid
+from gpunodes.ansible.module_utils.der import Invalid
 from gpunodes.planner import certificates as judged
 from gpunodes.planner import reports
 

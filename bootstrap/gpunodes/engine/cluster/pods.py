@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.ansible.module_utils import devices
+from gpunodes.ansible.module_utils.cluster import gpu_pods
 
 KEEP = (
     "metadata.name",
@@ -23,8 +23,6 @@ KEEP = (
     "status.phase",
 )
 """The fields of a pod that are requested; the environment of its containers, which may hold secrets, is not."""
-_RUNTIME_CLASS = "nvidia"
-"""The RuntimeClass by which pods see GPUs without requesting any (page gpu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Pod:
     finished: bool
     ending: bool
     uses_gpus: bool = False
-    """It requests GPUs, claims devices (dynamic resource allocation), or runs in the RuntimeClass nvidia."""
+    """It has not ended, and requests GPUs, claims devices, or runs in the RuntimeClass nvidia."""
 
     @property
     def full_name(self) -> str:
@@ -64,16 +62,8 @@ def parse(item: Mapping[str, Any]) -> Pod:
         mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
         finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
         ending="deletionTimestamp" in metadata,
-        uses_gpus=_uses_gpus(item.get("spec") or {}),
+        uses_gpus=gpu_pods.uses_gpu(item),
     )
-
-
-def _uses_gpus(spec: Mapping[str, Any]) -> bool:
-    if spec.get("runtimeClassName") == _RUNTIME_CLASS or spec.get("resourceClaims"):
-        return True
-    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    requested = [(each.get("resources") or {}).get("limits") or {} for each in containers]
-    return any(count for limits in requested for count in devices.counts(limits).values())
 
 
 def eviction(pod: Pod) -> dict[str, Any]:

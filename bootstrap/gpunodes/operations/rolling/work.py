@@ -66,7 +66,7 @@ class Work(Protocol):
 
     @property
     def undoes(self) -> bool:
-        """Whether ``undo`` can take it back."""
+        """Whether ``undo`` can undo it."""
 
     def needed(self, target: Target) -> str:
         """What there is to do on a machine, "" for nothing: read from the machine or the cluster, changing nothing."""
@@ -81,4 +81,4 @@ class Work(Protocol):
         """What is wrong after the work, "" for nothing. Node and GPUs are verified by the roll-out itself."""
 
     def undo(self, target: Target) -> None:
-        """Take back a work that failed."""
+        """Undo a work that failed."""

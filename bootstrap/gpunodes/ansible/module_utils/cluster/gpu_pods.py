@@ -9,16 +9,6 @@ from .. import devices
 
 RUNTIME_CLASS = "nvidia"
 """The RuntimeClass whose containers get GPUs without requesting them."""
-FIELDS = (
-    "spec.containers",
-    "spec.initContainers",
-    "spec.runtimeClassName",
-    "spec.resourceClaims",
-    "spec.volumes",
-    "status.phase",
-    "status.resourceClaimStatuses",
-)
-"""The fields of a pod that ``uses_gpu`` reads."""
 _DRIVER = "nvidia.com"
 """The drivers and device classes of NVIDIA's GPUs are gpu.nvidia.com, mig.nvidia.com and compute-domain.nvidia.com.
 Source: github.com/kubernetes-sigs/dra-driver-nvidia-gpu, README."""

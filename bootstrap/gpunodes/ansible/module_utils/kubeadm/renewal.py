@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping
 
 from .. import certificates, containers, kubeconfig, ledger, static_pod_files
-from ..certificates import Certificate, Invalid
+from ..certificates import Certificate
+from ..der import Invalid
 from ..problem import MachineProblem
 from ..process import last_line, run
 from ..report import Difference, Report
