@@ -184,7 +184,7 @@ class Apt:
             ),
             "dpkg --configure -a",
         )
-        self._checked(self._apt("install", "--fix-broken"), "apt-get install --fix-broken")
+        self._checked(self.get("install", "--fix-broken"), "apt-get install --fix-broken")
         return True
 
     def refresh(self, files: Sequence[str] = ()) -> None:
@@ -194,7 +194,7 @@ class Apt:
         ]
         self.unread = ""
         for options in per_file or [()]:
-            result = self._apt("update", *options)
+            result = self.get("update", *options)
             self._checked(result, "apt-get update")
             # apt only warns about a source that it cannot reach, and keeps its old list.
             if "W: Failed to fetch" in result.text and (cause := causes.find(Program.APT, result.text)):
@@ -204,15 +204,15 @@ class Apt:
         return parse_madison(run(["apt-cache", "madison", *names]).out)
 
     def effects(self, packages: Mapping[str, str], *, replace: bool = False) -> Effects:
-        result = self._apt("install", "--simulate", *self._versions(packages, replace))
+        result = self.get("install", "--simulate", *self._versions(packages, replace))
         self._checked(result, "apt-get install")
         return parse_simulation(result.out)
 
     def install(self, packages: Mapping[str, str], *, replace: bool = False) -> None:
-        self._checked(self._apt("install", *self._versions(packages, replace)), f"installing {', '.join(packages)}")
+        self._checked(self.get("install", *self._versions(packages, replace)), f"installing {', '.join(packages)}")
 
     def download(self, packages: Mapping[str, str]) -> None:
-        done = self._apt("install", "--download-only", *self._versions(packages, replace=True))
+        done = self.get("install", "--download-only", *self._versions(packages, replace=True))
         self._checked(done, f"downloading {', '.join(packages)}")
 
     def has_downloaded(self, packages: Mapping[str, str]) -> bool:
@@ -233,18 +233,20 @@ class Apt:
 
     def remove(self, names: Sequence[str], verb: str = "remove") -> None:
         if names:
-            self._checked(self._apt(verb, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
+            self._checked(self.get(verb, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
             for name in names:
                 for archive in glob.glob(f"{_ARCHIVES}/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
 
-    def _apt(self, *arguments: str) -> CommandResult:
-        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S, environment=self._ENVIRONMENT)
+    @classmethod
+    def get(cls, *arguments: str) -> CommandResult:
+        """Run apt-get: it never asks, and keeps changed configuration files."""
+        return run([*cls._COMMAND, *arguments], INSTALL_LIMIT_S, environment=cls._ENVIRONMENT)
 
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            raise _failure(Program.APT, title, result)
+            raise failure(Program.APT, title, result)
 
 
 def parse_dpkg(listing: str) -> dict[str, PackageState]:
@@ -281,7 +283,7 @@ def parse_simulation(listing: str) -> Effects:
     return Effects(installs, removes, upgrades)
 
 
-def _failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
+def failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
     """Why a package manager failed, by its first cause."""
     cause = causes.of(program, result.text)
     missing = re.search(r"Unable to fetch|Failed to fetch|404|Cannot download|No more mirrors", result.text)
@@ -369,7 +371,7 @@ class Dnf:
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            raise _failure(Program.DNF, title, result)
+            raise failure(Program.DNF, title, result)
 
 
 def stream_file(module: str) -> str:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from .. import packages
 from ..causes import Program
 from ..problem import MachineProblem
-from ..process import CommandResult, run
+from ..process import CommandResult
 from . import kept
 
 PREFERENCES = "/etc/apt/preferences.d"
 ARCHIVES = "/var/cache/apt/archives"
+apt = packages.Apt.get
 REPLACE = ("--allow-downgrades", "--allow-change-held-packages")
 _PINNING = "nvidia-driver-pinning-"
 
@@ -75,7 +76,7 @@ def plan(
     with preferences(holds, version) as option:
         result = simulate(option, wanted, gone)
     if not result.ok:
-        raise packages._failure(Program.APT, "apt-get install", result)
+        raise packages.failure(Program.APT, "apt-get install", result)
     installs, replaced, removes = parse(result.out)
     if foreign := [name for name in removes if not belongs(name, holds) and name not in gone]:
         raise MachineProblem(
@@ -125,12 +126,6 @@ def arguments(wanted: Mapping[str, str], gone: Sequence[str]) -> list[str]:
     return [*(f"{name}={version}" for name, version in wanted.items()), *(f"{name}-" for name in gone)]
 
 
-def apt(*arguments_: str) -> CommandResult:
-    """apt-get, as all of gpunodes runs it."""
-    command, environment = packages.Apt._COMMAND, packages.Apt._ENVIRONMENT
-    return run([*command, *arguments_], packages.INSTALL_LIMIT_S, environment=environment)
-
-
 def download(made: Transaction, holds: Sequence[str], version: str, before: str) -> None:
     """Download the packages of the new driver ``version`` and of the installed one, ``before``, as sets.
 
@@ -164,4 +159,4 @@ def _fetch(what: Sequence[str], folder: str) -> None:
     """Download into ``folder``; raises MachineProblem if apt cannot."""
     result = apt(*REPLACE, "install", "--download-only", f"-oDir::Cache::Archives={folder}/", *what)
     if not result.ok:
-        raise packages._failure(Program.APT, "downloading the driver", result)
+        raise packages.failure(Program.APT, "downloading the driver", result)

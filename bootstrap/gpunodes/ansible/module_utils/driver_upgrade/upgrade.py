@@ -221,7 +221,7 @@ def _install(changes: Changes, target: kept.Kept, gone: Sequence[str]) -> None:
     result = transaction.apt(*transaction.REPLACE, "install", *files, *(f"{name}-" for name in gone))
     if not result.ok:
         problem = gpu_driver.build_problem("nvidia", platform.release(), began)
-        raise problem or packages._failure(Program.APT, f"installing driver {target.version}", result)
+        raise problem or packages.failure(Program.APT, f"installing driver {target.version}", result)
 
 
 def _clean_initramfs(changes: Changes, version: str) -> None:

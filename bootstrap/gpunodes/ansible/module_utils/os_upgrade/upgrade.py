@@ -22,6 +22,8 @@ from ..report import Difference
 from . import kernels, locks, reboot
 from .pending import Package, Pending, kept_files, parse
 
+apt = packages.Apt.get
+
 
 @dataclass(frozen=True)
 class Request:
@@ -143,12 +145,6 @@ def verify(request: Request, *, rebooted: bool) -> list[str]:
 
 
 # --- what there is to do ---
-
-
-def apt(*arguments: str) -> CommandResult:
-    """apt-get, as all of gpunodes runs it: it never asks, and keeps changed configuration files."""
-    command, environment = packages.Apt._COMMAND, packages.Apt._ENVIRONMENT
-    return run([*command, *arguments], packages.INSTALL_LIMIT_S, environment=environment)
 
 
 def _apt_only() -> None:
@@ -314,4 +310,4 @@ def _release(metas: Sequence[Package], done: Outcome, check: bool) -> None:
 
 def _must(title: str, result: CommandResult) -> None:
     if not result.ok:
-        raise packages._failure(Program.APT, title, result)
+        raise packages.failure(Program.APT, title, result)
