@@ -28,7 +28,7 @@ class Unfinished:
 
 
 def roll_out(
-    inventory: Inventory,
+    fleet: InventoryFleet,
     plan: UpgradePlan,
     machines: Sequence[Machine],
     options: RolloutOptions,
@@ -39,7 +39,7 @@ def roll_out(
     What follows a roll-out that did not end well is not begun: run the same command again. Raises GpunodesError as
     ``commands.roll_out``, and if the add-ons cannot be updated.
     """
-    fleet, results = InventoryFleet(inventory), list[RolloutResult]()
+    inventory, results = fleet.inventory, list[RolloutResult]()
     for part, work in (
         (Part.CONTROL_PLANE, upgrades.ControlPlaneUpgrade(inventory, plan.target)),
         (Part.NODE, upgrades.KubeletUpgrade(inventory, plan.target)),
@@ -57,9 +57,9 @@ def roll_out(
     return results
 
 
-def unfinished(inventory: Inventory, report: Report) -> Unfinished:
+def unfinished(fleet: InventoryFleet, report: Report) -> Unfinished:
     """The upgrade that stands in the cluster; raises WrongInput if there is none, or another roll-out."""
-    found = status.read(InventoryFleet(inventory), report).rollout
+    found = status.read(fleet, report).rollout
     if found is None or found.work not in {upgrades.CONTROL_PLANES, upgrades.KUBELETS}:
         what = f"the unfinished roll-out is of {found.work}" if found else "no roll-out is unfinished"
         raise WrongInput(what, "an upgrade of Kubernetes", "`gpunodes rollout status` shows it")

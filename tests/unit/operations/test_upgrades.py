@@ -114,7 +114,7 @@ NODES = [(name, Part.NODE) for name in ("cp-1", "cp-2", "w-1", "w-2")]
 
 def _roll(inventory: Inventory, plan: UpgradePlan, only: tuple[str, ...] = ()) -> list[RolloutResult]:
     machines = [each for each in inventory.machines() if not only or each.name in only]
-    return upgrade.roll_out(inventory, plan, machines, RolloutOptions(), lambda *_: None)
+    return upgrade.roll_out(InventoryFleet(inventory), plan, machines, RolloutOptions(), lambda *_: None)
 
 
 def test_control_planes_come_before_kubelets_and_the_add_ons_last(

@@ -44,10 +44,11 @@ def command(
 
     terminal.check_confirmable("os upgrade", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
+    fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
-    wanted = rollout_options.request(rollout_flags, InventoryFleet(inventory).settings())
+    wanted = rollout_options.request(rollout_flags, fleet.settings())
     rebooted = ", and rebooted if needed" if reboot == "if-needed" else ""
     terminal.confirm(f"{len(chosen)} nodes are drained, their packages upgraded{rebooted}", yes=rollout_flags.yes)
     work = upgrades.SystemUpgrade(inventory, security=security, reboot=reboot == "if-needed")
-    done = commands.roll_out(InventoryFleet(inventory), chosen, work, wanted, report, "os upgrade")
+    done = commands.roll_out(fleet, chosen, work, wanted, report, "os upgrade")
     return rollout_options.show(done, as_json=as_json)

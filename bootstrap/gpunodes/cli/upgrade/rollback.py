@@ -28,11 +28,12 @@ def command(
 
     terminal.check_confirmable("upgrade rollback", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
+    fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     upgrade.check_workers(chosen)
-    wanted = rollout_options.request(rollout_flags, InventoryFleet(inventory).settings())
+    wanted = rollout_options.request(rollout_flags, fleet.settings())
     terminal.confirm(f"{len(chosen)} workers are drained and get their earlier kubelet", yes=rollout_flags.yes)
-    fleet, work = InventoryFleet(inventory), upgrades.Rollback(inventory)
+    work = upgrades.Rollback(inventory)
     return rollout_options.show(
         commands.roll_out(fleet, chosen, work, wanted, report, "upgrade rollback"), as_json=as_json
     )

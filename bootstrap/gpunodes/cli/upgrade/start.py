@@ -51,18 +51,19 @@ def command(
         )
     terminal.check_confirmable("upgrade", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
+    fleet = InventoryFleet(inventory)
     results: list[RolloutResult] = []
     if resume:
         from gpunodes.operations.rolling import commands
 
-        left = upgrade.unfinished(inventory, report)
+        left = upgrade.unfinished(fleet, report)
         target, chosen_options = left.target, left.options
-        results.append(commands.resume(InventoryFleet(inventory), report, "upgrade --resume"))
+        results.append(commands.resume(fleet, report, "upgrade --resume"))
         if results[0].exit_code is not ExitCode.DONE:
             return _show(results, as_json=as_json)
         plan = _plan(inventory, str(target))
     else:
-        chosen_options = rollout_options.request(rollout_flags, InventoryFleet(inventory).settings())
+        chosen_options = rollout_options.request(rollout_flags, fleet.settings())
         plan = _plan(inventory, str(target))
         terminal.confirm(
             f"{len({step.machine for step in plan.steps})} machines are upgraded to {plan.target}, "
@@ -72,7 +73,7 @@ def command(
         if not no_backup:
             _back_up(inventory)
     machines = rollout_options.select(inventory, (), rollout_flags)
-    results += upgrade.roll_out(inventory, plan, machines, chosen_options, report)
+    results += upgrade.roll_out(fleet, plan, machines, chosen_options, report)
     return _show(results, as_json=as_json)
 
 

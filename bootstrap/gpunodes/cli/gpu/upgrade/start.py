@@ -52,8 +52,9 @@ def command(
 
     terminal.check_confirmable("gpu upgrade", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
+    fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
-    wanted = rollout_options.request(rollout_flags, InventoryFleet(inventory).settings())
+    wanted = rollout_options.request(rollout_flags, fleet.settings())
     work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
     view = text.progress()
     try:
@@ -73,5 +74,5 @@ def command(
         terminal.line("all of these machines have this driver")
         return 0
     terminal.confirm(f"{len(chosen)} nodes get another driver", yes=rollout_flags.yes)
-    done = commands.roll_out(InventoryFleet(inventory), chosen, work, wanted, report, "gpu upgrade")
+    done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
     return rollout_options.show(done, as_json=as_json)
