@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet
@@ -17,14 +16,6 @@ from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.result import RolloutResult
 
 PLAYBOOK = "upgrade.yml"
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An upgrade that stands in the cluster."""
-
-    target: str
-    options: RolloutOptions
 
 
 def roll_out(
@@ -57,13 +48,12 @@ def roll_out(
     return results
 
 
-def unfinished(fleet: InventoryFleet, report: Report) -> Unfinished:
-    """The upgrade that stands in the cluster; raises WrongInput if there is none, or another roll-out."""
+def check_unfinished(fleet: InventoryFleet, report: Report) -> None:
+    """Raise WrongInput unless an upgrade of Kubernetes stands unfinished in the cluster."""
     found = status.read(fleet, report).rollout
     if found is None or found.work not in {upgrades.CONTROL_PLANES, upgrades.KUBELETS}:
         what = f"the unfinished roll-out is of {found.work}" if found else "no roll-out is unfinished"
         raise WrongInput(what, "an upgrade of Kubernetes", "`gpunodes rollout status` shows it")
-    return Unfinished(found.parameters.get("target", ""), found.options)
 
 
 def check_workers(machines: Sequence[Machine]) -> None:

@@ -14,12 +14,13 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import upgrade
-from gpunodes.operations.rolling import commands, upgrades, works
+from gpunodes.operations.rolling import commands, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import Disruption, RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
+from gpunodes.rollout.state import Rollout
 
 
 @pytest.fixture
@@ -162,3 +163,29 @@ def test_an_upgrade_has_a_version_or_is_resumed(
         main()
     assert ended.value.code == ExitCode.WRONG_INPUT
     assert "a version, or --resume alone" in capsys.readouterr().err
+
+
+def test_an_upgrade_is_resumed_as_it_began(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Machines that --only left out are not in the record: they stay as they are."""
+    rolled, resumed = Rolled(monkeypatch), RolloutResult("id", upgrades.KUBELETS, [])
+    began = Rollout("id", upgrades.KUBELETS, {"target": "1.36.3"}, RolloutOptions(), 1.0, "ann", waiting=["w-1"])
+    monkeypatch.setattr(status, "read", lambda *_: status.RolloutStatus(began, "", {}, (), ""))
+    monkeypatch.setattr(commands, "resume", lambda *_: resumed)
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "--resume", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.DONE
+    assert not rolled.rollouts
+    assert "for what this roll-out left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("work", ["", upgrades.SYSTEM])
+def test_only_an_upgrade_of_kubernetes_is_resumed_by_it(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    began = Rollout("id", work, {}, RolloutOptions(), 1.0, "ann") if work else None
+    monkeypatch.setattr(status, "read", lambda *_: status.RolloutStatus(began, "", {}, (), ""))
+    with pytest.raises(WrongInput, match="roll-out is"):
+        upgrade.check_unfinished(InventoryFleet(inventory), lambda *_: None)

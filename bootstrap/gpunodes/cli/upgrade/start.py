@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", required=False)
 @click.option("--no-backup", is_flag=True, help="Do not write a backup of etcd into the current folder first.")
-@click.option("--resume", is_flag=True, help="Continue the unfinished upgrade, with the options that it began with.")
+@click.option("--resume", is_flag=True, help="Continue the unfinished roll-out of an upgrade as it began.")
 @rollout_options.rollout_options
 @common.ansible_options
 @options.json_option
@@ -42,6 +42,7 @@ def command(
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, upgrade
+    from gpunodes.operations.rolling import commands
 
     if bool(target) == resume or (resume and rollout_flags.changes):
         raise WrongInput(
@@ -49,32 +50,27 @@ def command(
             "a version, or --resume alone",
             "`gpunodes upgrade 1.37` begins an upgrade, `gpunodes upgrade --resume` continues one as it began",
         )
-    terminal.check_confirmable("upgrade", yes=rollout_flags.yes)
+    if not resume:
+        terminal.check_confirmable("upgrade", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
     fleet = InventoryFleet(inventory)
-    results: list[RolloutResult] = []
     if resume:
-        from gpunodes.operations.rolling import commands
-
-        left = upgrade.unfinished(fleet, report)
-        target, chosen_options = left.target, left.options
-        results.append(commands.resume(fleet, report, "upgrade --resume"))
-        if results[0].exit_code is not ExitCode.DONE:
-            return _show(results, as_json=as_json)
-        plan = _plan(inventory, str(target))
-    else:
-        chosen_options = rollout_options.request(rollout_flags, fleet.settings())
-        plan = _plan(inventory, str(target))
-        terminal.confirm(
-            f"{len({step.machine for step in plan.steps})} machines are upgraded to {plan.target}, "
-            "and their nodes are drained one after the other",
-            yes=rollout_flags.yes,
-        )
-        if not no_backup:
-            _back_up(inventory)
+        # Only its machines: --only may have left others out.
+        upgrade.check_unfinished(fleet, report)
+        resumed = commands.resume(fleet, report, "upgrade --resume")
+        terminal.line("run `gpunodes upgrade` with the version for what this roll-out left out", err=True)
+        return _show([resumed], as_json=as_json)
+    wanted = rollout_options.request(rollout_flags, fleet.settings())
+    plan = _plan(inventory, str(target))
+    terminal.confirm(
+        f"{len({step.machine for step in plan.steps})} machines are upgraded to {plan.target}, "
+        "and their nodes are drained one after the other",
+        yes=rollout_flags.yes,
+    )
+    if not no_backup:
+        _back_up(inventory)
     machines = rollout_options.select(inventory, (), rollout_flags)
-    results += upgrade.roll_out(fleet, plan, machines, chosen_options, report)
-    return _show(results, as_json=as_json)
+    return _show(upgrade.roll_out(fleet, plan, machines, wanted, report), as_json=as_json)
 
 
 def _plan(inventory: Inventory, target: str) -> UpgradePlan:
