@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from gpunodes.engine import records
-from gpunodes.engine.cluster.session import Response
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached
@@ -322,6 +322,8 @@ class Fleet:
             "gpunodes_repair_settle": 0,
             "gpunodes_repair_evidence_days": 90,
             "gpunodes_repair_evidence_mib": 100,
+            "gpunodes_rollout_drain_timeout": 0.3,
+            "gpunodes_rollout_verify_timeout": 0.5,
         }
 
     def pool_label(self, name: str) -> str:

@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from gpunodes.ansible.module_utils.kubeconfig import ADMIN
+from gpunodes.ansible.module_utils.kubeconfig import ADMIN, ca_hash
+from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.errors import GpunodesError
 
 _CLUSTER = frozenset({"server", "certificate-authority-data"})
 _USER = frozenset({"client-certificate-data", "client-key-data"})
 
 
-def from_control_plane(text: str | bytes, machine: str) -> dict[str, Any]:
+def from_control_plane(text: str | bytes, machine: str, name: str = "") -> dict[str, Any]:
     """The kubeconfig ``text`` of a control-plane machine as ``reduced`` gives it; raises GpunodesError."""
     try:
         document = parse_yaml(text)
     except ValueError:
         raise _invalid(machine, "is not valid YAML") from None
-    return reduced(document, machine)
+    return reduced(document, machine, name)
+
+
+def ca_hash_of(document: Mapping[str, Any]) -> str:
+    """The hash of the CA in a kubeconfig that ``reduced`` gave, "" for an invalid certificate."""
+    pem = base64.b64decode(document["clusters"][0]["cluster"]["certificate-authority-data"])
+    try:
+        return ca_hash(pem.decode("ascii", "replace"))
+    except MachineProblem:
+        return ""
 
 
 def parse_yaml(text: str | bytes) -> Any:
@@ -39,13 +50,14 @@ def parse_yaml(text: str | bytes) -> Any:
         raise ValueError(f"not valid YAML: {type(error).__name__}") from None
 
 
-def reduced(document: Any, machine: str) -> dict[str, Any]:
+def reduced(document: Any, machine: str, name: str = "") -> dict[str, Any]:
     """The kubeconfig of a control-plane machine, reduced to the cluster's address, the certificates and the key.
 
-    kubeadm names every cluster `kubernetes`; to merge several into one file, they get their own names. Raises
-    GpunodesError if the kubeconfig contains anything else, such as programs or files for kubectl.
+    kubeadm names every cluster `kubernetes`; to merge several into one file, they get their own names, from ``name`` or
+    that of the machine. Raises GpunodesError if the kubeconfig contains anything else, such as programs or files for
+    kubectl.
     """
-    name = f"gpunodes-{machine}"
+    name = f"gpunodes-{name or machine}"
     return {
         "apiVersion": "v1",
         "kind": "Config",

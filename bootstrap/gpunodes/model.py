@@ -51,6 +51,12 @@ class Only(StrEnum):
     WITH_DOCKER = "with docker"
     """Machines with the runtime Docker, and those on which Docker is installed."""
     CONTROL_PLANE = "control plane"
+    """The control plane that creates the cluster, or the one that this run uses."""
+    CONTROL_PLANES = "control planes"
+    VIRTUAL_ADDRESS = "virtual address"
+    """Control planes that share a virtual address."""
+    OTHER_CONTROL_PLANES = "other control planes"
+    """Control planes that join a cluster, or leave it."""
     BURN_IN = "burn-in"
     """Machines that are burnt in when they join."""
     NODES = "nodes"
@@ -192,3 +198,28 @@ class RunResult:
         failed = {finding.machine for finding in self.findings if finding.severity is Severity.ERROR}
         failed |= {each.name for each in self.machines if each.outcome.is_failure or each.outcome is Outcome.SKIPPED}
         return exit_code_for(len(failed), len(failed.union(each.name for each in self.machines)))
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateEnd:
+    """A certificate; ``not_after`` in seconds since 1970, None with a ``problem`` if it cannot be read."""
+
+    name: str
+    path: str
+    subject: str
+    not_after: int | None
+    days: int | None
+    """Whole days until the end; negative after it."""
+    renewal: str
+    """``renew`` by `gpunodes certs renew`, ``kubelet`` by itself, ``none``."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCertificates:
+    """The certificates of a machine, and what to do about those that end soon; ``cause``: why they are unknown."""
+
+    machine: str
+    certificates: Sequence[CertificateEnd]
+    warnings: Sequence[str]
+    cause: str

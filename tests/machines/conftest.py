@@ -32,7 +32,7 @@ import yaml
 from tests import collection
 
 # Show the values of failed assertions in helpers as well.
-pytest.register_assert_rewrite(f"{__package__}.unhealthy")
+pytest.register_assert_rewrite(f"{__package__}.unhealthy", f"{__package__}.availability")
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
 CHECKOUT = Path(__file__).parents[2]
@@ -59,6 +59,8 @@ class Operator:
     """The output of all commands; the search for secrets reads it."""
     bare: dict[str, list[str]] = field(default_factory=dict)
     """``BARE`` of each machine before the cluster was prepared; empty without a prepared cluster."""
+    control_planes: tuple[str, ...] = ("control-1",)
+    """The lab's control-plane machines; kubectl runs on the first that responds."""
 
     def gpunodes(self, *argv: str, code: int | None = 0, limit_s: float = LONG) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; asserts its exit code unless ``code`` is None."""
@@ -152,9 +154,30 @@ class Operator:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def kubectl(self, *argv: str, code: int | None = 0) -> str:
-        """Run kubectl on the control plane."""
-        return self.ssh("control-1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(argv)}", code)
+    def kubectl(self, *argv: str, code: int | None = 0, machine: str | None = None) -> str:
+        """Run kubectl on ``machine``, by default the first control plane that has power and a network."""
+        if machine is None:
+            several = len(self.control_planes) > 1
+            machine = self.responding_control_planes()[0] if several else self.control_planes[0]
+        return self.ssh(machine, f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(argv)}", code)
+
+    def responding_control_planes(self) -> tuple[str, ...]:
+        """The control planes whose SSH server responds; fails the test if none does."""
+        status = json.loads(self.lab("status", "--json").stdout)
+        found = tuple(
+            each["name"] for each in status["machines"] if each["ssh"] and each["name"] in self.control_planes
+        )
+        assert found, status
+        return found
+
+    def network(self, machine: str, action: str) -> None:
+        """Cut a machine off from the network (``off``), or connect it again (``on``)."""
+        done = self.lab("network", machine, action)
+        assert done.returncode == 0, done.stderr
+
+    def setting(self, name: str) -> Any:
+        """A variable of all machines in the lab's inventory."""
+        return yaml.safe_load((self.folder / "inventory/group_vars/all.yml").read_text())[name]
 
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
@@ -174,6 +197,9 @@ class LabSpec:
     system: str = "debian13"
     workers: int = 2
     kubernetes: str = "1.36"
+    """A minor, or several with a space between them: the mirror offers all, the lab's tests choose."""
+    control_planes: int = 1
+    """One is called control-1; several are cp-1, cp-2, ..."""
     gpu_workers: int = 0
     """Machines with two stand-in GPUs each."""
     up_options: tuple[str, ...] = ()
@@ -181,13 +207,19 @@ class LabSpec:
     cluster: tuple[str, ...] | None = None
     """Options of the `gpunodes up` that prepares a cluster for the tests; None: the machines stay bare."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of control-1 in the inventory of the prepared cluster."""
+    """Variables of the control planes in the inventory of the prepared cluster."""
+
+    @property
+    def control_plane_names(self) -> tuple[str, ...]:
+        """The names of its control planes."""
+        several = range(1, self.control_planes + 1)
+        return ("control-1",) if self.control_planes == 1 else tuple(f"cp-{number}" for number in several)
 
     @property
     def machines(self) -> tuple[str, ...]:
         """The names of its machines."""
         workers = [f"worker-{number + 1}" for number in range(self.workers)]
-        return ("control-1", *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
+        return (*self.control_plane_names, *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
 
 
 class Labs:
@@ -211,8 +243,11 @@ class Labs:
         if self._record.exists() and self._record.read_text() == record:
             return self._restored(spec)
         self._down()
-        operator = self._new()
-        up = ["up", "--workers", str(spec.workers), "--os", spec.system, "--kubernetes-version", spec.kubernetes]
+        operator = self._new(spec)
+        up = ["up", "--workers", str(spec.workers), "--os", spec.system]
+        up += [argument for minor in spec.kubernetes.split() for argument in ("--kubernetes-version", minor)]
+        if spec.control_planes > 1:
+            up += ["--control-planes", str(spec.control_planes)]
         if spec.gpu_workers:
             up += ["--gpu-workers", str(spec.gpu_workers), "--gpus", "2"]
         done = operator.lab(*up, *spec.up_options, limit_s=3600)
@@ -232,7 +267,7 @@ class Labs:
         """A folder for Ansible's SSH control sockets, with a short path: a socket's path is limited to 107 bytes."""
         return tempfile.TemporaryDirectory(prefix="gpunodes-ssh-", ignore_cleanup_errors=True)
 
-    def _new(self) -> Operator:
+    def _new(self, spec: LabSpec) -> Operator:
         """An operator in the lab's folder without open SSH connections: they do not survive a restore."""
         for folder in (self._folder, self._state):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -242,14 +277,15 @@ class Labs:
             "KUBECONFIG": str(self._folder / "kube/config"),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": self._connections.name,
         }
-        return Operator(self._folder, {**os.environ, **environment})
+        return Operator(self._folder, {**os.environ, **environment}, control_planes=spec.control_plane_names)
 
     def _prepare(self, operator: Operator, spec: LabSpec, options: Sequence[str]) -> None:
         """Make a cluster, and save it together with the operator's files."""
         operator.bare = operator.each(spec.machines, BARE)
-        variables = self._folder / "inventory" / "host_vars" / "control-1.yml"
-        variables.parent.mkdir(exist_ok=True)
-        variables.write_text(yaml.safe_dump(dict(spec.settings)))
+        for name in spec.control_plane_names:
+            variables = self._folder / "inventory" / "host_vars" / f"{name}.yml"
+            variables.parent.mkdir(exist_ok=True)
+            variables.write_text(yaml.safe_dump(dict(spec.settings)))
         operator.gpunodes("up", *options, limit_s=7200)
         done = operator.lab("snapshot", self.SNAPSHOT, limit_s=1200)
         assert done.returncode == 0, done.stderr
@@ -261,7 +297,7 @@ class Labs:
         for folder in (self._folder, self._state):
             shutil.rmtree(folder)
             shutil.copytree(self._before / folder.name, folder, symlinks=True)
-        operator = self._new()
+        operator = self._new(spec)
         operator.bare = json.loads((self._before / "bare.json").read_text())
         done = operator.lab("restore", self.SNAPSHOT, limit_s=1200)
         assert done.returncode == 0, done.stderr
@@ -277,7 +313,7 @@ class Labs:
 
 def wait_for_nodes(operator: Operator, machines: Sequence[str], limit_s: float = 600.0) -> None:
     """Wait until the nodes are Ready and have renewed their leases: after a restore stale nodes are Ready as well."""
-    started = operator.ssh("control-1", "date --utc +%FT%TZ").strip()
+    started = operator.ssh(operator.control_planes[0], "date --utc +%FT%TZ").strip()
     leases = r"""jsonpath={range .items[*]}{.metadata.name} {.spec.renewTime}{"\n"}{end}"""
     ready = r"""jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"""
     deadline = time.monotonic() + limit_s

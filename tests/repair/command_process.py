@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpunodes.engine import locks
-from gpunodes.engine.cluster.session import here
+from gpunodes.engine import control_planes, locks
+from gpunodes.engine.cluster.connection import here
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
@@ -24,13 +24,13 @@ from gpunodes.operations import claims
 def main(kubeconfig: str, command: str, *names: str) -> None:
     """Hold the locks of the command."""
     transport = here(sys.executable, Path(kubeconfig))
-    claims.over_ssh = lambda *_: transport  # type: ignore[attr-defined]  # where it is used
+    control_planes.over_ssh = lambda *_, **__: transport  # type: ignore[attr-defined]  # where it is used
     unlocked = SimpleNamespace(lost=lambda: None)
     locks.hold = lambda *_, **__: contextlib.nullcontext(unlocked)  # type: ignore[assignment]  # a stand-in
     machines = [Machine(name, name, Role.CONTROL_PLANE if name.startswith("c") else Role.WORKER) for name in names]
     control = Machine("c0", "c0", Role.CONTROL_PLANE)
     inventory: Any = SimpleNamespace(
-        control_plane=lambda: control, connection=lambda _: {}, machines=lambda *_: machines, cluster="simulated"
+        control_planes=lambda: [control], connection=lambda _: {}, machines=lambda *_: machines, cluster="simulated"
     )
     began = time.monotonic()
     try:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes.engine.cluster.session import Session, here
+from gpunodes.engine.cluster.connection import here
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.engine.scans import MachineScan

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.session import Session, here
+from gpunodes.engine.cluster.connection import here
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.operations import maintenance

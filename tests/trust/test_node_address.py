@@ -66,6 +66,6 @@ def test_the_address_with_which_a_stand_in_machine_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], address: str
 ) -> None:
     made = fleet(tmp_path, monkeypatch, **settings)
-    output = playbook(made, "join.yml", "--diff", "-vvv")
+    output = playbook(made, "join.yml", "--limit", "worker-1", "--diff", "-vvv")
     assert "worker-1/kubeadm_join" in made.asked, output
     assert f'"node_address": "{address}"' in output

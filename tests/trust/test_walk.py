@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import gpu, maintenance, provision
+from gpunodes.cli import certs, endpoint, etcd, gpu, maintenance, operating_system, provision, rollout, upgrade
+from gpunodes.cli.gpu import upgrade as gpu_upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded, printable
@@ -36,13 +37,18 @@ SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
 """The parts that the machines report as pending."""
 ACTING = (
+    "certificates_renewed",
     "docker_images",
+    "etcd_restored",
+    "etcd_stopped",
     "gpu_idle",
     "host_undo",
     "kube_objects",
     "kubeadm_init",
     "kubeadm_join",
+    "kubeadm_join_control_plane",
     "kubeadm_reset",
+    "etcd_member",
     "node_removed",
     "prepared",
 )
@@ -71,8 +77,14 @@ BURN_IN = {
 }
 
 
+def certificates(shown: str = SHOWN) -> list[dict[str, Any]]:
+    own = {"name": "apiserver", "path": "/etc/kubernetes/pki/apiserver.crt", "subject": shown, "problem": shown}
+    return [{**own, "not_after": end, "renewal": "renew"} for end in (None, -(1 << 62), 0, 1 << 62)]
+
+
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
+    made["certificates"] = certificates(shown)
     for node in made["nodes"]:
         node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
         node |= {"uid": ATTACKS[1], "addresses": list(ATTACKS), "maintenance": shown}
@@ -82,6 +94,17 @@ def cluster(shown: str = SHOWN) -> dict[str, Any]:
         }
         node["managed"]["taints"] = hostile(node["managed"]["taints"])
     return made
+
+
+UPGRADE: dict[str, Any] = {
+    **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
+    **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
+    "kubelet_arguments": [],
+    "joined": True,
+    "unfinished": False,
+    "cluster": None,
+}
+"""A result of upgrade_facts, without its free text."""
 
 
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
@@ -105,6 +128,8 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
     own: dict[str, Any] = {
         "host_facts": {"host_facts": report(name, shown)},
         "cluster_info": {"cluster": cluster(shown)},
+        "certificate_ends": {"certificates": certificates(shown)},
+        "etcd_members": {"etcd": {"problem": shown, "members": []}},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -112,6 +137,8 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
+        "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
+        "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
         "gpu_verify": {"gpu_levels": [hostile({**LEVEL, "state": ""}) | {"state": "ok"}]},
@@ -256,25 +283,37 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
+    "certs.yml": (0, "certificate_ends"),
+    "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "controller.yml": (0, ""),
+    "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
+    "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
     "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
     "gpu_install.yml": (2, _FACTS + _PREPARE + _VERIFY),
     "gpu_remove.yml": (0, _FACTS + "gpu_idle host_undo node_pools"),
+    # Without the tag of a stage they only read.
+    "gpu_upgrade.yml": (0, _FACTS),
     "gpu_verify.yml": (2, _FACTS + "gpu_verify gpu_served"),
     "health.yml": (0, "gpu_probe"),
     "init_master.yml": (2, _FACTS + _PREPARE + "kubeadm_init node_ready"),
-    "join.yml": (0, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
+    # 2: the control plane, which is a machine of this playbook, too, is not ready.
+    "join.yml": (2, _FACTS + _PREPARE + _VERIFY + "join_token kubeadm_join node_ready"),
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
+    "os_pending.yml": (0, "os_pending"),
+    "os_upgrade.yml": (0, "host_facts"),
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
-    "remove.yml": (0, _FACTS + "host_undo kubeadm_reset node_removed"),
+    "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
-    "revoke.yml": (0, "join_token"),
-    "status.yml": (0, "cluster_info"),
+    "revoke.yml": (0, "join_certificates join_token"),
+    "status.yml": (0, "cluster_info etcd_members"),
+    # 2: without a version; test_an_upgrade_of_hostile_machines has one.
+    "upgrade.yml": (2, _FACTS),
+    "upgrade_facts.yml": (0, "upgrade_facts"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
 
@@ -287,14 +326,43 @@ def test_every_playbook_is_walked() -> None:
 def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, number: int, name: str) -> None:
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
+    given = ["-e", "wiring_new_endpoint=10.0.0.10:6443"] if name == "endpoint_set.yml" else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
-    done = played(fleet, name)
+    done = played(fleet, name, *given)
     check(fleet, done.stdout + done.stderr)
     assert modules(fleet) == set(asked.split())
     assert done.returncode == code, done.stdout
     if name == "join.yml":
         # A join of workers changes one thing on the control plane's machine: its firewall.
         assert "control-1/host" in fleet.asked
+
+
+def test_an_upgrade_of_hostile_machines(fleet: Machines) -> None:
+    """It runs to its end, with the version that was asked for and no text of a machine."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.36.9")
+    check(fleet, done.stdout + done.stderr)
+    own = {"upgrade_fetch", "host", "kubeadm_upgrade", "node_upgraded", "node_ready"}
+    # The control plane is not ready: its add-ons stay as they are.
+    assert modules(fleet) - {"docker_images"} == {"host_facts", "cluster_info", *own}, done.stdout
+
+
+def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.37.2", "--limit", "worker-1", "--tags", "apply")
+    assert "a kubelet is never newer than its control plane" in " ".join(done.stdout.split())
+    assert "kubeadm_upgrade" not in modules(fleet)
+
+
+def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "--tags", "undo")
+    assert done.returncode
+    assert "a control plane cannot return to an older version" in " ".join(done.stdout.split())
+    assert "its version before the last upgrade is unknown" in " ".join(
+        played(fleet, "upgrade.yml", "--tags", "undo", "--limit", "worker-1").stdout.split()
+    )
+    assert modules(fleet) == {"host_facts", "cluster_info"}
 
 
 # The driver, the toolkit, CUDA, and what every node has.
@@ -534,7 +602,12 @@ def gpunodes(made: Machines, *words: str) -> subprocess.CompletedProcess[str]:
 COMMANDS = {
     "preflight": SHOWN,
     "status": SHOWN,
+    "certs": SHOWN,
+    "certs renew --dry-run": "",
     "gpu plan": "",
+    "upgrade plan 1.37": SHOWN,
+    "os plan worker-1": "",
+    "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
     "up --dry-run": "",
@@ -562,6 +635,17 @@ ELSEWHERE = {
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
     "completion": "it contacts no machine",
+    "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
+    "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
+    "etcd timer": "it contacts no machine",
+    "endpoint set": "its playbook is walked above",
+    "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
+    "os upgrade": "as gpu upgrade start",
+    "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
+    "rollout resume": "as rollout abandon",
+    "rollout status": "as rollout abandon",
+    "upgrade rollback": "as gpu upgrade start",
+    "upgrade start": "as gpu upgrade start",
     "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
@@ -576,8 +660,12 @@ ELSEWHERE = {
 def test_every_command_is_walked() -> None:
     """Here, among the scans, or with a reason why not."""
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
+    groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
+    groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
+    everything |= {f"certs {name}" for name in certs.COMMANDS}
+    everything -= set(groups)
     walked = {name for name in everything for line in (*COMMANDS, *WALKED) if f"{line} ".startswith(f"{name} ")}
     assert everything - walked == set(ELSEWHERE)
 

@@ -51,14 +51,12 @@ def gpunodes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_group_decides_the_role(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     assert [machine.name for machine in found.machines(Role.GPU_HOST)] == ["h0", "h1"]
-    assert found.control_of(found.machines(Role.GPU_HOST)) is None
-    control = found.control_of(found.machines())
-    assert control is not None
-    assert control.name == "c0"
+    assert found.controls_of(found.machines(Role.GPU_HOST)) == []
+    assert [control.name for control in found.controls_of(found.machines())] == ["c0"]
     alone = inventory(tmp_path, "gpu_hosts: {hosts: {h0: }}\n")
-    assert alone.control_of(alone.machines()) is None
+    assert alone.controls_of(alone.machines()) == []
     with pytest.raises(WrongInput, match="GPU machines without a cluster belong in the group gpu_hosts"):
-        inventory(tmp_path, "workers: {hosts: {w0: }}\n").control_of([WORKER])
+        inventory(tmp_path, "workers: {hosts: {w0: }}\n").controls_of([WORKER])
 
 
 @pytest.mark.parametrize("group", ["workers", "control_plane"])
@@ -73,7 +71,7 @@ def test_no_command_takes_a_gpu_host_for_a_worker(tmp_path: Path, command: str, 
     inventory(tmp_path, "workers: {hosts: {w0: }}\ngpu_hosts: {hosts: {h0: , h1: }}\n")
     done = gpunodes(tmp_path, command, pattern, "-i", "hosts.yml")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "h0 is not in the group workers of hosts.yml" in done.stderr
+    assert "h0 is not in the group control_plane or workers of hosts.yml" in done.stderr
 
 
 def test_up_does_not_take_gpu_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +254,7 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     hosts = found.machines(Role.GPU_HOST)
     options = running.RunOptions(variables={"gpunodes_runtime": "docker"})
-    applicable = running._applicable(found, hosts, options, None)
+    applicable = running._applicable(gpu_install.OPERATION, found, hosts, options, [])
     skipped = phases.not_applicable(gpu_install.OPERATION.phases, {"h0", "h1"}, applicable)
     assert [name for name, names in skipped.items() if names] == ["cuda", "pool", "device_plugin", "gpu_node"]
     # By facts: on a machine with Docker its users are still members of the group docker.

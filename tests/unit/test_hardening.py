@@ -52,6 +52,19 @@ def test_a_new_control_plane_does_not_profile_and_keeps_an_audit_log() -> None:
     assert {str(Path(api[name]).parent) for name in ("audit-policy-file", "encryption-provider-config")} <= set(mounted)
 
 
+def test_every_component_gets_the_arguments_of_the_settings() -> None:
+    given = {
+        "apiServer": {"profiling": "true"},
+        "scheduler": {"leader-elect": "false"},
+        "etcd": {"heartbeat-interval": "500", "election-timeout": "5000"},
+    }
+    made = cluster(control_plane_arguments=given)
+    assert arguments(made["apiServer"])["profiling"] == "true"
+    assert arguments(made["scheduler"]) == {"profiling": "false", "leader-elect": "false"}
+    assert arguments(made["etcd"]["local"]) == given["etcd"]
+    assert cluster()["etcd"] == {"local": {"extraArgs": []}}
+
+
 def test_the_audit_log_holds_no_secret() -> None:
     """No rule records what is in an object, and who reads a Secret is recorded whoever it is."""
     settings = load(ROLES / "settings/defaults/main.yml")

@@ -142,11 +142,15 @@ def test_the_error_for_a_missing_inventory_names_init_master(tmp_path: Path) -> 
         checked.inventory(tmp_path / "hosts.yml")
 
 
-def test_two_control_planes_are_refused(tmp_path: Path) -> None:
+def test_the_first_control_plane_creates_the_cluster(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yml"
-    file.write_text("control_plane:\n  hosts:\n    a:\n    b:\n")
-    with pytest.raises(WrongInput, match=r"2 machines in the group control_plane \(a, b\)"):
-        Inventory(file).control_plane()
+    file.write_text("control_plane:\n  hosts:\n    b:\n    a:\n")
+    found = Inventory(file)
+    assert [machine.name for machine in found.control_planes()] == ["b", "a"]
+    assert found.control_plane().name == "b"
+    file.write_text("workers:\n  hosts:\n    b:\n")
+    with pytest.raises(WrongInput, match="no machine in the group control_plane"):
+        Inventory(file).control_planes()
 
 
 def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
@@ -236,6 +240,11 @@ def test_connections_in_an_inventory_of_the_user_are_not_changed(path: Path) -> 
         ("gpunodes_data_directory", "/data\nOptions=suid", "such as /data"),
         ("gpunodes_data_directory", "/da ta", "such as /data"),
         ("gpunodes_pod_pids_limit", 0, "1024 to 4194304, or -1"),
+        ("gpunodes_component_arguments", {"kubelet": {"v": "2"}}, "by apiServer, controllerManager, scheduler, etcd"),
+        ("gpunodes_component_arguments", {"scheduler": {"leader-elect": False}}, "arguments in quotes"),
+        ("gpunodes_component_arguments", {"etcd": {"heartbeat-interval": 500}}, "arguments in quotes"),
+        ("gpunodes_component_arguments", {"etcd": {"--name=x": "y"}}, "arguments in quotes"),
+        ("gpunodes_component_arguments", {"etcd": ["heartbeat-interval=500"]}, "arguments in quotes"),
         ("gpunodes_pod_pids_limit", "many", "wanted: type int"),
         ("gpunodes_bmc_password", ["secret"], "^gpunodes_bmc_password of worker-1 cannot be used; wanted: type str"),
     ],

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import locks
-from gpunodes.engine.cluster.session import Session, over_ssh
+from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.remote import probing, targets
 from gpunodes.engine.remote.reach import Reach
 from gpunodes.errors import WrongInput

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import mirror
-from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, oci, packages, pin, pins, programs, store
+from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, images, oci, packages, pin, pins, programs, store
 from gpunodes.lab.mirror.construct import ABOUT
 from gpunodes.lab.mirror.tree import MTIME, TreeEntry, write_tar
 
@@ -165,11 +165,52 @@ def test_new_pin_has_the_replacements_of_its_module() -> None:
 @pytest.mark.parametrize("component", pins.load().components.values(), ids=lambda component: component.name)
 def test_component_builds_the_pinned_version(component: pins.Component) -> None:
     modules, sums = component.modules
-    required = re.search(r"^require (\S+) v(\S+)$", modules.read_text(), re.MULTILINE)
-    assert required is not None
-    assert required[2] == component.version
+    direct = modules.read_text().partition("// indirect")[0]
+    required = re.findall(r"^(?:require )?\t?([a-z][^\s/]*\.\S+) v(\S+)$", direct, re.MULTILINE)
+    assert {version for _, version in required} == {component.version}
     assert re.search(r"^tool ", modules.read_text(), re.MULTILINE)
-    assert f"{required[1]} v{component.version} h1:" in sums.read_text()
+    for module, version in required:
+        assert f"{module} v{version} h1:" in sums.read_text()
+
+
+@pytest.mark.parametrize("minor", pins.load().minors.values(), ids=lambda minor: minor.minor)
+def test_each_etcd_is_built_together_with_its_tools(minor: pins.Minor) -> None:
+    for etcd, tag in minor.etcds:
+        tools = re.findall(r"go\.etcd\.io/etcd/(\w+)/v3$", etcd.modules[0].read_text(), re.MULTILINE)
+        assert set(tools) == {"etcdctl", "etcdutl", "server"}
+        assert tag.startswith(etcd.version)
+
+
+def test_the_image_of_etcd_has_the_programs_of_the_official_one(tmp_path: Path) -> None:
+    tree = {entry.path: entry.content for entry in images.etcd_tree(tmp_path)}
+    assert tree == {
+        "/usr/local/bin/etcd": tmp_path / "server",
+        "/usr/local/bin/etcdctl": tmp_path / "etcdctl",
+        "/usr/local/bin/etcdutl": tmp_path / "etcdutl",
+    }
+
+
+def test_a_step_that_etcd_requires_is_in_the_mirror_of_that_minor_only() -> None:
+    """etcd's guide for 3.7: every member has 3.6.11 or newer first."""
+    tags = {name: [tag for _, tag in minor.etcds] for name, minor in pins.load().minors.items()}
+    assert tags["1.37"] == ["3.7.0-0", "3.6.16-0"]
+    assert tags["1.36"] == ["3.6.8-0"]
+
+
+def test_new_pin_has_all_modules_of_a_release_and_no_indirect_one() -> None:
+    old = {
+        "Module": {"Path": "lab/etcd"},
+        "Require": [
+            {"Path": "example.org/ctl", "Version": "v3.6.6"},
+            {"Path": "example.org/server", "Version": "v3.6.6"},
+            {"Path": "example.org/other", "Version": "v1.0.0", "Indirect": True},
+        ],
+        "Tool": [{"Path": "example.org/server"}],
+    }
+    assert pin.go_mod(pins.Component("etcd", "3.6.8"), old, {"Go": "1.24.0"}) == (
+        "module lab/etcd\n\ngo 1.24.0\n\nrequire (\n\texample.org/ctl v3.6.8\n\texample.org/server v3.6.8\n)\n\n\n"
+        "tool example.org/server\n"
+    )
 
 
 def test_programs_print_the_pinned_version() -> None:

@@ -34,12 +34,12 @@ def test_the_definition_gets_the_seed_s_disk_and_its_own_kernel() -> None:
 
 
 def test_the_image_of_a_seeded_machine_has_cloud_init_and_no_user() -> None:
-    assert "useradd" not in images._customise(seeded=True)
-    assert f"/home/{USER}" not in images._customise(seeded=True)
-    assert "useradd" in images._customise(seeded=False)
-    assert "cloud-init" in images._packages(seeded=True)
-    assert "cloud-init" not in images._packages(seeded=False)
-    assert images.recipe_hash(System.DEBIAN13) != images.recipe_hash(System.DEBIAN13, seeded=True)
+    assert "useradd" not in images._customise(images.Kind.SEEDED)
+    assert f"/home/{USER}" not in images._customise(images.Kind.SEEDED)
+    assert "useradd" in images._customise(images.Kind.PLAIN)
+    assert "cloud-init" in images._packages(images.Kind.SEEDED)
+    assert "cloud-init" not in images._packages(images.Kind.PLAIN)
+    assert images.recipe_hash(System.DEBIAN13) != images.recipe_hash(System.DEBIAN13, images.Kind.SEEDED)
 
 
 def test_the_lab_tells_a_seeded_machine_neither_its_name_nor_a_user() -> None:

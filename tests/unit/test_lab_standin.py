@@ -79,9 +79,12 @@ def test_only_gpu_machines_reserve_a_page_of_memory() -> None:
 
 
 def test_the_boards_are_loaded_with_the_requested_options(compiled: Objects) -> None:
-    module, unit, _ = board.guest_files(BOARDS, compiled)
-    assert module.data == compiled.board.read_bytes()
-    assert f"insmod {module.path} gpus=2 switches=1 device=0x2330,0x20b0 latch=0x30000000" in str(unit.content)
+    one, other, unit, _ = board.guest_files(BOARDS, {"6.12.1": compiled, "7.3.4+x": compiled})
+    assert one.data == other.data == compiled.board.read_bytes()
+    # systemd replaces %v by the release of the running kernel.
+    loaded = one.path.replace("6.12.1", "%v")
+    assert loaded == other.path.replace("7.3.4+x", "%v")
+    assert f"insmod {loaded} gpus=2 switches=1 device=0x2330,0x20b0 latch=0x30000000" in str(unit.content)
 
 
 @pytest.mark.parametrize("text", ["", "0x2330", "2330,", "23301", "h100"])
@@ -149,7 +152,18 @@ def test_a_fault_at_boot_is_an_option_of_the_driver() -> None:
 
 def test_clear_and_clear_all_remove_a_fault_at_boot() -> None:
     for name in ("clear", "clear-all"):
-        assert "rm -f /etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
+        assert "/etc/modprobe.d/standin-fault.conf; sync -f /etc/modprobe.d" in script(name)
+
+
+def test_the_driver_does_not_build_while_the_file_of_the_fault_exists() -> None:
+    file = faults.known()["no-build"].file
+    assert file in (SOURCES / "nvidia/Kbuild").read_text()
+    assert "#ifdef STANDIN_NO_BUILD" in (SOURCES / "nvidia/nvidia.c").read_text()
+    # It needs no loaded driver, and both clearing faults end it.
+    assert f": > {file}" in script("no-build")
+    assert "debug" not in script("no-build")
+    for name in ("clear", "clear-all"):
+        assert file in script(name)
 
 
 def test_a_fault_of_a_missing_gpu_is_refused() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from gpunodes.engine import records
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import holders
 from gpunodes.engine.leases.errors import Held, Lost, Unsure
 from gpunodes.engine.leases.held import Leases

@@ -36,7 +36,7 @@ def node(name: str, address: str, role: str = "worker", value: str = "ufw") -> d
 
 
 def names(nodes: list[dict[str, Any]], joining: tuple[str, ...] = ("gpu-3",)) -> list[str]:
-    found = firewalled(nodes, MACHINES, "10.0.0.1", joining, addresses=ADDRESSES, pods="10.244.0.0/16")
+    found = firewalled(nodes, MACHINES, ["control-1"], joining, addresses=ADDRESSES, pods="10.244.0.0/16")
     return [each["name"] for each in found]
 
 
@@ -57,7 +57,7 @@ def test_a_node_of_no_machine_is_left_alone() -> None:
 
 def test_each_gets_the_rules_of_its_role() -> None:
     nodes = [node("control-1", "10.0.0.1", "control_plane"), node("gpu-1", "10.0.0.2")]
-    control, worker = firewalled(nodes, MACHINES, "10.0.0.1", ["gpu-3"], addresses=ADDRESSES, pods="10.244.0.0/16")
+    control, worker = firewalled(nodes, MACHINES, ["control-1"], ["gpu-3"], addresses=ADDRESSES, pods="10.244.0.0/16")
     machines = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
     assert control["wanted"]["firewall"]["ports"]["tcp 6443"] == []
     assert "tcp 6443" not in worker["wanted"]["firewall"]["ports"]

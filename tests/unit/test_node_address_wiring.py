@@ -36,9 +36,18 @@ WIRING = "playbooks/group_vars/all.yml"
 STATE = {"desired_state": {"node_address": "10.0.0.1", "socket": "unix:///run/s"}}
 
 
-@pytest.mark.parametrize(("endpoint", "expected"), [("", "10.0.0.1:6443"), ("api.example:443", "api.example:443")])
-def test_the_api_is_at_the_address_of_the_control_plane(endpoint: str, expected: str) -> None:
-    found = rendered("control_plane_endpoint", WIRING, gpunodes_control_plane_endpoint=endpoint, **STATE)
+@pytest.mark.parametrize(
+    ("endpoint", "vip", "expected"),
+    [
+        ("", "", "10.0.0.1:6443"),
+        ("api.example:443", "", "api.example:443"),
+        ("api.example", "", "api.example:6443"),
+        ("", "10.0.0.10", "10.0.0.10:6443"),
+    ],
+)
+def test_the_api_is_at_the_address_of_the_control_plane(endpoint: str, vip: str, expected: str) -> None:
+    requested = {"gpunodes_control_plane_endpoint": endpoint, "gpunodes_control_plane_vip": vip}
+    found = rendered("control_plane_endpoint", WIRING, **requested, **STATE)
     assert found.strip() == expected
 
 

@@ -264,13 +264,13 @@ def test_playbooks_match_as_commands_do() -> None:
     """A clone with the hostname worker-1 is not that node, not even when it joins with the same machine-id."""
     clone = facts("worker-1", "b5", OTHER)
     for joins in (False, True):
-        found = filters.match(NODES, clone, "worker-5", MACHINES, "c", joins=joins)
+        found = filters.match(NODES, clone, "worker-5", MACHINES, ["c"], joins=joins)
         assert found["node"] == {}
         assert "machine worker-5 (boot b5" in found["problem"]
         assert "node worker-1 (boot b1" in found["problem"]
-    assert filters.match(NODES, facts("w6", "b6", ""), "w6.example.org", MACHINES, "c")["node"] == NODES[1]
-    assert filters.match(NODES, {}, "worker-1", MACHINES, "c")["node"] == NODES[0]
-    assert filters.match(NODES, facts("new", "b9", ""), "worker-5", MACHINES, "c", joins=True) == {
+    assert filters.match(NODES, facts("w6", "b6", ""), "w6.example.org", MACHINES, ["c"])["node"] == NODES[1]
+    assert filters.match(NODES, {}, "worker-1", MACHINES, ["c"])["node"] == NODES[0]
+    assert filters.match(NODES, facts("new", "b9", ""), "worker-5", MACHINES, ["c"], joins=True) == {
         "node": {},
         "by": "",
         "problem": "",

@@ -17,8 +17,9 @@ from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import machine_control
 from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.connection import NO_SESSION, Response, Transport
 from gpunodes.engine.cluster.errors import NoResponse
-from gpunodes.engine.cluster.session import NO_SESSION, Response, Session, Transport
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.remote import answers, commands, programs, shell
 from gpunodes.engine.remote.commands import Become, RemoteCommand
 from gpunodes.engine.remote.shell import Reached

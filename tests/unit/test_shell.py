@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import command_lock, sent
 from gpunodes.engine import locks, machine_control
-from gpunodes.engine.cluster.session import Session, over_ssh
+from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.remote import answers, commands, probing, programs
 from gpunodes.engine.remote.commands import Become
 from gpunodes.engine.remote.programs import Program

@@ -143,10 +143,20 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
     calm = {"assert", "set_fact", "debug", "fail"}
     assert {(role, word) for role, word in used if word.removeprefix("ansible.builtin.") not in calm} == {
+        # Over names of the inventory: control planes are tried in turn.
+        *(("cluster", word) for word in ("loop", "loop_control", "ansible.builtin.include_tasks")),
+        ("cluster", "ansible.builtin.import_tasks"),
         ("gpu_driver", "ansible.builtin.reboot"),
+        # Their stages are files of theirs, imported when the playbook is read, and selected by tags.
+        *((role, word) for role in ("gpu_upgrade", "os_upgrade") for word in ("ansible.builtin.import_tasks", "tags")),
+        *((role, "ansible.builtin.reboot") for role in ("gpu_upgrade", "os_upgrade")),
         # Over names of the inventory; what the nodes report among the rules is parsed as addresses below.
-        ("firewall", "loop"),
-        ("firewall", "loop_control"),
+        *((role, word) for role in ("firewall", "endpoint") for word in ("loop", "loop_control")),
+        # What an interrupted upload left is deleted, whatever failed.
+        ("certificates", "rescue"),
+        # Parts of these roles, imported when the playbook is read.
+        ("control_plane", "ansible.builtin.import_tasks"),
+        ("control_plane_join", "ansible.builtin.import_role"),
         # Our own command, with machines and an inventory of the user's.
         ("health", "ansible.builtin.command"),
         ("health", "ansible.builtin.include_tasks"),
@@ -159,6 +169,8 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     }
     assert looked_up == {
         ("controller", "'ansible.builtin.config'"),
+        # A result of another role by its name, so that Ansible records no key that is in it.
+        ("control_plane_join", "'ansible.builtin.vars'"),
         ("settings", "'ansible.builtin.env'"),
         ("device_plugin", "'ansible.builtin.template'"),
         ("network", "'ansible.builtin.template'"),
@@ -173,7 +185,7 @@ def test_a_reboot_announces_itself_in_constant_words() -> None:
         for task in tasks(yaml.safe_load(path.read_text()))
         if "ansible.builtin.reboot" in task
     ]
-    assert messages == ["gpunodes: the driver needs a reboot"]
+    assert set(messages) == {"gpunodes: the driver needs a reboot", "gpunodes: upgrades need a reboot"}
 
 
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
@@ -195,10 +207,21 @@ def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
         "{{ groups['control_plane'] | default([inventory_hostname], true) | first }}",
     }
     # test_other_machines_are_names_of_the_inventory
-    for target in found - {"localhost", '"{{ item.name }}"'}:
+    # The name that the command line gives, or one of the group: never an answer.
+    assert wired["cluster_candidates"] == (
+        "{{ [] if gpunodes_control_plane | default('') else groups['control_plane'] | default([]) }}"
+    )
+    choose, attempt = ((ROOT / f"roles/cluster/tasks/{name}.yml").read_text() for name in ("choose", "try"))
+    assert (yaml.safe_load(choose)[0]["loop"], defaults["cluster_candidates"]) == ("{{ cluster_candidates }}", [])
+    assert yaml.safe_load(attempt)[1]["ansible.builtin.set_fact"] == {"cluster_chosen": "{{ __cluster_candidate }}"}
+    assert wired["wiring_control_plane"].split() == [
+        *["{{", "gpunodes_control_plane", "|", "default('')", "or", "cluster_chosen", "|", "default('')"],
+        *["or", "groups['control_plane']", "|", "default([inventory_hostname],", "true)", "|", "first", "}}"],
+    ]
+    for target in found - {"localhost", '"{{ item.name }}"', '"{{ __cluster_candidate }}"'}:
         name = target.strip('"{} ')
         assert defaults[name] in control
-        assert name not in wired
+        assert wired[name] in {"{{ wiring_control_plane }}", "{{ wiring_other_control_plane }}"}
 
 
 def test_other_machines_are_names_of_the_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +244,16 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
-    words |= {"gather_facts", "module_defaults"}
+    words |= {"gather_facts", "module_defaults", "serial", "any_errors_fatal"}
     assert {word for play in plays for word in play} == words
     groups = {
+        "control_plane",
         "control_plane:workers",
         "control_plane:workers:gpu_hosts",
-        "control_plane[0]:workers",
         "control_plane[0]",
+        "workers:control_plane",
+        "{{ gpunodes_control_plane | default('control_plane[0]', true) }}",
+        "{{ gpunodes_control_plane | default('control_plane', true) }}",
         "workers",
     }
     assert {play["hosts"] for play in plays if "hosts" in play} == groups

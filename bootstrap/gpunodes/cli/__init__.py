@@ -26,13 +26,18 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "init-control-plane": "Another name of init-master.",
         "preflight": "Check what would stop a join; nothing is changed.",
         "ports": "List the ports that must be open between the machines.",
-        "join": "Join machines to the cluster as workers.",
+        "join": "Join machines to the cluster, as workers or as control planes.",
         "prepare": "Install what a join would install, without joining: for golden images.",
-        "up": "Set up the whole inventory: control plane and workers, prepared in parallel.",
+        "up": "Set up the whole inventory: control planes and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
+        "etcd": "Back up and restore the cluster's state.",
+        "certs": "Show when the certificates of the nodes end, and renew them.",
+        "endpoint": "Move the address at which all machines reach the API.",
+        "upgrade": "Upgrade Kubernetes, minor by minor and node by node.",
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
+        "os": "Upgrade the operating systems of nodes, and show what is pending.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
@@ -42,8 +47,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "health": "Check GPU machines: state, action and evidence.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
+        "rollout": "Follow, continue or abandon the work that is rolled out node by node.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
-        "power": "Show a machine's power state, or switch it through its BMC.",
+        "power": "Show a machine's power state, switch it through its BMC, or change the BMC's password.",
         "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",
     },
     "Tools": {
@@ -59,6 +65,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 # Another name of a command -> the name of its module.
 MODULES = {"init-control-plane": "init-master"}
+# A command whose module cannot have its name: this one would hide the standard library's.
+_RENAMED = {"os": "operating-system"}
 
 
 class HelpfulGroup(click.Group):
@@ -126,11 +134,20 @@ class LazyGroup(HelpfulGroup):
                 formatter.write_dl(list(commands.items()))
 
 
+class StartingGroup(LazyGroup):
+    """A group whose command ``start`` may be left out: ``upgrade 1.37`` is ``upgrade start 1.37``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self._listing, "-h", "--help"} and not ctx.resilient_parsing:
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
 @click.group(
     cls=LazyGroup,
     listing=SECTIONS,
     where="gpunodes.cli",
-    modules=MODULES,
+    modules={**MODULES, **_RENAMED},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="gpunodes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,11 +115,20 @@ def gpu_options(command: _Command) -> _Command:
     Raises WrongInput for a version that no machine can have.
     """
 
-    @click.option("--driver", metavar="BRANCH", help="Branch of the driver, such as 580; by default a compatible one.")
     @click.option(
-        "--with-cuda", metavar="VERSION", multiple=True, help="CUDA version to install on the machine; may be repeated."
+        "--driver",
+        metavar="BRANCH",
+        help="Branch of the driver, such as 580, or an exact version, such as 580.95.05; by default a compatible one.",
     )
-    @click.option("--with-cudnn", metavar="VERSION", help="cuDNN version to install on the machine, such as 9.")
+    @click.option(
+        "--with-cuda",
+        metavar="VERSION",
+        multiple=True,
+        help="CUDA version to install on the machine, such as 13.0 or 13.0.2; may be repeated.",
+    )
+    @click.option(
+        "--with-cudnn", metavar="VERSION", help="cuDNN version to install on the machine, such as 9 or 9.14.0.64."
+    )
     @click.option(
         "--runtime",
         type=click.Choice(["containerd", "docker"]),
@@ -293,11 +302,13 @@ def execute_confirmed(
     *,
     yes: bool,
     needs_cluster: bool = True,
+    check_seen: Callable[[Collection[str]], None] = lambda _: None,
 ) -> int:
     """Show which node each machine is, ask for a confirmation, then carry the operation out; returns the exit code.
 
-    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. Raises
-    WrongInput without a terminal to ask on, GpunodesError where a machine and a node contradict each other.
+    ``needs_cluster``: machines that run as nodes are not changed where their cluster does not respond. ``check_seen``
+    gets the names of the machines that responded, and may raise. Raises WrongInput without a terminal to ask on,
+    GpunodesError where a machine and a node contradict each other.
     """
     check_kinds(operation, machines)
     names = ", ".join(machine.name for machine in machines)
@@ -315,6 +326,7 @@ def execute_confirmed(
         )
     finally:
         view.close()
+    check_seen(chosen.seen.facts)
     for line in chosen.lines:
         terminal.line(line, err=True)
     terminal.confirm(consequence.format(names), yes=yes)

@@ -21,8 +21,9 @@ from gpunodes.operations.init_master import OPERATION
 def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
-    MACHINE is a name or address of the inventory; by default its control plane. If there is no inventory yet, give
-    the machine's address: the inventory is created, with this address, --user, --key and --port.
+    MACHINE is a name or address of the inventory; by default its first control plane. If there is no inventory yet,
+    give the machine's address: the inventory is created, with this address, --user, --key and --port. Other control
+    planes join by `gpunodes join`.
     """
     path = flags.inventory
     names = [machine] if machine else []
@@ -37,7 +38,14 @@ def command(machine: str | None, flags: common.CommonOptions, connection: common
         elif connection.variables:
             edit.reconnect(path, checked.inventory(path).select(names, Role.CONTROL_PLANE), connection.variables)
         inventory = checked.inventory(path)
-        chosen = inventory.select(names, Role.CONTROL_PLANE)
-        if len(chosen) > 1 or chosen[0] != inventory.control_plane():
+        first = inventory.control_plane()
+        chosen = inventory.select(names, Role.CONTROL_PLANE) if names else [first]
+        if len(chosen) > 1:
             raise WrongInput(f"{machine!r} names {len(chosen)} machines", "one control plane", "name one machine")
+        if chosen[0] != first:
+            raise WrongInput(
+                f"{chosen[0].name} is not the first machine of the group control_plane",
+                f"{first.name}, which creates the cluster",
+                f"put it first in the inventory, or use `gpunodes join {chosen[0].name}` if the cluster exists",
+            )
         return common.execute(OPERATION, inventory, chosen, flags, common.Added(change, added))

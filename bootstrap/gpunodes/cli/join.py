@@ -25,9 +25,10 @@ from gpunodes.operations.join import OPERATION
 def command(
     machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
 ) -> int:
-    """Join machines to the cluster as workers.
+    """Join machines to the cluster, as workers or as control planes.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. On a machine that has joined already, only
+    MACHINES are names, addresses, groups or patterns of the inventory. Control planes join first, one after the other;
+    if one fails, the workers do not join. On a machine that has joined already, only
     what differs from the settings is changed. If `init-master ADDRESS` created the inventory,
     new addresses are added to it.
     """
@@ -37,7 +38,7 @@ def command(
     new = inventory.unknown(pattern for pattern in machines if is_address(pattern))
     added_now = set(new)
     others = [pattern for pattern in machines if pattern not in added_now]
-    known = inventory.select(others, Role.WORKER) if others else []
+    known = inventory.select(others, Role.CONTROL_PLANE, Role.WORKER) if others else []
     with edit.tentative(flags.inventory, dry_run=flags.options.dry_run) as change:
         added_names: list[str] = []
         if new:
@@ -47,6 +48,6 @@ def command(
             edit.reconnect(flags.inventory, known, connection.variables)
         if new or connection.variables:
             inventory = checked.inventory(flags.inventory)
-        chosen = inventory.select(machines, Role.WORKER)
+        chosen = inventory.select(machines, Role.CONTROL_PLANE, Role.WORKER)
         added = common.Added(change, added_names)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

@@ -23,7 +23,8 @@ def command(merge: bool, output: Path, inventory_path: Path, as_json: bool) -> i
 
     It is written with mode 0600: it gives full access to the cluster.
     """
-    fetched = kubeconfig.fetch(checked.inventory(inventory_path, checked.Needs.CLUSTER))
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    fetched = kubeconfig.fetch(inventory, lambda each: terminal.line(f"warning: {each}", err=True))
     path = (kubeconfig.user_file() if merge else output).absolute()
     kubeconfig.write(path, fetched, merge=merge)
     context = fetched["current-context"]

@@ -44,7 +44,8 @@ def command(context: click.Context, name: str) -> None:
 
 
 @command.command()
-@options.number_option("--workers", (0, 9), 2, "Workers besides control-1.")
+@options.number_option("--workers", (0, 9), 2, "Workers besides the control plane.")
+@options.number_option("--control-planes", (1, 5), 1, "Control planes; several are called cp-1, cp-2, ...")
 @options.number_option("--gpu-workers", (0, 9), 0, "Workers with stand-in GPUs.")
 @options.number_option("--gpus", (1, 16), 2, "Stand-in GPUs of each GPU worker.")
 @click.option(
@@ -70,12 +71,17 @@ def command(context: click.Context, name: str) -> None:
     help="A second network, with the default route, in which the machines do not reach each other.",
 )  # fmt: skip
 @click.option("--data-disk", is_flag=True, help="A second disk of 20 GB for each machine, mounted at /data.")
+@click.option(
+    "--own-kernel", is_flag=True,
+    help="The machines boot the kernel on their disk, and the mirror has a newer one.",
+)  # fmt: skip
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
 @click.pass_obj
 def up(
     layout: Layout,
     workers: int,
+    control_planes: int,
     gpu_workers: int,
     gpus: int,
     device: str,
@@ -85,6 +91,7 @@ def up(
     minors: tuple[str, ...],
     second_network: bool,
     data_disk: bool,
+    own_kernel: bool,
     no_mirror: bool,
     as_json: bool,
 ) -> None:
@@ -105,7 +112,8 @@ def up(
         gpu_workers,
         Boards(gpus, nvswitches, device_ids(device)) if gpu_workers else None,
         cpus,
-        Equipment(second_network, data_disk),
+        Equipment(second_network, data_disk, own_kernel),
+        control_planes,
     )
     with contextlib.closing(steps.progress()) as view:
         state = lab.up(layout, request, view.report)
@@ -190,6 +198,26 @@ def power(layout: Layout, machine: str, action: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("machine")
+@click.argument("action", type=click.Choice(["on", "off"]))
+@options.json_option
+@click.pass_obj
+def network(layout: Layout, machine: str, action: str, as_json: bool) -> None:
+    """Cut MACHINE off from the network, in both directions, or connect it again.
+
+    The machine sees silence, not a lost link. Its BMC stays reachable, and switching its power connects it.
+    """
+    from gpunodes.lab import lab
+
+    lab.connect(layout, machine, connected=action == "on")
+    _show(
+        {"schema": "gpunodes.lab-network/1", "machine": machine, "action": action},
+        as_json,
+        lambda: terminal.echo(f"{machine}: network {action}"),
+    )
+
+
+@command.command()
+@click.argument("machine")
 @click.argument("folder", type=click.Path(path_type=Path))
 @options.json_option
 @click.pass_obj
@@ -233,7 +261,7 @@ def fault(
     """Cause or end a fault of MACHINE's GPUs.
 
     FAULT is one of hang, smi-hang, reboot-hang, xid CODE, sxid CODE, ecc, lost, gone, needs-cold, needs-cold-gone,
-    other-hang, lockup; clear and clear-all end faults. `gpunodes help --page lab` describes each.
+    other-hang, lockup, no-build; clear and clear-all end faults. `gpunodes help --page lab` describes each.
     """
     from gpunodes.lab import lab
     from gpunodes.lab.standin import faults
@@ -327,6 +355,7 @@ def _status_data(state: LabStatus) -> dict[str, Any]:
             "gpus": each.machine.boards.gpus if each.machine.boards else 0,
             "power": each.power,
             "ssh": each.ssh,
+            "connected": each.connected,
             "bmc": bmc.url(record, each.machine),
         }
         for each in state.machines
@@ -352,7 +381,7 @@ def _print_status(state: LabStatus) -> None:
     record = state.record
     terminal.echo(f"lab {record.name}: {record.system.value}, {record.accelerator}, {record.subnet}")
     for each in state.machines:
-        reach = "ssh ok" if each.ssh else "no ssh"
+        reach = "ssh ok" if each.ssh else "no ssh" if each.connected else "network off"
         size = f"{each.machine.cpus} CPUs, {each.machine.memory_mib} MiB"
         terminal.echo(
             f"  {each.machine.name:<12} {each.machine.address:<15} power {each.power:<7} {reach}  {size}  "

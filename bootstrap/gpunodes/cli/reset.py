@@ -19,9 +19,10 @@ from gpunodes.operations.reset import OPERATION
 def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -> int:
     """Undo everything that gpunodes changed on machines.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. Resetting the control plane destroys the
-    cluster. Nodes are not drained: use `gpunodes remove` for that. Each machine's node is shown before anything is
-    changed. The inventory needs no control plane.
+    MACHINES are names, addresses, groups or patterns of the inventory. Resetting all control planes destroys the
+    cluster; a reset of one of several is refused, since the others depend on it. Nodes are not drained: use
+    `gpunodes remove` for that. Each machine's node is shown before anything is changed. The inventory needs no control
+    plane.
     """
     inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines)

@@ -9,6 +9,7 @@ import click
 
 from gpunodes.cli import common
 from gpunodes.errors import ExitCode
+from gpunodes.model import printable
 from gpunodes.operations import checked, status
 from gpunodes.views import document, text
 
@@ -19,8 +20,8 @@ from gpunodes.views import document, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Exit code 3 when a node is not
-    ready.
+    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. A control plane that does not
+    respond, while another one does, is a warning. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -52,4 +53,32 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
-    return f"Kubernetes {found.version} at {found.endpoint}\n\n{text.table(rows, columns)}"
+    parts = [
+        f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",
+        text.table(rows, columns),
+        _etcd(found, columns),
+        "\n".join(printable(f"warning: {warning}") for warning in found.warnings),
+    ]
+    return "\n\n".join(part.rstrip() for part in parts if part)
+
+
+def _etcd(found: status.ClusterStatus, columns: int | None) -> str:
+    """The members of etcd, or why they are unknown."""
+    if found.etcd_problem:
+        return printable(f"etcd: its members are unknown: {found.etcd_problem}")
+    rows = [("ETCD MEMBER", "ROLE", "STATE", "DATABASE")]
+    for each in found.etcd:
+        role = "learner" if each.learner else "leader" if each.leader else "member"
+        state = "healthy" if each.healthy else "NOT HEALTHY" if each.name else "never started"
+        size = f"{each.db_size / (1 << 20):.1f} MiB" if each.healthy else "-"
+        rows.append((each.name or each.id, role, state, size))
+    return text.table(rows, columns) if found.etcd else ""
+
+
+def _holders(found: status.ClusterStatus) -> str:
+    """Who has the virtual address, "" without one."""
+    if not found.virtual_address:
+        return ""
+    holders = " and ".join(found.holders) or "no control plane that responds"
+    problem = "; only one may have it: see `journalctl -u keepalived` there" if len(found.holders) > 1 else ""
+    return f"\nvirtual address {found.virtual_address}: {holders}{problem}"

@@ -19,9 +19,10 @@ from gpunodes.operations.up import OPERATION
 @common.run_options(OPERATION)
 @common.unsupported_os_option
 def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
-    """Set up the whole inventory: control plane and workers, prepared in parallel.
+    """Set up the whole inventory: control planes and workers, prepared in parallel.
 
-    The machines are those of the groups control_plane and workers. Run it again after a change of the inventory or an
+    The machines are those of the groups control_plane and workers. The first control plane creates the cluster, the
+    others join it one after the other. Run it again after a change of the inventory or an
     interruption: only what differs from the settings is changed.
     """
     inventory = checked.inventory(flags.inventory)

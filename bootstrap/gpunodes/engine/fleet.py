@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpunodes import settings
-from gpunodes.engine import identities, locks, scans
-from gpunodes.engine.cluster.session import Session, over_ssh
-from gpunodes.engine.locks import Lock
+from gpunodes.engine import control_planes, identities, scans
+from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.group_lock import GroupLock
 from gpunodes.engine.machine_control import Boot, MachineControl, StepResult
 from gpunodes.engine.scans import MachineScan, ScanTarget
 from gpunodes.errors import WrongInput
@@ -72,7 +72,7 @@ class Fleet(Protocol):
     def session(self) -> Session:
         """A session with the cluster's API."""
 
-    def lock(self, command: str, holder: str) -> AbstractContextManager[Lock]:
+    def lock(self, command: str, holder: str) -> AbstractContextManager[GroupLock]:
         """The SSH lock, for work on the control plane: commands that find no API check it. Raises Taken, NoLock."""
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
@@ -112,7 +112,9 @@ class InventoryFleet:
             given = {}
             if found:
                 name = found[0].name
-                given = self.inventory.variables(name) | self.inventory.rendered(name, "gpunodes_repair_")
+                given = self.inventory.variables(name) | self.inventory.rendered(
+                    name, "gpunodes_repair_", "gpunodes_rollout_"
+                )
             # Called for each machine, and templates are slow.
             self._settings = settings.resolve(given)
         return self._settings
@@ -143,13 +145,11 @@ class InventoryFleet:
 
     def session(self) -> Session:
         """As ``Fleet`` has it."""
-        control = self.inventory.control_plane()
-        return Session(over_ssh(control.address, self.inventory.connection(control.name)))
+        return control_planes.session(self.inventory)
 
-    def lock(self, command: str, holder: str) -> AbstractContextManager[Lock]:
+    def lock(self, command: str, holder: str) -> AbstractContextManager[GroupLock]:
         """As ``Fleet`` has it."""
-        control = self.inventory.control_plane()
-        return locks.hold(control.address, self.inventory.connection(control.name), command, holder, restarts=True)
+        return control_planes.lock(self.inventory, command, holder, restarts=True)
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
         """As ``Fleet`` has it."""

@@ -38,6 +38,8 @@ class EntryKind(StrEnum):
     """A user allowed repairs again."""
     BURN_IN = "burn-in"
     """The result of a burn-in."""
+    ROLLOUT = "rollout"
+    """A stage or the outcome of a roll-out on a machine."""
     POWER = "power"
     """A power action of a user."""
 

@@ -1,4 +1,4 @@
-"""A lock on the first control-plane machine, over SSH, for clusters whose API does not respond: no Leases there.
+"""A lock on a machine, over SSH: on GPU hosts, and on control planes whose API does not respond (engine/group_lock.py).
 
 A small program on that machine (``module_utils/command_lock.py``) holds the lock as long as the SSH connection
 is open and a heartbeat byte arrives every ten seconds. So the lock is released when the command ends, is killed, or its
@@ -163,7 +163,7 @@ def hold(
 ) -> Iterator[Lock]:
     """Hold the cluster's lock while inside, or that of a ``machine`` without a cluster.
 
-    ``address`` and ``variables`` are those of the first control-plane machine, or of that machine. ``restarts``: the
+    ``address`` and ``variables`` are those of a control-plane machine, or of that machine. ``restarts``: the
     command may restart it, and then the lock is taken again. ``holder`` is the identity of this command in Leases.
     Raises Taken, with the holder and the time, when another command holds it, and NoLock when the machine does not
     respond.

@@ -1,4 +1,8 @@
-"""The records of unfinished repairs, one small file each, written to disk before the step that they describe begins."""
+"""The records of unfinished work on machines, one small file each, written to disk before each step.
+
+Repairs and roll-outs have a folder each. A machine is locked for both at once: commands of one user never repair
+a machine and roll something out to it at the same time.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,35 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from gpunodes.errors import GpunodesError
 from gpunodes.repair.record import RepairRecord, parse
 from gpunodes.settings import state_home
 
+REPAIRS = "repairs"
+ROLLOUTS = "rollouts"
 
-def write(record: RepairRecord) -> None:
+
+class Record(Protocol):
+    """The state of the work on one machine."""
+
+    @property
+    def machine(self) -> str: ...
+    @property
+    def cluster(self) -> str: ...
+    def text(self) -> str:
+        """The record as one line of JSON."""
+
+
+_Record = TypeVar("_Record", bound=Record)
+
+
+def write(record: Record, kind: str = REPAIRS) -> None:
     """Write the record to disk in one step (0600); it survives a power loss after this returns."""
-    target = _path(record.machine, record.cluster)
+    target = _path(record.machine, record.cluster, kind)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -30,9 +52,9 @@ def write(record: RepairRecord) -> None:
     _sync(target.parent)
 
 
-def remove(record: RepairRecord) -> None:
-    """Delete the record of a repair that has ended."""
-    _path(record.machine, record.cluster).unlink(missing_ok=True)
+def remove(record: Record, kind: str = REPAIRS) -> None:
+    """Delete the record of work that has ended."""
+    _path(record.machine, record.cluster, kind).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -45,7 +67,7 @@ def claimed(machine: str, cluster: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise GpunodesError(
-                f"another command on the controller repairs {machine}", "one at a time", "wait for it to end"
+                f"another command on the controller works on {machine}", "one at a time", "wait for it to end"
             ) from error
         yield
     finally:
@@ -54,10 +76,15 @@ def claimed(machine: str, cluster: str) -> Iterator[None]:
 
 def read(cluster: str) -> dict[str, RepairRecord]:
     """The unfinished repairs of a cluster, by machine."""
+    return read_kind(cluster, REPAIRS, parse)
+
+
+def read_kind(cluster: str, kind: str, parsed: Callable[[str], _Record]) -> dict[str, _Record]:
+    """The unfinished work of a kind in a cluster, by machine; ``parsed`` may raise ValueError."""
     found = {}
-    for path in sorted(_folder().glob("*.json")):
+    for path in sorted(_folder(kind).glob("*.json")):
         try:
-            record = parse(path.read_text(encoding="utf-8"))
+            record = parsed(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # not a record of gpunodes: those are written in one step
         if record.cluster == cluster:
@@ -65,14 +92,14 @@ def read(cluster: str) -> dict[str, RepairRecord]:
     return found
 
 
-def _folder() -> Path:
-    folder = state_home() / "repairs"
+def _folder(kind: str = REPAIRS) -> Path:
+    folder = state_home() / kind
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
-def _path(machine: str, cluster: str) -> Path:
-    return _folder() / f"{machine}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
+def _path(machine: str, cluster: str, kind: str = REPAIRS) -> Path:
+    return _folder(kind) / f"{machine}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
 
 
 def _sync(folder: Path) -> None:

@@ -40,8 +40,9 @@ class Play:
     """One run of a playbook: its machines, phases and variables.
 
     ``variables`` are the settings of the user and of gpunodes for this run. ``facts`` are the results of host_facts by
-    machine, ``cluster`` is a result of cluster_info (None: unknown). All of it is written to a file and must not hold
-    secrets; none of it is ever evaluated as a template.
+    machine, ``cluster`` is a result of cluster_info (None: unknown). ``control`` is the control plane that the run uses
+    ("": the first one). All of it is written to a file and must not hold secrets; none of it is ever evaluated as a
+    template.
     """
 
     playbook: str
@@ -51,7 +52,10 @@ class Play:
     variables: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] | None = None
+    control: str = ""
     check: bool = False
+    tags: Sequence[str] = ()
+    """Run only tasks with one of these tags, and those that always run; empty for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ def run(
             inventory=_inventories(play, private),
             limit=",".join(play.machines),
             skip_tags=",".join(play.skip_phases) or None,
+            tags=",".join(play.tags) or None,
             extravars=_extra_variables(play),
             cmdline="--check --diff" if play.check else None,
             envvars={
@@ -138,6 +143,8 @@ def _extra_variables(play: Play) -> dict[str, Any]:
         extra["gpunodes_facts"] = {name: _encoded(facts) for name, facts in play.facts.items()}
     if play.cluster is not None:
         extra["gpunodes_cluster"] = _encoded(play.cluster)
+    if play.control:
+        extra["gpunodes_control_plane"] = _marked_unsafe(play.control)
     return extra
 
 

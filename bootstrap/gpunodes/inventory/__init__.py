@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpunodes import clusters
 from gpunodes.errors import WrongInput
 from gpunodes.inventory.loader import BECOME_FILE, load, sudo_password
 from gpunodes.inventory.names import (
@@ -51,6 +52,7 @@ class Inventory:
         self._manager, self._variables = loaded.manager, loaded.variables
         self._merged: dict[str, dict[str, Any]] = {}
         self._of_role: dict[Role, Sequence[Machine]] = {}
+        self._cluster = ""
         self._check_names()
         self._check_roles()
 
@@ -125,34 +127,33 @@ class Inventory:
 
     @property
     def cluster(self) -> str:
-        """The cluster's key in the history: its control plane's address."""
-        found = self.machines(Role.CONTROL_PLANE)
-        return found[0].address if found else str(self.path.absolute())
+        """The cluster's key in the history, which stays when a control plane is replaced (clusters.py)."""
+        if not self._cluster:
+            found = self.machines(Role.CONTROL_PLANE)
+            self._cluster = clusters.key([each.address for each in found]) if found else str(self.path.absolute())
+        return self._cluster
 
-    def control_plane(self) -> Machine:
-        """The control-plane machine; raises WrongInput unless the inventory has exactly one."""
+    def control_planes(self) -> list[Machine]:
+        """The control-plane machines, in the inventory's order; raises WrongInput without one."""
         machines = self.machines(Role.CONTROL_PLANE)
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
-                "one machine, which runs the cluster's API or is to run it",
+                "a machine that runs the cluster's API or is to run it",
                 f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
-        if len(machines) > 1:
-            names = ", ".join(machine.name for machine in machines)
-            raise WrongInput(
-                f"{self.path} has {len(machines)} machines in the group control_plane ({names})",
-                "one machine: a replicated control plane is not supported yet",
-                "keep one of them",
-            )
-        return machines[0]
+        return machines
 
-    def control_of(self, machines: Iterable[Machine]) -> Machine | None:
-        """The control-plane machine of the cluster of ``machines``; None if all of them are GPU hosts.
+    def control_plane(self) -> Machine:
+        """The first control-plane machine, which creates the cluster; raises WrongInput without one."""
+        return self.control_planes()[0]
 
-        Raises WrongInput as ``control_plane``.
+    def controls_of(self, machines: Iterable[Machine]) -> list[Machine]:
+        """The control-plane machines of the cluster of ``machines``; none if all of them are GPU hosts.
+
+        Raises WrongInput as ``control_planes``.
         """
-        return None if all(machine.role is Role.GPU_HOST for machine in machines) else self.control_plane()
+        return [] if all(machine.role is Role.GPU_HOST for machine in machines) else self.control_planes()
 
     def select(self, patterns: Sequence[str], *roles: Role) -> list[Machine]:
         """The machines that match ``patterns``: names, addresses, groups, shell or Ansible patterns.

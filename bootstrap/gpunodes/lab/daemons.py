@@ -32,7 +32,8 @@ def ensure(layout: Layout, record: LabRecord) -> None:
         daemons[f"bmc-{machine.name}"] = ([emulator, "--config", settings], scratch)
     if record.mirror:
         listen = ["--listen", f"{record.gateway}:80"]
-        roots = [argument for tree in (record.standin, record.mirror) if tree for argument in ("--root", tree)]
+        trees = (record.standin, record.updates, record.mirror)
+        roots = [argument for tree in trees if tree for argument in ("--root", tree)]
         server = [sys.executable, "-m", "gpunodes.lab.mirror.serve", *roots, *listen]
         daemons["mirror"] = (server, layout.state)
     for name, (command, scratch) in daemons.items():

@@ -54,6 +54,8 @@ def take_kernel(layout: Layout, image: DiskImage) -> None:
     """Copy the image's kernel for the lab, so that the image can be deleted from the cache while the lab is up."""
     layout.disks.mkdir(parents=True, exist_ok=True)
     if not layout.kernel.exists():
+        if image.boot_disk.exists():
+            shutil.copy(image.boot_disk, layout.boot_disk)
         shutil.copy(image.initrd, layout.initrd)
         shutil.copy(image.kernel, layout.kernel)
 

@@ -18,6 +18,7 @@ from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import data_overlay, overlay
 from gpunodes.lab.host import which
 from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRole, Layout, Link
+from gpunodes.lab.network import taps
 
 _FOLDERS = {
     "/etc/libvirt": "libvirt-etc",
@@ -103,6 +104,12 @@ def prepare(layout: Layout) -> list[str]:
     return ["sh", "-c", " && ".join(steps)]
 
 
+def kernel_options(accelerator: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """The kernel's command line on machines with this accelerator, with further ``options``."""
+    emulated = () if accelerator == "kvm" else (_EMULATED_OPTIONS,)
+    return (_KERNEL_OPTIONS, *emulated, *options)
+
+
 def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: Sequence[str] = ()) -> str:
     """libvirt's definition of a machine (https://libvirt.org/formatdomain.html), with further kernel ``options``."""
     domain = Element("domain", type="kvm" if accelerator == "kvm" else "qemu")
@@ -112,10 +119,10 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
     _add(domain, "vcpu", str(machine.cpus))
     system = _add(domain, "os")
     _add(system, "type", "hvm", arch="x86_64", machine="q35")
-    _add(system, "kernel", str(layout.kernel))
-    _add(system, "initrd", str(layout.initrd))
-    emulated = () if accelerator == "kvm" else (_EMULATED_OPTIONS,)
-    _add(system, "cmdline", " ".join((_KERNEL_OPTIONS, *emulated, *options)))
+    if not machine.own_kernel:
+        _add(system, "kernel", str(layout.kernel))
+        _add(system, "initrd", str(layout.initrd))
+        _add(system, "cmdline", " ".join(kernel_options(accelerator, options)))
     features = _add(domain, "features")
     _add(features, "acpi")
     _add(features, "apic")
@@ -143,10 +150,19 @@ def _add_devices(devices: Element, layout: Layout, machine: LabMachine, accelera
     _add_disk(devices, overlay(layout, machine.name), "vda")
     if machine.data_disk:
         _add_disk(devices, data_overlay(layout, machine.name), "vdb")
-    _add_link(devices, Link(machine.address, machine.mac), BRIDGE, f"tap-{machine.name}")
+    if machine.own_kernel:
+        boot = _add(devices, "disk", type="file", device="disk")
+        _add(boot, "driver", name="qemu", type="raw")
+        _add(boot, "source", file=str(layout.boot_disk))
+        # Behind the other disks: the kernel's names of those stay the same.
+        _add(boot, "target", dev="vdy", bus="virtio")
+        _add(boot, "boot", order="1")
+        _add(boot, "readonly")
+    tap, *second_tap = taps(machine)
+    _add_link(devices, Link(machine.address, machine.mac), BRIDGE, tap)
     if machine.second_link:
         # Isolated ports reach the bridge itself only.
-        second = _add_link(devices, machine.second_link, SECOND_BRIDGE, f"tap2-{machine.name}")
+        second = _add_link(devices, machine.second_link, SECOND_BRIDGE, second_tap[0])
         _add(second, "port", isolated="yes")
     serial = _add(devices, "serial", type="pty")
     _add(serial, "log", file=str(layout.console_log(machine.name)), append="on")
@@ -169,7 +185,7 @@ def _add_link(devices: Element, link: Link, bridge: str, tap: str) -> Element:
     interface = _add(devices, "interface", type="bridge")
     _add(interface, "mac", address=link.mac)
     _add(interface, "source", bridge=bridge)
-    _add(interface, "target", dev=tap[:15])
+    _add(interface, "target", dev=tap)
     _add(interface, "model", type="virtio")
     return interface
 

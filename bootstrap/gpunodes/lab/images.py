@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.lab import initrd
+from gpunodes.lab import bootloader, initrd
 from gpunodes.lab.host import Report, run, which
 from gpunodes.lab.layout import USER, System
 
@@ -68,6 +69,16 @@ rm -f etc/apt/sources.list etc/apt/sources.list.d/* boot/initrd.img-*
 _MKFS = ("-q", "-F", "-L", "root", "-N", "400000", "-m", "0", "-E", "lazy_itable_init=0,assume_storage_prezeroed=1")
 
 
+class Kind(StrEnum):
+    """Kinds of images."""
+
+    PLAIN = "plain"
+    SEEDED = "seeded"
+    """With cloud-init, and no user."""
+    OWN_KERNEL = "own-kernel"
+    """With a boot loader that starts the kernel on the disk."""
+
+
 @dataclass(frozen=True)
 class DiskImage:
     """A node image in the cache."""
@@ -96,22 +107,28 @@ class DiskImage:
         """The lab's initial ramdisk for that kernel."""
         return self.folder / "initrd.img"
 
+    @property
+    def boot_disk(self) -> Path:
+        """The disk with the boot loader, in images of the kind OWN_KERNEL."""
+        return self.folder / "boot.raw"
 
-def _packages(*, seeded: bool) -> tuple[str, ...]:
-    return (*_PACKAGES, "cloud-init") if seeded else _PACKAGES
+
+def _packages(kind: Kind) -> tuple[str, ...]:
+    return _PACKAGES + {Kind.SEEDED: ("cloud-init",), Kind.OWN_KERNEL: bootloader.PACKAGES}.get(kind, ())
 
 
-def _customise(*, seeded: bool) -> str:
+def _customise(kind: Kind) -> str:
     """The script that finishes the tree. cloud-init makes the user of a seeded machine."""
-    return _BEGIN + ("" if seeded else _USER) + _FINISH
+    user = "" if kind is Kind.SEEDED else _USER
+    return _BEGIN + user + _FINISH + (bootloader.SCRIPT if kind is Kind.OWN_KERNEL else "")
 
 
-def recipe_hash(system: System, *, seeded: bool = False) -> str:
+def recipe_hash(system: System, kind: Kind = Kind.PLAIN) -> str:
     """Identifies an image: equal recipes make equal images, except for Debian's updates."""
     recipe = [
         system.suite,
-        _packages(seeded=seeded),
-        _customise(seeded=seeded),
+        _packages(kind),
+        _customise(kind),
         _MKFS,
         DISK_SIZE,
         Path(initrd.__file__).read_text(),
@@ -119,24 +136,22 @@ def recipe_hash(system: System, *, seeded: bool = False) -> str:
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
-def get(cache: Path, system: System, report: Report, *, seeded: bool = False) -> DiskImage:
+def get(cache: Path, system: System, report: Report, kind: Kind = Kind.PLAIN) -> DiskImage:
     """The image of ``system``, built if the cache has none; images of earlier recipes are deleted.
-
-    ``seeded``: the image has cloud-init, and no user.
 
     Raises:
         GpunodesError: a tool failed, or apt on this machine has no source of Debian packages.
     """
-    kind = f"{system}.seeded" if seeded else str(system)
-    folder = cache / "images" / f"{kind}-{recipe_hash(system, seeded=seeded)}"
+    name = str(system) if kind is Kind.PLAIN else f"{system}.{kind}"
+    folder = cache / "images" / f"{name}-{recipe_hash(system, kind)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            report(f"building the {kind} image (once; about 2 minutes)")
+            report(f"building the {name} image (once; about 2 minutes)")
             with _fresh_folder(folder) as scratch:
-                _make(system, scratch, seeded=seeded)
-            for old in folder.parent.glob(f"{kind}-*"):
+                _make(system, scratch, kind)
+            for old in folder.parent.glob(f"{name}-*"):
                 if old != folder:
                     shutil.rmtree(old)
     return DiskImage(folder)
@@ -156,14 +171,14 @@ def _fresh_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _make(system: System, folder: Path, *, seeded: bool) -> None:
+def _make(system: System, folder: Path, kind: Kind) -> None:
     tree = folder / "tree"
     customise = folder / "customise"
-    customise.write_text(_customise(seeded=seeded))
+    customise.write_text(_customise(kind))
     options = [argument for option in apt_options() for argument in ("--aptopt", option)]
     for path in ("doc", "man", "info", "locale", "lintian"):
         options += ["--dpkgopt", f"path-exclude=/usr/share/{path}/*"]
-    packages = ",".join(_packages(seeded=seeded))
+    packages = ",".join(_packages(kind))
     run(
         ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, "--include", packages,
          "--customize-hook", f'sh {customise} "$1"', system.suite, tree, debian_archive()],
@@ -177,6 +192,9 @@ def _make(system: System, folder: Path, *, seeded: bool) -> None:
     image = DiskImage(folder)
     image.initrd.write_bytes(initrd.build(modules, Path(busybox)))
     shutil.copy(kernel, image.kernel)
+    if kind is Kind.OWN_KERNEL:
+        shutil.copy(image.initrd, tree / "boot" / f"initrd.img-{modules.name}")
+        image.boot_disk.write_bytes(bootloader.boot_disk(tree))
     run(["mkfs.ext4", *_MKFS, "-d", tree, image.disk, DISK_SIZE], timeout=600)
     shutil.rmtree(tree)
     customise.unlink()

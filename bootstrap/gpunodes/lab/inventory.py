@@ -15,23 +15,50 @@ from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import USER, LabMachine, LabRecord, LabRole, Layout
 
 # Emulated machines are ten times slower than those that kubeadm's defaults are meant for (kubeadm v1beta4, Timeouts).
-# Their only control plane needs no leader election either: under load it would lose its leases and restart. The
-# defaults of 2 seconds for etcd's health check and 50 for a node's heartbeat are too short as well: while workers
-# installed packages, the API server was killed and the control plane's own node was marked lost.
-_SLOW = {
-    "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
-    "gpunodes_component_arguments": {
-        "apiServer": {"etcd-healthcheck-timeout": "10s", "etcd-readycheck-timeout": "10s"},
-        "controllerManager": {"leader-elect": "false", "node-monitor-grace-period": "2m0s"},
-        "scheduler": {"leader-elect": "false"},
-    },
-    # kubeadm probes the readiness of the control plane's pods every second, each time with a TLS handshake: a fifth of
-    # the processor time of an idle control plane here.
-    "gpunodes_kubeadm_patches": {
-        f"{pod}0+strategic": {"spec": {"containers": [{"name": pod, "readinessProbe": {"periodSeconds": 15}}]}}
-        for pod in ("etcd", "kube-apiserver", "kube-scheduler")
-    },
+# An only control plane needs no leader election either: under load it would lose its leases and restart. Of several one
+# must lead: their leases are longer, and so are etcd's limits. The defaults of 2 seconds for etcd's health check and 50
+# for a node's heartbeat are too short as well: while workers installed packages, the API server was killed and the
+# control plane's own node was marked lost.
+_API_SERVER = {"etcd-healthcheck-timeout": "10s", "etcd-readycheck-timeout": "10s"}
+_NO_ELECTION = {"leader-elect": "false"}
+_LONG_LEASES = {
+    "leader-elect-lease-duration": "60s",
+    "leader-elect-renew-deadline": "45s",
+    "leader-elect-retry-period": "15s",
 }
+_GRACE = {"node-monitor-grace-period": "2m0s"}
+# In milliseconds.
+_SLOW_ETCD = {"heartbeat-interval": "500", "election-timeout": "5000"}
+_PROBE_PERIOD = 15
+_VIP_INTERVAL = 2
+"""Seconds between two messages of the holder of the virtual address."""
+
+
+def _slow(*, several: bool) -> dict[str, Any]:
+    """Settings for emulated machines."""
+    election = _LONG_LEASES if several else _NO_ELECTION
+    # kubeadm probes the readiness of the control plane's pods every second, each time with a TLS handshake: a fifth of
+    # the processor time of an idle control plane here. Liveness every 10 seconds matters only with several.
+    probes = ("readinessProbe", "livenessProbe") if several else ("readinessProbe",)
+    patched = dict.fromkeys(("etcd", "kube-apiserver", "kube-scheduler"), probes)
+    if several:
+        patched["kube-controller-manager"] = ("livenessProbe",)
+    return {
+        "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
+        "gpunodes_component_arguments": {
+            "apiServer": dict(_API_SERVER),
+            "controllerManager": election | _GRACE,
+            "scheduler": dict(election),
+            **({"etcd": dict(_SLOW_ETCD)} if several else {}),
+        },
+        "gpunodes_kubeadm_patches": {
+            f"{pod}0+strategic": {
+                "spec": {"containers": [{"name": pod, **{probe: {"periodSeconds": _PROBE_PERIOD} for probe in each}}]}
+            }
+            for pod, each in patched.items()
+        },
+        **({"gpunodes_control_plane_vip_interval": _VIP_INTERVAL} if several else {}),
+    }
 
 
 def check_free(folder: Path, lab: str) -> None:
@@ -75,7 +102,11 @@ def texts(layout: Layout, record: LabRecord, settings: Mapping[str, Any]) -> dic
         "ansible_python_interpreter": "/usr/bin/python3",
     }
     hosts = {"all": {"children": groups, "vars": connection}}
-    variables = {**settings, **({} if record.accelerator == "kvm" else _SLOW)}
+    variables = dict(settings)
+    if record.virtual_address:
+        variables["gpunodes_control_plane_vip"] = record.virtual_address
+    if record.accelerator != "kvm":
+        variables |= _slow(several=record.virtual_address is not None)
     return {
         "hosts.yml": mark + yaml.safe_dump(hosts, sort_keys=False),
         "group_vars/all.yml": mark + yaml.safe_dump(variables, sort_keys=False),

@@ -18,6 +18,7 @@ from gpunodes.lab import (
     daemons,
     disks,
     doctor,
+    guest,
     hypervisor,
     images,
     inventory,
@@ -29,13 +30,11 @@ from gpunodes.lab import (
     trial,
 )
 from gpunodes.lab.host import Owner, Report
-from gpunodes.lab.layout import LabMachine, LabRecord, Layout, System
-from gpunodes.lab.mirror import aptrepo
+from gpunodes.lab.layout import LabMachine, LabRecord, Layout
+from gpunodes.lab.mirror import updates
 from gpunodes.lab.plan import LabRequest, compare, plan
-from gpunodes.lab.standin import board
 from gpunodes.lab.standin import construct as standin
 
-MIRROR_URL = "http://mirror.lab"
 _LIBVIRT_START_LIMIT = 60
 """Seconds that libvirtd gets to start; it first queries QEMU's capabilities."""
 
@@ -48,6 +47,8 @@ class MachineStatus:
     power: str
     """``on``, ``off`` or ``unknown``."""
     ssh: bool
+    connected: bool = True
+    """Whether its links pass frames (`gpunodes lab network`)."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,16 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         record = _usable_record(layout, report)
         if record:
             compare(record, request)
-        image = images.get(layout.cache, request.system, report)
+        kind = images.Kind.OWN_KERNEL if request.equipment.own_kernel else images.Kind.PLAIN
+        image = images.get(layout.cache, request.system, report, kind)
         accelerator = record.accelerator if record else trial.accelerator(layout.cache, image)
         tree = None
         if request.minors:
             report("preparing the mirror")
             tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=report)
+        newer = None
+        if request.equipment.own_kernel and tree:
+            newer = updates.build(layout.cache, suite=request.system.suite, progress=report)
         standin = _standin(layout, request, image, report) if request.gpu_workers and tree else None
         if record is None:
             record = plan(layout, request, accelerator)
@@ -92,6 +97,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
             record,
             mirror=str(tree) if tree else record.mirror,
             standin=str(standin) if standin else record.standin,
+            updates=str(newer) if newer else record.updates,
         )
         _save(layout, record)
         report(f"{len(record.machines)} machines, {'KVM' if accelerator == 'kvm' else 'emulated'}, on {record.subnet}")
@@ -149,8 +155,9 @@ def status(layout: Layout) -> LabStatus:
             snapshots = set.intersection(*names) if names else set()
     with ThreadPoolExecutor() as pool:
         reachable = list(pool.map(ssh.responds, record.machines))
+    cut = network.disconnected(layout) if network.exists(layout) else set()
     states = tuple(
-        MachineStatus(each, powers[each.name], ssh_works)
+        MachineStatus(each, powers[each.name], ssh_works, cut.isdisjoint(network.taps(each)))
         for each, ssh_works in zip(record.machines, reachable, strict=True)
     )
     return LabStatus(
@@ -166,6 +173,20 @@ def power(layout: Layout, name: str, action: bmc.LabPowerAction) -> None:
     """
     record = load(layout)
     bmc.power(record, record.machine(name), action)
+
+
+def connect(layout: Layout, name: str, *, connected: bool) -> None:
+    """Connect a machine to the lab's networks, or cut it off from them.
+
+    Raises:
+        WrongInput: the machine is off.
+        GpunodesError: the kernel refused.
+    """
+    machine = load(layout).machine(name)
+    with _locked(layout), hypervisor.connect(layout) as machines:
+        if not machines.running(name):
+            raise WrongInput(f"{name} is off", "a machine that is on", f"run `gpunodes lab power {name} on`")
+        network.connect(layout, machine, connected=connected)
 
 
 def seed(layout: Layout, name: str, folder: Path, report: Report) -> None:
@@ -276,17 +297,10 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     if missing:
         report(f"creating the disks of {', '.join(each.name for each in missing)}")
     authorized = layout.ssh_key.with_suffix(".pub").read_text()
-    sources = _apt_sources(layout, record.system)
     for machine in missing:
-        files = disks.guest_files(record, machine, authorized, disks.host_key(layout, machine))
-        if machine.boards:
-            compiled = standin.compiled(
-                layout.cache, suite=record.system.suite, kernel=image.kernel_release, report=report
-            )
-            files += board.guest_files(machine.boards, compiled)
         if machine.data_disk:
             disks.make_data(layout, machine.name)
-        disks.make(layout, image, machine.name, [*files, *sources])
+        disks.make(layout, image, machine.name, guest.files(layout, record, machine, image, authorized, report))
     keys = [
         f"{each.address} {disks.host_key(layout, each).with_suffix('.pub').read_text()}" for each in record.machines
     ]
@@ -294,24 +308,19 @@ def _ensure_disks(layout: Layout, record: LabRecord, image: images.DiskImage, re
     layout.known_hosts.chmod(0o644)
 
 
-def _apt_sources(layout: Layout, system: System) -> list[disks.GuestFile]:
-    key = "/usr/share/keyrings/mirror.lab.asc"
-    source = f"Types: deb\nURIs: {MIRROR_URL}/debian\nSuites: {system.suite}\nComponents: main\nSigned-By: {key}\n"
-    return [
-        disks.GuestFile(key, aptrepo.signing_key(layout.cache / "mirror").armoured),
-        disks.GuestFile("/etc/apt/sources.list.d/debian.sources", source),
-    ]
-
-
 def _ensure_machines(layout: Layout, record: LabRecord, machines: hypervisor.Hypervisor, report: Report) -> None:
     defined = machines.names()
     for machine in record.machines:
         if machine.name not in defined:
-            options = (board.KERNEL_OPTION,) if machine.boards else ()
-            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, options))
+            machines.define(hypervisor.domain_xml(layout, machine, record.accelerator, guest.kernel_options(machine)))
         if not machines.running(machine.name):
             report(f"starting {machine.name}")
         machines.start(machine.name)
+    cut = network.disconnected(layout)
+    for machine in record.machines:
+        if not cut.isdisjoint(network.taps(machine)):
+            report(f"connecting {machine.name} to the network")
+            network.connect(layout, machine, connected=True)
 
 
 def _inventory_hashes(layout: Layout) -> Path:
@@ -320,10 +329,10 @@ def _inventory_hashes(layout: Layout) -> Path:
 
 
 def _write_inventory(layout: Layout, record: LabRecord) -> None:
-    settings = mirror.settings(MIRROR_URL, Path(record.mirror)) if record.mirror else {}
+    settings = mirror.settings(guest.MIRROR_URL, Path(record.mirror)) if record.mirror else {}
     if record.standin:
-        settings |= standin.settings(MIRROR_URL, Path(record.standin))
-        settings["gpunodes_image_mirrors"] |= {standin.REGISTRY: MIRROR_URL}
+        settings |= standin.settings(guest.MIRROR_URL, Path(record.standin))
+        settings["gpunodes_image_mirrors"] |= {standin.REGISTRY: guest.MIRROR_URL}
     written = inventory.write(Path(record.inventory), inventory.texts(layout, record, settings), Owner.current())
     _inventory_hashes(layout).write_text(json.dumps(written))
 

@@ -24,6 +24,8 @@ _SECOND_NETWORK = 1 << 16
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
 _FIRST_BMC_PORT = 8001
+_VIRTUAL_HOST = 10
+"""Host number of the API's virtual address; those of control planes follow it."""
 
 
 class LabRole(StrEnum):
@@ -99,6 +101,11 @@ class Layout:
         return self.disks / "initrd.img"
 
     @property
+    def boot_disk(self) -> Path:
+        """The disk with the boot loader of machines that start their own kernel."""
+        return self.disks / "boot.raw"
+
+    @property
     def libvirt_uri(self) -> str:
         """The lab's own libvirt daemon."""
         return f"qemu+unix:///system?socket={self.state}/libvirt/libvirt-sock"
@@ -159,6 +166,8 @@ class LabMachine:
     second_link: Link | None = None
     """In the lab's second network; None: the lab has one network."""
     data_disk: bool = False
+    own_kernel: bool = False
+    """Whether it boots the kernel on its disk instead of the image's."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LabMachine:
@@ -183,6 +192,18 @@ class LabRecord:
     """The folder that the mirror serves; None: the lab has no mirror."""
     standin: str | None = None
     """The folder that takes precedence over it; None: the lab has no GPU machines."""
+    updates: str | None = None
+    """The folder with a newer kernel; None: the machines do not boot their own."""
+
+    @property
+    def control_planes(self) -> tuple[LabMachine, ...]:
+        """The control-plane machines."""
+        return tuple(each for each in self.machines if each.role is LabRole.CONTROL_PLANE)
+
+    @property
+    def virtual_address(self) -> str | None:
+        """An unused address for the API of several control planes; None: there is one."""
+        return str(IPv4Network(self.subnet)[_VIRTUAL_HOST]) if len(self.control_planes) > 1 else None
 
     @property
     def second_subnet(self) -> str | None:
@@ -259,6 +280,8 @@ class Equipment:
     """A network with the default route, in which the machines do not reach each other."""
     data_disk: bool = False
     """A disk that is mounted at /data."""
+    own_kernel: bool = False
+    """Firmware and a boot loader, which start the kernel on the disk."""
 
 
 def plan_machines(
@@ -269,12 +292,19 @@ def plan_machines(
     gpu_workers: int = 0,
     boards: Boards | None = None,
     equipment: Equipment = Equipment(),
+    control_planes: int = 1,
 ) -> tuple[LabMachine, ...]:
-    """One control-plane machine, ``workers`` workers and ``gpu_workers`` with ``boards``, with fixed addresses.
+    """Control-plane machines, ``workers`` workers and ``gpu_workers`` with ``boards``, with fixed addresses.
+
+    A single control plane is called control-1; several are cp-1, cp-2 and so on.
 
     ``identities`` gives each machine its UUID and its BMC's password, in order.
     """
-    plan: list[tuple[str, LabRole, int, Boards | None]] = [("control-1", LabRole.CONTROL_PLANE, 11, None)]
+    prefix = "control" if control_planes == 1 else "cp"
+    plan: list[tuple[str, LabRole, int, Boards | None]] = [
+        (f"{prefix}-{number}", LabRole.CONTROL_PLANE, _VIRTUAL_HOST + number, None)
+        for number in range(1, control_planes + 1)
+    ]
     plan += [(f"worker-{number}", LabRole.WORKER, 20 + number, None) for number in range(1, workers + 1)]
     plan += [(f"gpu-{number}", LabRole.WORKER, 40 + number, boards) for number in range(1, gpu_workers + 1)]
     return tuple(
@@ -291,6 +321,7 @@ def plan_machines(
             boards=machine_boards,
             second_link=_link(second_network(subnet), host) if equipment.second_network else None,
             data_disk=equipment.data_disk,
+            own_kernel=equipment.own_kernel,
         )
         for index, ((name, role, host, machine_boards), identity) in enumerate(zip(plan, identities, strict=True))
     )

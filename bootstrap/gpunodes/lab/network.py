@@ -8,10 +8,13 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpunodes.lab.host import run
-from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabRecord, Layout, host_address, second_network
+from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRecord, Layout, host_address, second_network
 
 _NAMESPACES = Path("/run/netns")
 _MOUNTS = Path("/proc/self/mountinfo")
+_LISTENING, _FORWARDING = "1", "3"
+"""States of a bridge's port (ip-link(8), "bridge_slave"). A listening port passes no frames; the kernel leaves it so,
+while it soon enables a disabled one again."""
 
 
 def exists(layout: Layout) -> bool:
@@ -52,6 +55,32 @@ def _ensure_bridge(within: list[str], name: str, address: str, subnet: IPv4Netwo
         run([*within, "link", "add", name, "address", address, "type", "bridge", "forward_delay", "0"])
         run([*within, "addr", "add", f"{subnet[1]}/{subnet.prefixlen}", "dev", name])
         run([*within, "link", "set", name, "up"])
+
+
+def connect(layout: Layout, machine: LabMachine, *, connected: bool) -> None:
+    """Let frames of all links of a running machine pass in both directions, or none.
+
+    Its links stay up: the machine sees silence, as behind a switch that fails, and no lost carrier. A machine that is
+    switched off and on, or restored, gets new links, which are connected.
+
+    Raises:
+        GpunodesError: the machine has no links, as it is off.
+    """
+    for tap in taps(machine):
+        state = _FORWARDING if connected else _LISTENING
+        run(["ip", "-n", layout.namespace, "link", "set", "dev", tap, "type", "bridge_slave", "state", state])
+
+
+def disconnected(layout: Layout) -> set[str]:
+    """The links in the lab's namespace that pass no frames, by name."""
+    links = json.loads(run(["ip", "-n", layout.namespace, "-d", "-j", "link", "show"]) or "[]")
+    states = {link["ifname"]: link.get("linkinfo", {}).get("info_slave_data", {}).get("state") for link in links}
+    return {str(name) for name, state in states.items() if state == "listening"}
+
+
+def taps(machine: LabMachine) -> list[str]:
+    """The host's ends of a machine's links."""
+    return [f"{prefix}-{machine.name}" for prefix in ("tap", *(("tap2",) if machine.second_link else ()))]
 
 
 def remove(layout: Layout) -> None:

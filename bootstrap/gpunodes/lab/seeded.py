@@ -31,15 +31,21 @@ def reinstall(
     The machine must be off. Its snapshots are lost, and `gpunodes lab ssh` has no user there.
 
     Raises:
-        WrongInput: the folder is no seed, a program is missing, or the machine is on.
+        WrongInput: the folder is no seed, a program is missing, or the machine is on or boots its own kernel.
         GpunodesError: a tool failed, or no SSH server responds.
     """
     machine = record.machine(name)
     medium = layout.disks / f"{name}-seed.iso"
     _check(seed)
+    if machine.own_kernel:
+        raise WrongInput(
+            f"{name} boots its own kernel, which an image for a seed does not have",
+            "a lab without --own-kernel",
+            "run `gpunodes lab down` first",
+        )
     if machines.running(name):
         raise WrongInput(f"{name} is on", "a machine that is off", f"run `gpunodes lab power {name} off`")
-    image = images.get(layout.cache, record.system, report, seeded=True)
+    image = images.get(layout.cache, record.system, report, images.Kind.SEEDED)
     report(f"making a disk without a user for {name}")
     disks.overlay(layout, name).unlink(missing_ok=True)
     disks.make(layout, image, name, guest_files(record, machine))

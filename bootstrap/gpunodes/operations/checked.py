@@ -12,7 +12,7 @@ from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.planner import desired, gpu, versions
+from gpunodes.planner import desired, endpoint, gpu, node_address, versions
 
 _PAGE = "`gpunodes help --page existing-cluster`"
 
@@ -46,6 +46,8 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
     found = Inventory(path)
     variables = {machine.name: found.variables(machine.name) for machine in found.machines()}
     problems = {name: [*settings.problems(own), *_pool_problems(found, own)] for name, own in variables.items()}
+    for machine in found.machines(Role.CONTROL_PLANE):
+        problems[machine.name] += _endpoint_problems(variables[machine.name])
     controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
     settings.report_all(path, problems, _unknown_versions(controls, variables, problems))
     return found
@@ -70,6 +72,18 @@ def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterat
     except WrongInput as error:
         names = error.problem.found.removeprefix("gpunodes_pools ")
         yield settings.SettingProblem("gpunodes_pools", names, "one of them, or the machine's pool in gpunodes_pool")
+
+
+def _endpoint_problems(variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
+    """A virtual address that contradicts other settings of a control plane."""
+    resolved = settings.resolve(variables)
+    values = {name: str(resolved[name]) for name in (endpoint.VIP, endpoint.ROUTER_ID, endpoint.ENDPOINT)}
+    if any("{{" in value for value in values.values()) or not values[endpoint.ROUTER_ID].isdigit():
+        return  # only Ansible can render it, or it has its own problem
+    if node_address.is_ipv4(values[endpoint.VIP]):
+        for problem in endpoint.conflicts(endpoint.settings_of(resolved)):
+            key, _, fact = problem.found.partition(" ")
+            yield settings.SettingProblem(key, fact, problem.wanted)
 
 
 def _unknown_versions(

@@ -1,6 +1,6 @@
 """The locks of a command that changes machines: their Leases, or an SSH lock if there is no API or no cluster.
 
-A command on the control plane excludes all other commands (engine/leases/). It also holds the SSH lock, since it may
+A command on a control plane excludes all other commands (engine/leases/). It also holds the SSH lock, since it may
 stop the API, or create it.
 """
 
@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import identities, locks
+from gpunodes.engine import control_planes, group_lock, identities, locks
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
-from gpunodes.engine.cluster.session import Session, over_ssh
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused
+from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import DURATION_S, Leases
 from gpunodes.errors import GpunodesError
@@ -35,25 +35,37 @@ PATIENCE_S = DURATION_S
 class Claim:
     """The locks of one command on its machines."""
 
-    def __init__(
-        self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str, *, exclusive: bool
-    ) -> None:
+    def __init__(self, session: Session, inventory: Inventory, machines: Sequence[Machine], command: str) -> None:
+        self._session = session
+        self._inventory = inventory
         self._cluster = Cluster(session, patience_s=0.0)
         self._leases = Leases(self._cluster, command)
         self._machines = machines
         # The whole inventory, as for repairs: both must derive the same Lease name for a machine.
         self._addresses = {machine.name: machine.address for machine in inventory.machines()}
         self._known = identities.recall_all(inventory.cluster, self._addresses)
-        self._exclusive = exclusive
+        controls = inventory.control_planes()
+        self._changed = [each.name for each in controls if each.name in {machine.name for machine in machines}]
+        """The control planes that the command changes."""
+        self._total = len(controls)
         self._worked = locks.clock()
-        """When the command last worked on the control plane."""
+        """When the command last worked on a control plane."""
         self._nodes: Sequence[Node] | None = None
-        self.lock: locks.Lock | None = None
+        self.lock: group_lock.GroupLock | None = None
         self.findings: Sequence[PreflightFinding] = ()
         """Warnings about the locks."""
         self.unrenewed: PreflightFinding | None = None
         """The warning while the command continues although its locks cannot be renewed."""
-        self._control = inventory.control_plane().name
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the command changes a control plane."""
+        return bool(self._changed)
+
+    @property
+    def choice(self) -> control_planes.Choice:
+        """The control plane that the run uses."""
+        return control_planes.used(self._inventory, self._session)
 
     @property
     def holder(self) -> str:
@@ -69,10 +81,10 @@ class Claim:
         while True:
             try:
                 nodes = self._cluster.nodes()
-                self._leases.take_all(self._locked(nodes), alone=self._exclusive)
+                self._leases.take_all(self._locked(nodes), alone=self.exclusive)
                 self._nodes = nodes
                 break
-            except (NoCluster, NoSession):
+            except (NoCluster, NoSession, OtherCluster):
                 raise
             except (NoResponse, Refused) as problem:
                 if time.monotonic() > deadline:
@@ -82,27 +94,40 @@ class Claim:
                 waited = True
                 time.sleep(1)
 
-    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the Leases that follow from the identities in ``facts``; raises like ``take``."""
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]], *, lock_only: bool = False) -> None:
+        """Take the Leases that follow from the identities in ``facts``; raises like ``take``.
+
+        ``lock_only``: release all Leases instead, and keep the lock over SSH, which excludes every other command, too.
+        """
+        if lock_only:
+            self._leases.release_all()
+            self._leases.close()
+            return
         if self._nodes is None:
             return
         self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
-        self._leases.take_all(self._locked(self._nodes), alone=self._exclusive)
+        self._leases.take_all(self._locked(self._nodes), alone=self.exclusive)
 
     def lost(self, *, at_work: bool = False) -> GpunodesError | None:
         """Why the locks may be lost, None while they are held.
 
-        While the command is ``at_work`` on the control plane, and for the duration of a Lease after that, it continues
-        without a responding API, which that work may have stopped. ``unrenewed`` is the warning about it.
+        While the command is ``at_work`` on a control plane, and for the duration of a Lease after that, it continues
+        without a responding API if that work may have stopped it: if too few other control planes are left for etcd.
+        ``unrenewed`` is the warning about it.
         """
         if at_work:
             self._worked = locks.clock()
         problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
         unsure = [each for each in problems if isinstance(each, Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
-        continues = unsure and not sure and self._exclusive and locks.clock() - self._worked < PATIENCE_S
-        self.unrenewed = _unrenewed(self._control) if continues else None
+        continues = unsure and not sure and self._may_stop_api() and locks.clock() - self._worked < PATIENCE_S
+        self.unrenewed = _unrenewed(self._changed[0]) if continues else None
         return sure or (None if continues else next(iter(unsure), None))
+
+    def _may_stop_api(self) -> bool:
+        """Whether the API may stop because the command changes control planes."""
+        total = sum(node.control_plane for node in self._nodes or ()) or self._total
+        return self.exclusive and total - len(self._changed) <= total // 2
 
     def close(self) -> None:
         """Release all locks."""
@@ -134,7 +159,7 @@ class HostClaim:
         self.unrenewed: PreflightFinding | None = None
         """As in ``Claim``."""
 
-    def take_more(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    def take_more(self, facts: Mapping[str, Mapping[str, Any]], *, lock_only: bool = False) -> None:
         """Nothing: these locks are on the machines themselves, by whatever name a command knows them."""
 
     def lost(self, *, at_work: bool = False) -> GpunodesError | None:
@@ -176,31 +201,46 @@ def claimed(
 ) -> Iterator[Claim]:
     """Hold the locks of a command on ``machines`` while inside; ``on_wait`` is called with the reason for a wait.
 
-    Raises Held or Taken if another command works on one of them, and NoSession or NoLock if the control plane's
-    machine does not respond.
+    Raises Held or Taken if another command works on one of them, NoSession or NoLock if too few control-plane machines
+    respond, and OtherCluster if only machines of another cluster do.
     """
-    control = inventory.control_plane()
-    variables = inventory.connection(control.name)
-    exclusive = control.name in {machine.name for machine in machines}
     with contextlib.ExitStack() as held:
-        session = Session(over_ssh(control.address, variables))
+        session = control_planes.session(inventory, {machine.name for machine in machines})
         held.callback(session.close)
-        claim = Claim(session, inventory, machines, command, exclusive=exclusive)
+        claim = Claim(session, inventory, machines, command)
         held.callback(claim.close)
         no_api = False
         try:
-            claim.take(lambda problem: on_wait(_waiting(control.name, problem)))
+            claim.take(lambda problem: on_wait(_waiting(session.machine, problem)))
+            claim.findings = unresponsive(claim.choice)
         except NoCluster:
             no_api = True
-        except NoSession:
+        except (NoSession, OtherCluster):
             raise
         except (NoResponse, Refused) as problem:
             no_api = True
-            claim.findings = [_unlocked(control.name, problem)]
-        if no_api or exclusive:
-            lock = locks.hold(control.address, variables, command, claim.holder, restarts=exclusive)
+            claim.findings = [_unlocked(session.machine, problem)]
+        if no_api or claim.exclusive:
+            lock = control_planes.lock(inventory, command, claim.holder, restarts=claim.exclusive)
             claim.lock = held.enter_context(lock)
         yield claim
+
+
+def unresponsive(choice: control_planes.Choice) -> Sequence[PreflightFinding]:
+    """Warnings about control planes that do not respond, while another one does."""
+    return [
+        PreflightFinding(
+            name,
+            "cluster",
+            Problem(
+                f"it does not respond as a control plane: {why}; {choice.machine.name} is used",
+                "a control plane that responds",
+                "repair it; remove it from the inventory if it is gone",
+            ),
+            Severity.WARNING,
+        )
+        for name, why in choice.failures
+    ]
 
 
 def _waiting(control: str, error: GpunodesError) -> PreflightFinding:
@@ -231,7 +271,7 @@ def no_lock(control: str, error: GpunodesError) -> PreflightFinding:
 def _unlocked(control: str, error: GpunodesError) -> PreflightFinding:
     return _warning(
         control,
-        f"no Leases can be taken: {error.problem.found}; a lock on this machine excludes other commands",
+        f"no Leases can be taken: {error.problem.found}; a lock over SSH excludes other commands",
         "restore the API first, unless this command is meant to do that",
     )
 

@@ -22,8 +22,9 @@ def drain(
     *,
     force: bool,
     check: Callable[[], None] = lambda: None,
+    chosen: Callable[[Pod], bool] = lambda _: True,
 ) -> DrainResult:
-    """Evict pods and wait until they terminate, at most ``limit_s`` seconds.
+    """Evict the ``chosen`` pods and wait until they terminate, at most ``limit_s`` seconds.
 
     With ``force`` the remaining pods are then deleted, regardless of budgets and of the kubelet. ``check`` is called in
     each round and before that deletion; it may raise to stop.
@@ -33,7 +34,7 @@ def drain(
     retry = 0.0
     while True:
         check()
-        pods = [pod for pod in cluster.pods_on(node) if _must_leave(pod)]
+        pods = [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
         managed = [pod for pod in pods if pod.owner]
         unmanaged = [flow.RemainingPod(pod.full_name, "it has no controller") for pod in pods if not pod.owner]
         to_evict = [pod for pod in managed if not pod.ending]
@@ -60,6 +61,6 @@ def drain(
     return DrainResult(list(protected.values()), terminating, unmanaged=unmanaged)
 
 
-def _must_leave(pod: Pod) -> bool:
+def must_leave(pod: Pod) -> bool:
     """Whether a pod must leave: mirror pods, finished pods and pods of DaemonSets stay."""
     return not (pod.mirror or pod.finished or pod.owner == "DaemonSet")

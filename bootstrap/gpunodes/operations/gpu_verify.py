@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunodes.engine import events, journal, runner
+from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.errors import Interrupted
 from gpunodes.inventory import Inventory
 from gpunodes.model import GpuLevel, GpuVerification, Machine
@@ -24,9 +24,10 @@ def run(
     tracker = Tracker(machines, PHASES, view)
     view.begin("gpu verify", machines)
     folder = journal.open_run("gpu verify")
-    control = inventory.control_of(machines)
-    names = list(dict.fromkeys([*(machine.name for machine in machines), *([control.name] if control else ())]))
-    ended = runner.run(runner.Play("gpu_verify.yml", inventory, names, variables=variables), folder, tracker.on_event)
+    control = control_planes.choose(inventory).machine.name if inventory.controls_of(machines) else ""
+    names = list(dict.fromkeys([*(machine.name for machine in machines), *([control] if control else ())]))
+    play = runner.Play("gpu_verify.yml", inventory, names, variables=variables, control=control)
+    ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)

@@ -1,4 +1,4 @@
-"""Join machines to the cluster as workers."""
+"""Join machines to the cluster: control planes one after the other, then workers."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation
@@ -11,6 +11,8 @@ OPERATION = Operation(
         *phases.PREPARE,
         *phases.GPU,
         phases.FIREWALL,
+        phases.ENDPOINT,
+        *phases.GROW,
         phases.WORKER,
         phases.POOL,
         phases.DEVICE_PLUGIN,

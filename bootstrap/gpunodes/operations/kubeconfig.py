@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpunodes.engine import journal
-from gpunodes.engine.cluster.session import ADMIN
+from gpunodes import clusters
+from gpunodes.engine import control_planes, journal
+from gpunodes.engine.cluster.connection import ADMIN
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, commands, shell
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.kubeconfig import from_control_plane, parse_yaml
+from gpunodes.kubeconfig import ca_hash_of, from_control_plane, parse_yaml
+from gpunodes.model import Machine
 
 _DEADLINE_S = 60.0
 _NO_CLUSTER = f"{ADMIN} does not exist: not a control plane"
 _READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {_NO_CLUSTER} >&2; exit 1; fi"
 
 
-def fetch(inventory: Inventory) -> dict[str, Any]:
-    """The cluster's kubeconfig with entries named after the cluster; raises GpunodesError if it cannot be read.
+def fetch(inventory: Inventory, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The cluster's kubeconfig with entries named after its first control plane; raises GpunodesError if none has it.
 
-    It is read over SSH into memory, so no temporary file can be left behind.
+    It is read over SSH into memory, so no temporary file can be left behind. ``warn`` is called for each control plane
+    that does not have it, while another one does.
     """
     journal.discard_secrets()
-    control = inventory.control_plane()
+    first, failed = inventory.control_planes()[0], list[GpunodesError]()
+    chosen = control_planes.choose(inventory)
+    for name, why in chosen.failures:
+        warn(f"{name} does not respond as a control plane: {why}")
+    # That whose API responds, then those that may still be readable.
+    for control in dict.fromkeys([chosen.machine, *inventory.control_planes()]):
+        try:
+            found = _fetch(inventory, control, first.name)
+        except GpunodesError as error:
+            failed.append(error)
+            continue
+        for each in failed:
+            warn(each.problem.found)
+        return found
+    raise failed[0]
+
+
+def _fetch(inventory: Inventory, control: Machine, name: str) -> dict[str, Any]:
+    """The kubeconfig of one control plane, with entries of this name."""
     variables = inventory.connection(control.name)
     result = shell.run(
         control.address,
@@ -47,7 +68,15 @@ def fetch(inventory: Inventory) -> dict[str, Any]:
             "a control plane that is reachable by SSH, with sudo",
             remedy,
         )
-    return from_control_plane(text, control.name)
+    found = from_control_plane(text, control.name, name)
+    known = clusters.ca(inventory.cluster) if len(inventory.control_planes()) > 1 else ""
+    if known and ca_hash_of(found) != known:
+        raise GpunodesError(
+            f"{control.name} belongs to another cluster",
+            "a machine of the cluster that this inventory had before",
+            "remove it from the group control_plane, or reset it",
+        )
+    return found
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:

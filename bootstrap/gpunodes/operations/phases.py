@@ -81,13 +81,57 @@ GPU_REMOVE = Phase(
     "Remove the GPU software",
     "Remove driver, CUDA and container toolkit that gpunodes installed; allow nouveau again.",
 )
+ENDPOINT = Phase(
+    "endpoint",
+    "Keep the virtual address",
+    "keepalived on every control plane, if gpunodes_control_plane_vip is set.",
+    only=(Only.VIRTUAL_ADDRESS,),
+)
 CONTROL_PLANE = Phase(
     "control_plane",
     "Start the control plane",
     "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
+MEMBER = Phase(
+    "member",
+    "Check the member of etcd",
+    "Remove what an interrupted join left in etcd, or the member and the node of a control plane that leaves.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
+CERTIFICATES = Phase(
+    "certificates",
+    "Share the certificates",
+    "Upload the control planes' certificates, encrypted with a new key, for one that joins.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
+CONTROL_PLANE_JOIN = Phase(
+    "control_plane_join",
+    "Join as a control plane",
+    "kubeadm join with a token and a key valid for minutes; one machine after the other.",
+    only=(Only.OTHER_CONTROL_PLANES,),
+)
 NETWORK = Phase("network", "Set up the network", "The network add-on that connects pods.", only=(Only.CONTROL_PLANE,))
+API_CERTIFICATE = Phase(
+    "api_certificate",
+    "Renew the API servers' certificates",
+    "Add the new endpoint's name to the certificate of each API server, and restart one after the other.",
+    only=(Only.CONTROL_PLANES,),
+)
+CLUSTER_ENDPOINT = Phase(
+    "cluster_endpoint",
+    "Move the cluster",
+    "Change the endpoint of kubeadm, of machines that join, of kube-proxy and of the network add-on.",
+    only=(Only.CONTROL_PLANE,),
+)
+NODE_ENDPOINT = Phase(
+    "node_endpoint",
+    "Move the nodes",
+    "Change the kubeconfigs of each machine, restart its kubelet, and wait until its node is ready.",
+)
+ENDPOINT_VERIFIED = Phase(
+    "endpoint_verified", "Verify the endpoint", "Nothing in the cluster or on the machine uses another endpoint."
+)
 FIREWALL = Phase(
     "firewall",
     "Update the firewalls of other nodes",
@@ -108,12 +152,35 @@ DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, del
 RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
+CERTIFICATE_ENDS = Phase("certificate_ends", "Read the certificates", "When each certificate of the nodes ends.")
+CERTIFICATES_RENEWED = Phase(
+    "certificates_renewed",
+    "Renew the certificates",
+    "kubeadm certs renew all; the static pods are restarted one at a time, and serve the new ones.",
+)
+ETCD_STOPPED = Phase(
+    "etcd_stopped", "Stop the control planes", "Move the manifests of their static pods away; they stay stopped."
+)
+ETCD_RESTORED = Phase(
+    "etcd_restored",
+    "Restore etcd",
+    "Make a new member's data from the snapshot, start the first control plane, and verify that it works.",
+    only=(Only.CONTROL_PLANE,),
+)
+OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
+UPGRADE_FACTS = Phase(
+    "upgrade_facts",
+    "Read the versions",
+    "Versions, arguments and feature gates of each machine, and its package source.",
+)
 
-# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml and create.yml.
+# The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
+# endpoint.yml and create.yml.
 PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
-CREATE = (CONTROL_PLANE, NETWORK)
+CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
+GROW = (MEMBER, CERTIFICATES, CONTROL_PLANE_JOIN)
 
 _PACKAGES = "installing packages"
 LONG_TASKS = {
@@ -126,16 +193,36 @@ LONG_TASKS = {
     "Install CUDA": _PACKAGES,
     "Load images into Docker": "pulling images",
     "Wait until all images are pulled, and remove ids of the machine": "pulling images",
+    "Read the lists of packages": "fetching lists",
+    "Download the packages": "downloading packages",
+    "Upgrade the packages and the kernel": "installing packages, building the kernel modules",
+    "Download the driver, and keep the installed one": "downloading packages",
+    "Replace the driver and load it": "installing packages, building the kernel modules",
+    "Load the driver after the reboot": "loading the driver",
     "Reboot the machine": "waiting for the machine to boot",
+    "Keep the virtual address on the control planes": "waiting for keepalived",
+    "Tell the other control planes about the new ones": "waiting for keepalived on the other control planes",
     "Start the control plane": "waiting for the API server",
+    "Make the API server's certificate for the new endpoint": "waiting for the API server",
+    "Move the cluster to the new endpoint": "waiting for pods of kube-proxy and the network",
+    "Move the node to the new endpoint": "waiting for the node to be ready",
     "Create a token": "waiting for the API server",
+    "Remove what an earlier join left in etcd": "waiting for other control planes that are joining",
+    "Verify the control plane": "waiting for etcd and the API server",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",
     "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",
     "Keep pods off the node": "waiting for its pods to end",
     "Burn in the GPUs": "testing the GPUs, which takes minutes to hours",
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
+    "Stop the control plane": "waiting for its static pods to end",
+    "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
+    "Download the packages and pull the images": "downloading packages, pulling images",
+    "Upgrade the control plane": "waiting for the new static pods",
+    "Upgrade the kubelet": "installing packages",
+    "Verify that the node was upgraded": "waiting for the node and its pods",
 }
 """What tasks that may take minutes do for most of that time, by their names in the roles."""
 

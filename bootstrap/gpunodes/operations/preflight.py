@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import events, identities, journal, runner
+from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, RunResult, Severity, TaskEnded
-from gpunodes.operations import phases
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
+from gpunodes.operations import claims, phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, networks, preflight, reports, versions
-from gpunodes.planner.candidates import MachineFacts, requirements_of
+from gpunodes.planner import certificates, endpoint, gpu, networks, preflight, reports, versions
+from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
+from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
 
 PHASES = (phases.PREFLIGHT,)
@@ -40,6 +42,12 @@ class Inspection:
     log: Path
     prepares: bool = False
     """Whether the machines are only prepared, and join later."""
+    choice: control_planes.Choice | None = None
+    """The control plane that was contacted, if any."""
+    warnings: Sequence[PreflightFinding] = ()
+    """Control planes that do not respond, while another one does."""
+    controls: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -69,6 +77,7 @@ def not_read(failure: TaskEnded) -> Problem:
     return Problem(events.cause(failure), wanted, remedy)
 
 
+# Long: the steps of an inspection in their order, and the result.
 def inspect(
     inventory: Inventory,
     machines: Sequence[Machine],
@@ -78,13 +87,19 @@ def inspect(
     *,
     sources: bool = True,
     without_cluster: bool = False,
+    choice: control_planes.Choice | None = None,
 ) -> Inspection:
-    """Read the facts of ``machines`` and of the cluster of the inventory's control plane, if any.
+    """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. Raises GpunodesError if Ansible fails on the controller.
+    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen. Raises
+    GpunodesError if Ansible fails on the controller.
     """
-    control = None if without_cluster else inventory.control_of(machines)
+    warnings: Sequence[PreflightFinding] = ()
+    if choice is None and not without_cluster and inventory.controls_of(machines):
+        choice = control_planes.choose(inventory, {machine.name for machine in machines})
+        warnings = claims.unresponsive(choice)
+    control = choice.machine if choice else None
     resolved = {
         machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
     }
@@ -99,6 +114,7 @@ def inspect(
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
         variables={**variables, "facts_wanted": wanted},
+        control=control.name if control else "",
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
@@ -115,9 +131,26 @@ def inspect(
         # The machines queried the package source of another minor than the cluster's, which was not known yet.
         again = folder / "again"
         again.mkdir(mode=0o700)
-        return inspect(inventory, machines, again, view, {**variables, "gpunodes_kubernetes_version": own})
+        newer = {**variables, "gpunodes_kubernetes_version": own}
+        return replace(inspect(inventory, machines, again, view, newer, choice=choice), warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
-    return Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
+    controls = _controls(inventory, control, variables, cluster)
+    return replace(found, choice=choice, warnings=warnings, controls=controls)
+
+
+def _controls(
+    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """What the inventory and the cluster determine of ``given``."""
+    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    target = requested[endpoint.VIP] or requested[endpoint.ENDPOINT]
+    return {
+        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "endpoint": str((cluster or {}).get("endpoint") or target or ""),
+        "arguments": requested["gpunodes_component_arguments"],
+        "leader_election": (cluster or {}).get("leader_election", True),
+    }
 
 
 def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
@@ -144,6 +177,7 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
         network=networks.settings_of(resolved),
+        endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         address=machine.address,
@@ -164,17 +198,29 @@ def checked_cluster(tracker: Tracker, control: str) -> Mapping[str, Any] | None:
 
 
 def judge(
-    seen: Inspection, kubernetes: str, *, needs_cluster: bool = False, joins: bool = True
+    seen: Inspection,
+    kubernetes: str,
+    *,
+    needs_cluster: bool = False,
+    joins: bool = True,
+    growth: Growth = Growth.SELECTED,
 ) -> list[PreflightFinding]:
-    """Compare the facts with the limits; an existing cluster decides the version. ``joins``: machines become nodes."""
-    requirements = requirements_of(seen.cluster, kubernetes, joins=joins, prepares=seen.prepares)
-    findings = preflight.judge(seen.candidates, requirements)
+    """Compare the facts with the limits; an existing cluster decides the version.
+
+    ``joins``: machines become nodes. ``growth``: which control planes the run may add.
+    """
+    controls = given(**seen.controls, growth=growth.value) if seen.controls else None
+    requirements = requirements_of(
+        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
+    )
+    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements)]
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
         # No error: `init-master` and `up` start an API that has stopped, if they can.
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
-    return findings
+    ends = certificates.ending((seen.cluster or {}).get("certificates", ()), time.time())
+    return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
 
 
 def requested_version(
@@ -187,8 +233,8 @@ def requested_version(
     """
     if given:
         return versions.check(given)
-    control = None if without_cluster else inventory.control_of(machines)
-    names = [control.name] if control else [machine.name for machine in machines] if without_cluster else []
+    controls = [] if without_cluster else inventory.controls_of(machines)
+    names = [machine.name for machine in (machines if without_cluster else controls)]
     requested = {
         str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
     }

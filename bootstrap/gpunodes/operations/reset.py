@@ -3,4 +3,4 @@
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation
 
-OPERATION = Operation(name="reset", playbook="reset.yml", phases=(phases.RESET,), ends_cluster=True)
+OPERATION = Operation(name="reset", playbook="reset.yml", phases=(phases.MEMBER, phases.RESET), ends_cluster=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import settings
-from gpunodes.engine import journal, locks, runner
+from gpunodes.engine import control_planes, journal, locks, runner
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
@@ -30,6 +30,7 @@ from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, gpu_installed
+from gpunodes.planner.candidates import Growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Operation:
     """Whether it contacts no cluster: the settings decide the versions, and the inventory needs no control plane."""
     ends_cluster: bool = False
     """Whether it removes the cluster together with its control plane."""
+    replaces_objects: bool = False
+    """Whether it replaces the objects of the API, its own Leases among them: only the lock over SSH is kept."""
     after_interruption: str = ""
     """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
 
@@ -53,6 +56,13 @@ class Operation:
     def joins(self) -> bool:
         """Whether its machines are to be nodes."""
         return not {phase_list.CONTROL_PLANE, phase_list.WORKER}.isdisjoint(self.phases)
+
+    @property
+    def growth(self) -> Growth:
+        """Which control planes it may add to a cluster."""
+        if phase_list.CONTROL_PLANE_JOIN not in self.phases:
+            return Growth.NONE
+        return Growth.ALL if phase_list.CONTROL_PLANE in self.phases else Growth.SELECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ def carry_out(
     skip = phase_list.skipped(operation.phases, options.skip_phases, options.from_phase)
     phases = [phase for phase in operation.phases if phase.name not in skip]
     check_kinds(operation, machines)
-    control = _control(operation, inventory, machines)
+    controls = _controls(operation, inventory, machines)
     version, variables = _requested(operation, inventory, machines, options)
 
     folder = journal.open_run(operation.name)
@@ -89,7 +99,6 @@ def carry_out(
     findings: Sequence[PreflightFinding] = ()
     facts: Mapping[str, Any] | None = options.seen.facts if options.seen else None
     cluster = options.seen.cluster or {} if options.seen else None
-    applicable = _applicable(inventory, machines, options, control)
     unlocked: GpunodesError | None = None
     claim: claims.Claim | claims.HostClaim | None = None
     with contextlib.ExitStack() as held:
@@ -97,13 +106,19 @@ def carry_out(
             claim = held.enter_context(_claimed(operation, inventory, machines, view, options))
         except (NoSession, locks.NoLock) as error:
             unlocked = error
-        warnings = _lock_warnings(operation, control, claim, unlocked)
+        choice, warnings = _choice(claim, options), _lock_warnings(operation, controls, claim, unlocked)
+        applicable = _applicable(operation, inventory, machines, options, [choice.machine] if choice else controls)
         if phase_list.PREFLIGHT in phases:
             seen = preflight.inspect(
-                inventory, machines, folder, view, variables, without_cluster=operation.without_cluster
+                inventory,
+                machines,
+                folder,
+                view,
+                variables,
+                without_cluster=operation.without_cluster,
+                choice=None if operation.without_cluster else choice,
             )
-            pool_changes = pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ()
-            findings = [*warnings, *_judged(operation, seen, version), *(() if seen.interrupted else pool_changes)]
+            findings = [*warnings, *_judged(operation, inventory, machines, seen, version, phases)]
             _check_request(findings, machines, options)
             view.findings(findings)
             if seen.interrupted or any(finding.severity is Severity.ERROR for finding in findings):
@@ -114,7 +129,7 @@ def carry_out(
                     log=str(seen.log),
                     interrupted=seen.interrupted,
                 )
-            facts, cluster = seen.facts, seen.cluster or {}
+            facts, cluster, choice = seen.facts, seen.cluster or {}, seen.choice
             applicable |= _by_facts(seen.facts, applicable)
         elif warnings:
             findings = warnings
@@ -125,8 +140,8 @@ def carry_out(
         if claim:
             if facts is None:
                 # Commands that know a machine by another name must find the same lock.
-                facts, cluster = _identities(operation, inventory, machines, folder, view, variables)
-            claim.take_more(facts)
+                facts, cluster = _identities(operation, inventory, machines, folder, view, variables, choice)
+            claim.take_more(facts, lock_only=operation.replaces_objects)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
         not_applicable = phase_list.not_applicable(work, all_names, applicable)
@@ -141,6 +156,7 @@ def carry_out(
             variables={**variables, "worker_run": claim.holder if claim else ""},
             facts=facts,
             cluster=cluster,
+            control=choice.machine.name if choice else "",
             check=options.dry_run,
         )
         ended, lost = _play(
@@ -148,7 +164,7 @@ def carry_out(
             folder,
             tracker.on_event,
             claim,
-            functools.partial(_at_work, operation, tracker, [control] if control else machines),
+            functools.partial(_at_work, operation, tracker, controls or machines),
             view,
         )
         burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
@@ -179,27 +195,44 @@ def _claimed(
     """The locks of this run; none for a dry run, which changes nothing."""
     if options.dry_run:
         return contextlib.nullcontext()
-    if _control(operation, inventory, machines) is None:
+    if not _controls(operation, inventory, machines):
         return claims.claimed_hosts(inventory, machines, operation.name)
     return claims.claimed(inventory, machines, operation.name, lambda finding: view.findings([finding]))
 
 
-def _judged(operation: Operation, seen: preflight.Inspection, version: str) -> Sequence[PreflightFinding]:
-    """The findings of preflight; none if it was interrupted."""
+def _judged(
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    seen: preflight.Inspection,
+    version: str,
+    phases: Sequence[Phase],
+) -> Sequence[PreflightFinding]:
+    """The findings of preflight, with the changes of pools; none if it was interrupted."""
     if seen.interrupted:
         return ()
-    return preflight.judge(seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins)
+    found = preflight.judge(
+        seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins, growth=operation.growth
+    )
+    return [*found, *(pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ())]
+
+
+def _choice(claim: claims.Claim | claims.HostClaim | None, options: RunOptions) -> control_planes.Choice | None:
+    """The control plane that the locks or an earlier inspection use; None if none is known yet."""
+    if isinstance(claim, claims.Claim):
+        return claim.choice
+    return options.seen.choice if options.seen else None
 
 
 def _lock_warnings(
     operation: Operation,
-    control: Machine | None,
+    controls: Sequence[Machine],
     claim: claims.Claim | claims.HostClaim | None,
     unlocked: GpunodesError | None,
 ) -> Sequence[PreflightFinding]:
     """Warnings about the locks. An operation that needs no cluster continues if its control plane does not respond."""
-    if unlocked and operation.without_cluster and control:
-        return [claims.no_lock(control.name, unlocked)]
+    if unlocked and operation.without_cluster and controls:
+        return [claims.no_lock(controls[0].name, unlocked)]
     return claim.findings if claim else ()
 
 
@@ -238,8 +271,9 @@ def _not_locked(error: GpunodesError) -> GpunodesError:
 
 def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim | claims.HostClaim) -> None:
     if operation.after_interruption:
-        control, variables = inventory.control_plane().name, {"revoke_run": claim.holder}
-        revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables)
+        # The one that the run used may be the reason for the interruption.
+        control, variables = control_planes.choose(inventory).machine.name, {"revoke_run": claim.holder}
+        revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables, control=control)
         runner.run(revoke, folder, lambda _: None)
 
 
@@ -260,25 +294,33 @@ def _identities(
     folder: Path,
     view: RunView,
     variables: Mapping[str, Any],
+    choice: control_planes.Choice | None,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The reports of machines and their cluster if preflight was skipped."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
     seen = preflight.inspect(
-        inventory, machines, own, view, variables, sources=False, without_cluster=operation.without_cluster
+        inventory,
+        machines,
+        own,
+        view,
+        variables,
+        sources=False,
+        without_cluster=operation.without_cluster,
+        choice=None if operation.without_cluster else choice,
     )
     return seen.facts, seen.cluster or {}
 
 
-def _control(operation: Operation, inventory: Inventory, machines: Sequence[Machine]) -> Machine | None:
-    """The control plane whose cluster has the locks; None for GPU hosts, and where none exists and none is needed."""
+def _controls(operation: Operation, inventory: Inventory, machines: Sequence[Machine]) -> Sequence[Machine]:
+    """The control planes whose cluster has the locks; none for GPU hosts, and where none exists and none is needed."""
     if operation.without_cluster and not inventory.machines(Role.CONTROL_PLANE):
-        return None
-    return inventory.control_of(machines)
+        return ()
+    return inventory.controls_of(machines)
 
 
 def _at_work(operation: Operation, tracker: Tracker, machines: Sequence[Machine]) -> bool:
-    """Whether the run is changing a machine with a lock now: the control plane, or one without a cluster."""
+    """Whether the run is changing a machine with a lock now: a control plane, or one without a cluster."""
     return operation.ends_cluster or any(tracker.works_on(machine.name) for machine in machines)
 
 
@@ -310,13 +352,22 @@ def _play(
 
 
 def _applicable(
-    inventory: Inventory, machines: Sequence[Machine], options: RunOptions, control: Machine | None
+    operation: Operation,
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    options: RunOptions,
+    controls: Sequence[Machine],
 ) -> dict[Only, set[str]]:
-    """The machines to which phases apply by their settings; all machines for phases that depend on facts."""
+    """The machines to which phases apply by their settings; all machines for phases that depend on facts.
+
+    The first one of ``controls`` is the control plane at which the cluster is created or changed.
+    """
     requested = {
         machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
         for machine in machines
     }
+    creators = {machine.name for machine in controls[:1]}
+    own = {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE}
     return {
         Only.GPUS: set(requested),
         Only.NODES: {machine.name for machine in machines if machine.role is not Role.GPU_HOST},
@@ -328,5 +379,8 @@ def _applicable(
             if request["gpunodes_cuda_versions"] or request["gpunodes_cudnn_version"]
         },
         Only.DOCKER: {name for name, request in requested.items() if request["gpunodes_runtime"] == "docker"},
-        Only.CONTROL_PLANE: {control.name} if control else set(),
+        Only.CONTROL_PLANE: creators,
+        Only.CONTROL_PLANES: own,
+        Only.VIRTUAL_ADDRESS: {name for name in own if requested[name]["gpunodes_control_plane_vip"]},
+        Only.OTHER_CONTROL_PLANES: own - (creators if phase_list.CONTROL_PLANE in operation.phases else set()),
     }

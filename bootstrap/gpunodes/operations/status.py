@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import identities, journal, runner
+from gpunodes.engine import control_planes, identities, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
@@ -17,6 +19,7 @@ from gpunodes.model import Role
 from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
+from gpunodes.planner import certificates, endpoint, reports
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
@@ -37,6 +40,20 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdMember:
+    """A member of etcd as the member on the control plane reports it."""
+
+    id: str
+    name: str
+    """"" for a member that was added and has never started."""
+    learner: bool
+    leader: bool
+    healthy: bool
+    db_size: int
+    """In bytes; 0 where the member does not respond."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The cluster as its control plane reports it."""
 
@@ -47,10 +64,19 @@ class ClusterStatus:
     """Machines of the inventory that are not nodes yet."""
     gpu_hosts: Sequence[str] = ()
     """Machines of the inventory that are not meant to be nodes."""
+    etcd: Sequence[EtcdMember] = ()
+    etcd_problem: str = ""
+    """Why its members are unknown."""
+    warnings: Sequence[str] = ()
+    """Certificates of the control plane that end soon, and control planes that do not respond."""
+    virtual_address: str = ""
+    """The address of the setting gpunodes_control_plane_vip, "" for none."""
+    holders: Sequence[str] = ()
+    """The control planes that have it: one, unless something is wrong."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
-    """Read the cluster; raises GpunodesError if there is none, or if its control plane does not respond."""
+    """Read the cluster; raises GpunodesError if there is none, or if no control plane responds."""
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
     if hosts and not inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
         raise WrongInput(
@@ -58,16 +84,22 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
             "an inventory with the group control_plane",
             "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
         )
-    control = inventory.control_plane()
-    tracker = Tracker([control], PHASES, view)
-    view.begin("status", [control])
+    choice = control_planes.choose(inventory, every=True)
+    control = choice.machine
+    vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    silent = {name for name, _ in choice.failures}
+    asked = [machine for machine in inventory.control_planes() if machine.name not in silent] if vip else [control]
+    tracker = Tracker(asked, PHASES, view)
+    view.begin("status", asked)
     folder = journal.open_run("status")
-    ended = runner.run(runner.Play("status.yml", inventory, [control.name]), folder, tracker.on_event)
+    play = runner.Play("status.yml", inventory, [machine.name for machine in asked], control=control.name)
+    ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
     cluster = checked_cluster(tracker, control.name)
-    if not ended.ok or not cluster:
+    # Other control planes may be down.
+    if control.name in tracker.failures or not cluster:
         failure = tracker.failures.get(control.name)
         again = "correct that, then run the same command again"
         problem = not_read(failure) if failure else Problem(ended.error_text, "", again)
@@ -76,7 +108,29 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         )
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
-    return replace(found, gpu_hosts=hosts)
+    dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
+    ends = certificates.ending(cluster.get("certificates", ()), time.time())
+    etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
+    held = tracker.answers.get("has_virtual_address", {})
+    return replace(
+        found,
+        gpu_hosts=hosts,
+        etcd=etcd,
+        virtual_address=vip,
+        holders=[name for name, answer in held.items() if answer is True],
+        etcd_problem=etcd_problem,
+        warnings=[*dead, *(f"{control.name}: {each}" for each in ends)],
+    )
+
+
+def members(report: Mapping[str, Any] | None) -> tuple[Sequence[EtcdMember], str]:
+    """The members of etcd from the control plane's report, and why they are unknown, "" otherwise."""
+    if report is None:
+        return (), "they were not reported"
+    if found := reports.etcd_problem(report):
+        return (), found
+    fields = [field.name for field in dataclasses.fields(EtcdMember)]
+    return [EtcdMember(**{name: each[name] for name in fields}) for each in report["members"]], str(report["problem"])
 
 
 def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) -> ClusterStatus:

@@ -16,10 +16,13 @@ from gpunodes.operations.phases import what_runs
 _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
-    "status": ("cluster",),
+    "status": ("cluster", "etcd", "has_virtual_address"),
+    "certificate_ends": ("certificates",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),
+    "os_pending": ("os_pending",),
+    "upgrade_facts": ("upgrade_facts",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
 

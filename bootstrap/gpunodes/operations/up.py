@@ -1,4 +1,4 @@
-"""Set up the whole inventory: prepare all machines in parallel, create the control plane, then join the workers."""
+"""Set up the whole inventory: prepare all machines in parallel, create the control plane, then join the others."""
 
 from gpunodes.operations import phases
 from gpunodes.operations.run import Operation
@@ -11,6 +11,7 @@ OPERATION = Operation(
         *phases.PREPARE,
         *phases.GPU,
         *phases.CREATE,
+        *phases.GROW,
         phases.WORKER,
         phases.POOL,
         phases.DEVICE_PLUGIN,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from gpunodes.model import Role
 from gpunodes.planner import gpu
+from gpunodes.planner.endpoint import EndpointSettings
 from gpunodes.planner.networks import NetworkSettings
 
 Facts = Mapping[str, Any]
@@ -35,8 +37,31 @@ class MachineFacts:
     node: Mapping[str, Any] = field(default_factory=dict)
     """Its node in the cluster, which ``judge`` finds; {} if it has none."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     time_service: str = ""
     """Its setting gpunodes_time_service."""
+
+
+class Growth(Enum):
+    """Which control planes a run may add to a cluster."""
+
+    NONE = ""
+    SELECTED = "join"
+    ALL = "up"
+    """All of the inventory: with the number that it asks for the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlanes:
+    """What machines cannot report of the control planes."""
+
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the inventory's control planes, by name, in its order."""
+    endpoint: str = ""
+    """Host or host:port of the cluster's endpoint, existing or requested; "" for the first control plane's address."""
+    leader_election: bool = True
+    """Whether controller managers and schedulers elect a leader."""
+    growth: Growth = Growth.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +80,21 @@ class ClusterRequirements:
     """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
+    endpoint: str = ""
+    """HOST:PORT at which the machines of the cluster reach its API; "" without a cluster."""
+    macs: frozenset[str] = frozenset()
+    """The MAC addresses of the interfaces on which the control planes of this run have the virtual address; `judge`
+    fills them in."""
+    control_planes: ControlPlanes = field(default_factory=ControlPlanes)
 
 
 def requirements_of(
-    cluster: Mapping[str, Any] | None, kubernetes: str, *, joins: bool = True, prepares: bool = False
+    cluster: Mapping[str, Any] | None,
+    kubernetes: str,
+    *,
+    joins: bool = True,
+    prepares: bool = False,
+    control_planes: ControlPlanes | None = None,
 ) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
@@ -68,4 +104,6 @@ def requirements_of(
         nodes=cluster.get("nodes", ()),
         joins=joins,
         prepares=prepares,
+        endpoint=str(cluster.get("endpoint") or ""),
+        control_planes=control_planes or ControlPlanes(),
     )

@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import Service, Spec, data_folders
+from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import (
+    endpoint,
     firewall,
     gpu,
     gpu_software,
@@ -67,6 +68,8 @@ class Given:
     """Whether the machine is to be a node: only a node needs an address in the cluster."""
     addresses: Sequence[str] = ()
     """Addresses of the machines and nodes of the cluster; what is no address is left out."""
+    control_addresses: Sequence[str] = ()
+    """Those of its control planes, if there are several."""
     runtimes: Sequence[str] | None = None
     """Runtimes that get the container toolkit's configuration; None: the runtime of Kubernetes, or of a GPU host."""
     proxies: Mapping[str, Any] = field(default_factory=dict)
@@ -75,6 +78,14 @@ class Given:
     """HOST:PORT of the API server, which no proxy may stand before; "" if it is unknown."""
     prepares: bool = False
     """Whether the machine is only prepared, and joins later: its kubelet stays off."""
+    control_planes: Sequence[str] = ()
+    """The addresses of all control planes in the cluster."""
+    is_first: bool = False
+    """Whether the machine is the first control plane of the inventory."""
+    api_check: str = ""
+    """The source of keepalived's check of the API server."""
+    target: str = ""
+    """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
 
     @property
     def is_gpu_host(self) -> bool:
@@ -113,6 +124,8 @@ class Desired:
     """Images that a new node needs first."""
     wanted: Mapping[str, Spec]
     """The desired state for the module host, by role; without GPU software."""
+    endpoint: Mapping[str, Spec]
+    """keepalived, for the role endpoint; only on a control plane with a virtual address."""
     gpu: GpuState
     labels: Mapping[str, str]
     """Labels of the node by its settings: its pool, and additional ones; and the firewalls that gpunodes opens."""
@@ -130,8 +143,12 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     requested = gpu.requested_of(given.settings, version)
     plan = gpu.plan(given.machine, given.facts, requested.without_kubernetes() if given.is_gpu_host else requested)
     address = _address(given)
-    if not isinstance(plan, Plan) or isinstance(address, Problem):
-        return (*(() if isinstance(plan, Plan) else plan), *((address,) if isinstance(address, Problem) else ()))
+    keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
+    if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem):
+        return (
+            *(() if isinstance(plan, Plan) else plan),
+            *(each for each in (address, keepalived) if isinstance(each, Problem)),
+        )
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
     of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
@@ -154,6 +171,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             if given.is_gpu_host
             else _node_wanted(given, plan, version, runtime, socket, images, address),
         ),
+        endpoint=_through_proxies(through, keepalived),
         gpu=GpuState(
             gpus=len(plan.gpus),
             expected=plan.expected,
@@ -175,6 +193,19 @@ def _address(given: Given) -> str | Problem:
     return node_address.chosen(node_address.Addresses(given.machine, requested, given.reached, given.facts, given.node))
 
 
+def _endpoint(given: Given, address: str) -> Mapping[str, Spec] | Problem:
+    """keepalived on a control plane with a virtual address, or why the machine cannot have that."""
+    settings = endpoint.settings_of(given.settings)
+    if not settings.vip or not address or CONTROL_PLANE not in given.groups:
+        return {}
+    device = endpoint.interface(given.facts, address, settings.vip)
+    if not device:
+        return endpoint.outside(given.facts, address, settings.vip)
+    made = endpoint.keepalived(settings, device, address, given.control_planes, given.api_check, first=given.is_first)
+    # The same rules as the node's: where only the endpoint changes, no other role runs.
+    return {"endpoint": replace(made, firewall=_firewall(given, address))}
+
+
 def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
     """``wanted`` with the machine's proxies."""
     # The credentials stay a placeholder: the desired state is shown and kept.
@@ -190,7 +221,8 @@ def _proxies(given: Given, address: str) -> Proxies | None:
         return None
     # The kubelet of a control plane uses the API server at the machine's own address.
     server = re.sub(r"^https://", "", str(given.facts["kubernetes"].get("server") or ""))
-    hosts = [given.endpoint, server, address, given.facts.get("default_address") or ""]
+    vip = str(given.settings.get(endpoint.VIP) or "")
+    hosts = [given.endpoint, server, address, given.facts.get("default_address") or "", vip]
     return proxies.with_hosts(Proxies(**{**given.proxies, "no_proxy": tuple(given.proxies["no_proxy"])}), hosts)
 
 
@@ -212,9 +244,9 @@ def _toolkit_runtimes(given: Given, runtime: str) -> Sequence[str]:
 
 
 def kubernetes_version(given: Given) -> str:
-    """Kubernetes is never upgraded or downgraded: a node keeps its version, a new node gets the cluster's."""
-    version = given.node.get("version") or given.cluster_version or given.settings["gpunodes_kubernetes_version"]
-    return str(version).removeprefix("v")
+    """The version that a machine gets: only ``target`` changes that of a node. A new node gets the cluster's."""
+    present = given.node.get("version") or given.cluster_version or given.settings["gpunodes_kubernetes_version"]
+    return str(given.target or present).removeprefix("v")
 
 
 def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
@@ -254,11 +286,17 @@ def _node(given: Given, runtime: str, address: str) -> Spec:
     settings = given.settings
     time = time_service.time_service(given.facts, settings)
     found = node_software.node(time, data_folders(runtime), str(settings["gpunodes_data_directory"]))
+    return replace(found, firewall=_firewall(given, address))
+
+
+def _firewall(given: Given, address: str) -> Firewall | None:
+    """What the machine's firewalls let in; None if they stay as they are."""
+    settings = given.settings
     if settings["gpunodes_firewall"] != firewall.OPEN:
-        return found
+        return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
-    rules = firewall.wanted(role, [*given.addresses, address], str(settings["gpunodes_pod_subnet"]))
-    return replace(found, firewall=rules)
+    pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
+    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared)
 
 
 def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
@@ -273,7 +311,7 @@ def _node_wanted(
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
     minor = versions.minor_of(version)
-    exact = node_software.is_exact(version)
+    exact = versions.is_exact(version)
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
     system = given.facts["os"]
@@ -303,6 +341,7 @@ def _node_wanted(
             pod_pids_limit=int(given.settings["gpunodes_pod_pids_limit"]),
             images=[] if with_docker or exact else [proxy],
             prepares=given.prepares,
+            replace=bool(given.target),
         ),
     }
     if with_docker:

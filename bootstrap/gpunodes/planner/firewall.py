@@ -20,21 +20,30 @@ _OPENED = ("users", "cluster", "nodes")
 """Who must reach the ports that are opened; services of type NodePort are opened by those who decide for whom."""
 
 
-def wanted(role: Role, addresses: Iterable[str], pods: str) -> Firewall:
+def wanted(
+    role: Role, addresses: Iterable[str], pods: str, controls: Iterable[str] = (), shared: Iterable[str] = ()
+) -> Firewall:
     """What the firewall of a machine with this role lets through.
 
     ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
-    range of pods.
+    range of pods. ``controls``: the addresses of the control planes, if there are several; ``shared``: of those that
+    share a virtual address.
     """
     machines = usable(addresses)
     ranges = [str(each) for each in networks.ranges_of(pods)]
-    sources = {"users": [], "cluster": [*machines, *ranges], "nodes": machines}
+    sources = {
+        "users": [],
+        "cluster": [*machines, *ranges],
+        "nodes": machines,
+        "control_planes": usable(controls),
+        "virtual_address": usable(shared),
+    }
     return Firewall(
         # A port without sources would be open to everyone.
         ports={
             port.text: sources[port.from_]
             for port in ports.of(role)
-            if port.from_ in _OPENED and (port.from_ == "users" or sources[port.from_])
+            if port.from_ in sources and (port.from_ == "users" or sources[port.from_])
         },
         devices=tables.read("networks")["pods"]["devices"],
         sources=machines,
@@ -89,6 +98,8 @@ WHO: Mapping[str, str] = {
     "users": "all machines, pods, and users of kubectl",
     "cluster": "all machines of the cluster, and pods",
     "nodes": "all machines of the cluster",
+    "control_planes": "the other control planes",
+    "virtual_address": "control planes with the same virtual address",
     "clients": "clients of these services",
     "machine": "only the machine itself",
 }
@@ -102,14 +113,13 @@ def commands(firewall: Mapping[str, Any], rules: Firewall) -> list[str]:
     for port, sources in rules.ports.items():
         protocol, _, number = port.partition(" ")
         old = [each for each in sources if ":" not in each]
+        has_ports = protocol in {"tcp", "udp"}
         if firewall["name"] == "iptables":
             source = f" -s {','.join(old)}" if old else ""
-            found.append(f"iptables -I INPUT -p {protocol}{source} --dport {number} -j ACCEPT")
+            target = f" --dport {number}" if has_ports else ""
+            found.append(f"iptables -I INPUT -p {protocol}{source}{target} -j ACCEPT")
             continue
         source = f" ip saddr {{ {', '.join(old)} }}" if old else ""
-        found += [
-            f"nft insert rule {chain}{source} {protocol} dport {number} accept"
-            for chain in chains
-            if "forward" not in chain
-        ]
+        match = f"{protocol} dport {number}" if has_ports else f"meta l4proto {number}"
+        found += [f"nft insert rule {chain}{source} {match} accept" for chain in chains if "forward" not in chain]
     return found

@@ -126,13 +126,24 @@ def for_kubernetes(requested: RequestedSoftware, kubernetes_version: str) -> Req
 
 
 def _unknown(requested: RequestedSoftware) -> Iterator[Problem]:
-    if requested.driver and requested.driver not in branches():
-        fact = f"the driver branch {requested.driver!r} is unknown"
+    if requested.driver and requested.branch not in branches():
+        fact = f"the driver branch {requested.branch!r} is unknown"
         yield Problem(fact, f"one of {', '.join(branches())}", "choose one of these")
+    elif not re.fullmatch(r"(\d{3}(\.\d{1,4}){0,2})?", requested.driver):
+        fact = f"{requested.driver!r} is not a version of the driver"
+        yield Problem(fact, "a branch such as 580, or an exact version such as 580.95.05", "correct it")
     known = [minor for row in tables.read("cuda")["cuda"] for minor in row["minors"]]
+    minors: dict[str, str] = {}
     for version in requested.cuda:
-        if version not in known:
+        minor = software.minor_of(version)
+        if minor not in known or not re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
             yield Problem(f"CUDA {version} is unknown", f"one of {', '.join(known)}", "choose one of these")
+        elif minors.setdefault(minor, version) != version:
+            yield Problem(
+                f"CUDA {minors[minor]} and {version} are both requested",
+                f"one of them: both are CUDA {minor}",
+                "drop one",
+            )
     if requested.cudnn and not software.knows_cudnn(requested.cudnn):
         rows = tables.read("cuda")["cudnn"]
         limit = f"one of {', '.join(sorted({row['version'] for row in rows}, key=version_of))}"
@@ -234,6 +245,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         *software.cuda(case, offer, branch),
         *software.container_toolkit(case),
     ]
+    software.check_sources(case, packages)
     nouveau = case.gpu.get("nouveau") or "available"
     if nouveau != "absent":
         case.explain("nouveau off", f"it is {nouveau}, and blocks the GPUs if it is loaded first")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_case import Case, Row, branches, cite, number
-from gpunodes.planner.gpu_installed import installed_from, judge_installed
+from gpunodes.planner.gpu_installed import installed_from, is_requested, judge_installed
 from gpunodes.planner.gpu_model import SOURCES, Flavour, Source
 from gpunodes.planner.gpu_offers import broken_limits, compatible, offers_for, unbuilt
 from gpunodes.planner.gpu_refusals import explain_no_choice
@@ -24,8 +24,8 @@ def choose(
             "nvidia or distribution",
             "correct gpunodes_driver_source",
         )
-    if request.driver in branches():
-        case.conflicts += broken_limits(case, request.driver, cudas)
+    if request.branch in branches():
+        case.conflicts += broken_limits(case, request.branch, cudas)
     offers = [offer for offer in offers_for(case, case.system) if request.source in {"", offer["source_of"]}]
     if not offers:
         case.refuse(
@@ -60,7 +60,7 @@ def _choices(
 ) -> Iterator[tuple[Row, str, Flavour]]:
     """All choices that meet the request."""
     for choice in compatible(case, offers, flavours, cudas):
-        if case.requested.driver in {"", choice[1]} and (
+        if case.requested.branch in {"", choice[1]} and (
             not case.requested.cudnn or software.cudnn_row(case, *choice[:2])
         ):
             yield choice
@@ -82,7 +82,7 @@ def _best(
 ) -> tuple[Row, str, Flavour]:
     """The installed driver if it meets the request; else the preferred modules with the recommended branch, or with
     the newest supported one."""
-    if installed:
+    if installed and is_requested(case):
         source, branch, modules = installed
         for choice in choices:
             if (choice[0]["source_of"], choice[1]) == (source, branch) and choice[2] in {modules or choice[2]}:

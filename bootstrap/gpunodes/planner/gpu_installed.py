@@ -32,6 +32,12 @@ def installed_from(case: Case) -> tuple[Source, str, Flavour | None] | None:
     return origin, version.partition(".")[0], Flavour(modules) if modules else None
 
 
+def is_requested(case: Case) -> bool:
+    """Whether the installed driver has the requested version, as far as an exact one is requested."""
+    exact = case.requested.exact_driver
+    return not exact or installed_driver(case.gpu.get("driver") or {}) == exact
+
+
 def judge_installed(
     case: Case,
     installed: tuple[Source, str, Flavour | None] | None,
@@ -40,22 +46,11 @@ def judge_installed(
     """Refuse to replace a driver that is in use or not from packages; warn of one that will be replaced."""
     driver = case.gpu.get("driver") or {}
     if installed is None:
-        if installed_driver(driver):
-            origin = {"runfile": "by NVIDIA's .run installer"}.get(
-                driver.get("origin") or "", "by an unknown installer"
-            )
-            remedy = (
-                "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
-            )
-            case.refuse(
-                f"driver {installed_driver(driver)} was installed {origin}",
-                "a driver from packages, or no driver: two drivers overwrite each other's files",
-                remedy,
-            )
+        _judge_unpackaged(case, driver)
         return
     source, branch, modules = installed
     for offer, other, flavour in choices:
-        if (offer["source_of"], other) == (source, branch) and modules in {None, flavour}:
+        if (offer["source_of"], other) == (source, branch) and modules in {None, flavour} and is_requested(case):
             return
     if not choices:
         return
@@ -71,6 +66,12 @@ def judge_installed(
             "a driver that meets the request, or one that is not in use: a driver in use is not replaced",
             f"drain the node, run `gpunodes gpu remove {case.machine}`, and try again; or change the request",
         )
+    elif branch == case.requested.branch and not is_requested(case):
+        case.refuse(
+            fact,
+            f"driver {case.requested.driver}, or no driver: an installation does not replace packages",
+            f"run `gpunodes gpu remove {case.machine}`, and try again; or request {installed_driver(driver)}",
+        )
     elif source not in sources:
         case.refuse(
             fact,
@@ -79,6 +80,18 @@ def judge_installed(
         )
     else:
         case.warnings.append(f"{fact} and will be replaced, because it does not meet the request")
+
+
+def _judge_unpackaged(case: Case, driver: Row) -> None:
+    """Refuse a driver that was not installed from packages."""
+    if installed_driver(driver):
+        origin = {"runfile": "by NVIDIA's .run installer"}.get(driver.get("origin") or "", "by an unknown installer")
+        remedy = "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
+        case.refuse(
+            f"driver {installed_driver(driver)} was installed {origin}",
+            "a driver from packages, or no driver: two drivers overwrite each other's files",
+            remedy,
+        )
 
 
 def reboot(case: Case, branch: str, flavour: Flavour, nouveau: str) -> str | None:

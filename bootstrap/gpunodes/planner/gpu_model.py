@@ -57,11 +57,11 @@ class RequestedSoftware:
     kubernetes_version: str
     """Minor or exact version."""
     driver: str = ""
-    """A branch, ``580``."""
+    """A branch, ``580``, or an exact version, ``580.95.05``."""
     cuda: tuple[str, ...] = ()
-    """Versions of the CUDA toolkit on the host, ``13.0``."""
+    """Versions of the CUDA toolkit on the host: minor ones, ``13.0``, or exact ones, ``13.0.2``."""
     cudnn: str = ""
-    """A major version, ``9``, or a minor version, ``9.10``."""
+    """A major version, ``9``, a minor version, ``9.10``, or an exact version, ``9.14.0.64``."""
     runtime: str = "containerd"
     """``containerd`` or ``docker``."""
     source: str = ""
@@ -70,6 +70,16 @@ class RequestedSoftware:
     """Additional feature gates of the kubelet."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
+
+    @property
+    def branch(self) -> str:
+        """The branch of the requested driver, "" for any."""
+        return self.driver.partition(".")[0]
+
+    @property
+    def exact_driver(self) -> str:
+        """The exact version of the requested driver, "" if only its branch or nothing is requested."""
+        return self.driver if "." in self.driver else ""
 
     def without_kubernetes(self) -> RequestedSoftware:
         """The same request for a machine that is not a node."""

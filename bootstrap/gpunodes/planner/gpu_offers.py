@@ -41,9 +41,12 @@ def unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | None
     """The row with the reason why these modules do not build for the machine's kernel, None if there is none."""
     driver = case.gpu.get("driver") or {}
     built = str(driver.get("module") or "").partition(".")[0] == branch and driver.get("flavour") in {None, flavour}
-    if offer["signed"] or built:
-        return None
-    kernel = version_of(case.kernel())
+    return None if offer["signed"] or built else unbuilt_for(case, branch, flavour, case.kernel())
+
+
+def unbuilt_for(case: Case, branch: str, flavour: Flavour, release: str) -> Row | None:
+    """The same for any kernel, of modules that are built on the machine."""
+    kernel = version_of(release)
     rows: Sequence[Row] = tables.read("drivers")["unbuilt"]
     matching = (
         row

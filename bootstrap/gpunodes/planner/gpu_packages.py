@@ -4,9 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpunodes.ansible.module_utils.packages import RequestedPackage, fits
 from gpunodes.planner import tables
 from gpunodes.planner.gpu_case import Case, Row, cite, exceeds, fill, number, product, version_of
-from gpunodes.planner.gpu_model import Flavour, Group, Package, Source
+from gpunodes.planner.gpu_model import SOURCES, Flavour, Group, Package, Source
+
+_EXACT_CUDNN = 4
+"""The numbers of an exact version of cuDNN."""
+_SHOWN = 8
+"""Versions of a package that a message lists."""
+
+
+def minor_of(version: str) -> str:
+    """The minor version of a CUDA version: ``13.0`` of 13.0.2."""
+    return ".".join(version.split(".")[:2])
+
+
+def pattern_of(version: str, *, exact: bool) -> str:
+    """The pattern of a package's version: ``580.*``, or ``580.95.05-*`` for an exact version."""
+    return f"{version}-*" if exact else f"{version}.*"
+
+
+def check_sources(case: Case, packages: Sequence[Package]) -> None:
+    """Refuse exact versions that the package's source does not have, if its versions were read."""
+    listed = case.facts.get("versions") or {}
+    for package in packages:
+        if package.source not in listed or not package.version.endswith("-*"):
+            continue
+        versions = listed[package.source].get(package.name, ())
+        if any(fits(RequestedPackage(package.name, package.version), version) for version in versions):
+            continue
+        more = ", ..." if len(versions) > _SHOWN else ""
+        case.refuse(
+            f"{SOURCES[package.source]} has no {package.name} {package.version.removesuffix('-*')}",
+            f"one of {', '.join(versions[:_SHOWN])}{more}" if versions else "a version that it has: it has none",
+            "choose one of these" if versions else "check the version, or request only the branch or the minor version",
+        )
+
+
+def exact_packages(driver: str, cudas: Sequence[str], cudnn: str) -> list[str]:
+    """The packages of any system in which a requested exact version may be: their sources are read before anything."""
+    branch, _, rest = driver.partition(".")
+    found = []
+    for offer in tables.read("drivers")["offer"]:
+        if rest and branch in offer["branches"]:
+            found += [*offer["open"], *offer["proprietary"], offer["fabric_manager"]]
+            found += [name for names in offer.get("exact_with", {}).values() for name in names]
+    for row in tables.read("cuda")["toolkit"]:
+        found += [
+            row["package"].replace("{version}", minor_of(version).replace(".", "-"))
+            for version in cudas
+            if version != minor_of(version)
+        ]
+    if len(version_of(cudnn)) == _EXACT_CUDNN:
+        found += [row["package"] for row in tables.read("cuda")["cudnn"]]
+    names = [name.replace("{branch}", branch) for name in found]
+    return sorted({name for name in names if name and "{" not in name})
 
 
 def headers(case: Case, *, signed: bool) -> list[Package]:
@@ -41,10 +94,20 @@ def driver(case: Case, offer: Row, branch: str, flavour: Flavour) -> list[Packag
         case.explain(found[0].name, why, cite("drivers", offer))
     for name in offer[flavour.value]:
         # Debian builds these packages separately from the driver, with older versions.
-        pattern = "" if name == "nvidia-persistenced" or name.startswith("linux-modules-") else f"{branch}.*"
+        own = name == "nvidia-persistenced" or name.startswith("linux-modules-")
         why = f"the driver, with {flavour} modules"
-        found.append(Package(Group.DRIVER, fill(name, branch, case.facts), pattern, "", source, why))
+        version = "" if own else _driver_pattern(case, branch)
+        found.append(Package(Group.DRIVER, fill(name, branch, case.facts), version, "", source, why))
+    if case.requested.exact_driver:
+        for name in offer.get("exact_with", {}).get(flavour.value, ()):
+            why = "it depends on exactly its own version of all other packages"
+            found.append(Package(Group.DRIVER, name, _driver_pattern(case, branch), "", source, why))
     return found
+
+
+def _driver_pattern(case: Case, branch: str) -> str:
+    exact = case.requested.exact_driver
+    return pattern_of(exact or branch, exact=bool(exact))
 
 
 def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> list[Package]:
@@ -54,7 +117,7 @@ def fabric_manager(case: Case, offer: Row, branch: str, flavour: Flavour) -> lis
     driver = fill(offer[flavour.value][0], branch, case.facts)
     why = "NVSwitches need it; its version must be exactly the driver's"
     name = fill(offer["fabric_manager"], branch, case.facts)
-    found = [Package(Group.FABRIC_MANAGER, name, f"{branch}.*", driver, source, why)]
+    found = [Package(Group.FABRIC_MANAGER, name, _driver_pattern(case, branch), driver, source, why)]
     case.explain(name, why, cite("drivers", tables.read("drivers")["subnet_manager"]))
     if any(product(gpu).get("switched") for gpu in case.gpus) and source is Source.NVIDIA:
         row = tables.read("drivers")["subnet_manager"]
@@ -68,7 +131,7 @@ def requested_cudas(case: Case) -> list[tuple[str, Row]]:
     """The requested CUDA versions that are in the table, each with the row of its major version."""
     found = []
     for version in dict.fromkeys(case.requested.cuda):
-        row = next((row for row in tables.read("cuda")["cuda"] if version in row["minors"]), None)
+        row = next((row for row in tables.read("cuda")["cuda"] if minor_of(version) in row["minors"]), None)
         if row is None:
             continue  # reported as a conflict
         for generation in case.generations:
@@ -85,13 +148,18 @@ def requested_cudas(case: Case) -> list[tuple[str, Row]]:
 
 
 def cuda_row(case: Case, offer: Row, version: str) -> Row | None:
-    """The row of this CUDA version in the driver's source for the machine, None if it is not available."""
+    """The row of this CUDA version in the driver's source for the machine, None if it is not available.
+
+    Versions of distributions' packages do not have the numbers of NVIDIA's releases: no exact version is available.
+    """
+    minor = minor_of(version)
     for row in tables.read("cuda")["toolkit"]:
         if (
             row["source_of"] == offer["source_of"]
             and case.system in row["systems"]
-            and version_of(row["first"]) <= version_of(version)
-            and (not row["last"] or version_of(version) <= version_of(row["last"]))
+            and (version == minor or row["source_of"] == Source.NVIDIA)
+            and version_of(row["first"]) <= version_of(minor)
+            and (not row["last"] or version_of(minor) <= version_of(row["last"]))
         ):
             found: Row = row
             return found
@@ -117,8 +185,10 @@ def cuda(case: Case, offer: Row, branch: str) -> list[Package]:
         row = cuda_row(case, offer, version)
         if row is None:
             continue  # an unknown version, reported as a conflict
-        name = row["package"].replace("{version}", version.replace(".", "-"))
-        pattern = f"{version}.*" if row["last"] else ""
+        minor = minor_of(version)
+        name = row["package"].replace("{version}", minor.replace(".", "-"))
+        exact = version != minor
+        pattern = pattern_of(version, exact=exact) if row["last"] or exact else ""
         why = f"CUDA {version} is requested"
         found.append(Package(Group.CUDA, name, pattern, "", source, why))
         case.explain(name, why, cite("cuda", row))
@@ -139,7 +209,8 @@ def _cudnn(case: Case, offer: Row, branch: str) -> list[Package]:
     if minor == last != request:
         why += f"; {last} is the last version for these GPUs"
     case.explain(row["package"], why, cite("cuda", row))
-    return [Package(Group.CUDNN, row["package"], f"{minor}.*", "", Source(offer["source_of"]), why)]
+    pattern = pattern_of(minor, exact=len(version_of(minor)) == _EXACT_CUDNN)
+    return [Package(Group.CUDNN, row["package"], pattern, "", Source(offer["source_of"]), why)]
 
 
 def _last_cudnn(case: Case) -> str:
@@ -156,7 +227,7 @@ def cudnn_limits(case: Case) -> None:
         fact = f"cuDNN {request} does not support {generation['title']} GPUs ({case.products(generation)})"
         if limit == "none" and version_of(request) >= (9,):
             case.refuse(fact, f"cuDNN 8, the last version for these GPUs ({matrix})", "do not request cuDNN")
-        elif limit not in {"", "none"} and "." in request and version_of(request) > version_of(limit):
+        elif limit not in {"", "none"} and "." in request and exceeds(request, limit):
             case.refuse(fact, f"cuDNN {limit}, the last version for these GPUs ({matrix})", f"request {limit}, or 9")
 
 
@@ -191,7 +262,8 @@ def _cudnn_rows(case: Case, source: str) -> list[Row]:
 
 def knows_cudnn(request: str) -> bool:
     """Whether any source has the requested cuDNN version for any machine."""
-    return any(_same_release(request, row["version"]) for row in tables.read("cuda")["cudnn"])
+    numbers = all(part.isdecimal() for part in request.split("."))
+    return numbers and any(_same_release(request, row["version"]) for row in tables.read("cuda")["cudnn"])
 
 
 def _same_release(request: str, version: str) -> bool:

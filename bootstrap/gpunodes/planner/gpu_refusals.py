@@ -29,7 +29,7 @@ def explain_no_choice(
 
 def _refuse_unavailable(case: Case, offers: Sequence[Row], cudas: Sequence[tuple[str, Row]]) -> None:
     """Refuse a driver branch, a CUDA version and Fabric Manager that no offer has."""
-    if case.requested.driver in branches() and not any(case.requested.driver in offer["branches"] for offer in offers):
+    if case.requested.branch in branches() and not any(case.requested.branch in offer["branches"] for offer in offers):
         case.refuse(
             f"driver {case.requested.driver} is not available {case.for_system()}",
             f"one of {_offered(offers)}",
@@ -55,7 +55,7 @@ def _refuse_cudnn(
 ) -> None:
     """Refuse a cuDNN version that no compatible offer has."""
     choices = [
-        choice for choice in compatible(case, offers, flavours, cudas) if case.requested.driver in {"", choice[1]}
+        choice for choice in compatible(case, offers, flavours, cudas) if case.requested.branch in {"", choice[1]}
     ]
     if (
         not software.knows_cudnn(case.requested.cudnn)
@@ -104,7 +104,7 @@ def _conflicting_requests(
     case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> bool:
     """Report a driver and a CUDA that are available, but not from one source; whether that is so."""
-    driver = case.requested.driver
+    driver = case.requested.branch
     branches_for = sorted({branch for _, branch, _ in compatible(case, offers, flavours, cudas)}, key=number)
     available = any(branch == driver for _, branch, _ in compatible(case, offers, flavours, ()))
     if not (cudas and branches_for and available) or driver in branches_for or any(broken_limits(case, driver, cudas)):
@@ -127,7 +127,7 @@ def _judge_kernel(case: Case, offers: Sequence[Row], flavours: Sequence[Flavour]
             if (
                 not row
                 or branch in refused
-                or case.requested.driver not in {"", branch}
+                or case.requested.branch not in {"", branch}
                 or any(broken_limits(case, branch, ()))
             ):
                 continue

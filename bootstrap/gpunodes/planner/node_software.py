@@ -244,22 +244,24 @@ def kubernetes(
     pod_pids_limit: int,
     images: Sequence[str],
     prepares: bool = False,
+    replace: bool = False,
 ) -> Spec:
     """kubelet, kubeadm and, with ``kubectl``, kubectl, at one version: a minor or an exact one.
 
+    With ``replace`` other versions are upgraded or downgraded to it.
     ``package_manager`` is apt or dnf, ``socket`` that of the runtime. An unknown gate would stop the kubelet: preflight
     refuses it. A pod may have ``pod_pids_limit`` processes, -1 for any number. containerd pulls ``images`` in the
     background, with ``{kubelet}`` replaced by the kubelet's version.
     If the machine only ``prepares``, its kubelet is off: without a configuration it would fail every ten seconds.
     """
-    pattern = f"{version}-*" if is_exact(version) else f"{version}.*"
+    pattern = f"{version}-*" if versions.is_exact(version) else f"{version}.*"
     names = ("kubelet", "kubeadm", *(("kubectl",) if kubectl else ()))
     crictl = f"# Managed by gpunodes.\nruntime-endpoint: {socket}\nimage-endpoint: {socket}\n"
     own, unused = _kubelet_files(gates, pod_pids_limit)
     return Spec(
         repositories=(repository,),
         packages=(
-            *(RequestedPackage(name, pattern, hold=True) for name in names),
+            *(RequestedPackage(name, pattern, hold=True, replace=replace) for name in names),
             *(RequestedPackage(name) for name in _TOOLS[package_manager]),
         ),
         files=(File("/etc/crictl.yaml", crictl), _ORDER, *own),
@@ -273,11 +275,6 @@ def kubernetes(
         ),
         images=images,
     )
-
-
-def is_exact(version: str) -> bool:
-    """Whether a Kubernetes version names its patch."""
-    return version.count(".") == 2  # noqa: PLR2004 - major, minor and patch
 
 
 def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequence[File], Sequence[str]]:

@@ -15,7 +15,19 @@ from typing import Any
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import clocks, gates, gpu, network_checks, node_address, space, systems, tables, versions
+from gpunodes.planner import (
+    clocks,
+    control_planes,
+    endpoint_checks,
+    gates,
+    gpu,
+    network_checks,
+    node_address,
+    space,
+    systems,
+    tables,
+    versions,
+)
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.membership import membership
 from gpunodes.planner.shared_identities import own_nodes, shared
@@ -54,7 +66,8 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     findings = []
     own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
-    requirements = replace(requirements, addresses=_addresses(candidates, requirements))
+    macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
+    requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
     same = {} if requirements.prepares else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -70,7 +83,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
             for problem in check.run(candidate, candidate.facts, requirements)
         ]
         findings += same.get(candidate.name, [])
-    return findings
+    return [*findings, *control_planes.judge(candidates, requirements)]
 
 
 def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
@@ -364,6 +377,10 @@ CHECKS: Sequence[Check] = (
         _lost_address,
         Severity.WARNING,
         concerns=Concerns.NODES,
+    ),
+    *(
+        Check("endpoint", title, find, severity, concerns=Concerns.JOINING)
+        for title, find, severity in endpoint_checks.CHECKS
     ),
     Check("version", "no other Kubernetes version is installed", _version, concerns=Concerns.NODES),
     Check("gates", "the kubelet of this version accepts the feature gates", _gates, concerns=Concerns.NODES),

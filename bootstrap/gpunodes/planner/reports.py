@@ -1,4 +1,4 @@
-"""The shape of reports from machines and clusters: results of the modules host_facts, cluster_info and gpu_verify.
+"""The shape of reports from machines and clusters: results of host_facts, cluster_info and other modules.
 
 Values that become names, paths, addresses or versions must match a pattern; free text is not restricted.
 """
@@ -12,6 +12,7 @@ from gpunodes.shape import Many, Maybe, Named, Optional, Pattern, one_of, wrong
 
 _WORD = Pattern("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
 _VERSION = Pattern("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
+_NUMBERS = Pattern("version", r"([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4})?")
 _PACKAGE = Pattern("package's name", r"[A-Za-z0-9][A-Za-z0-9.+:_-]{0,199}")
 _PCI = Pattern("PCI address", r"[0-9A-Fa-f:.]{1,32}")
 _HEX = Pattern("hexadecimal number", r"[0-9A-Fa-f]{1,8}")
@@ -88,6 +89,13 @@ _FIREWALL = {
     "writable": bool,
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
+_MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
+_ENDPOINT_FACTS = {
+    "virtual_address": Maybe({"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100)}),
+    "endpoints": Many(
+        {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
+    ),
+}
 _WORDS = Pattern("plain words", r"[A-Za-z0-9 ._+~-]{0,300}")
 _SYSTEM = {
     "id": Maybe(_WORD),
@@ -131,11 +139,15 @@ _MACHINE = {
         "server": Maybe(str),
         "advertised": Optional(Maybe(_ADDRESS)),
         "unfinished": Optional(bool),
+        "before": Optional(_NUMBERS),
+        "etcd": Optional(bool),
     },
     "ledger": bool,
+    **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
     "gpu": _GPU,
     "proxies": Optional(Many({"url": str, "error": str}, 2)),
     "sources": Many({"name": str, "url": str, "ok": bool, "error": Maybe(str)}, 100),
+    "versions": Optional(Named(Named(Many(_VERSION, 200), 200, _PACKAGE), 3, _WORD)),
 }
 _CLUSTER_NODE = {
     "name": _NODE,
@@ -160,15 +172,76 @@ _CLUSTER_NODE = {
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
     },
 }
+_CERTIFICATE = {
+    "name": Pattern("certificate's name", r"[a-z0-9.-]{1,60}"),
+    "path": Pattern("path", r"(/[A-Za-z0-9._-]+)+"),
+    "subject": str,
+    "not_after": Maybe(int),
+    "problem": str,
+    "renewal": one_of("renew", "kubelet", "none"),
+}
+_ETCD = {
+    "problem": str,
+    "members": Many(
+        {
+            "id": Pattern("id of a member", r"[0-9a-f]{1,16}"),
+            "name": str,
+            "learner": bool,
+            "leader": bool,
+            "healthy": bool,
+            "db_size": int,
+        },
+        100,
+    ),
+}
+_CERTIFICATES = Many(_CERTIFICATE, 100)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
+    "leader_election": Optional(bool),
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
+    "certificates": Optional(_CERTIFICATES),
 }
 _LEVELS = Many(
     {"level": str, "state": one_of("ok", "failed", "skipped"), "fact": str, "wanted": str, "remedy": str}, 100
 )
+
+
+_TAG = Pattern("tag of an image", r"[A-Za-z0-9_.-]{1,128}")
+_IMAGE = Pattern("name of an image", r"[A-Za-z0-9./:_@-]{0,300}")
+_ARGUMENTS = Many(Pattern("name of an argument", r"[a-z0-9-]{1,100}"), 500)
+_GATES = Named(bool, 500, Pattern("feature gate", r"[A-Za-z0-9]{1,100}"))
+_COMPONENT = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_UPGRADE = {
+    "kubeadm": _NUMBERS,
+    "kubelet": _NUMBERS,
+    "images": Named(_TAG, 4, one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")),
+    "arguments": Named(_ARGUMENTS, 3, _COMPONENT),
+    "gates": Named(_GATES, 3, _COMPONENT),
+    "kubelet_arguments": _ARGUMENTS,
+    "kubelet_gates": _GATES,
+    "joined": bool,
+    "unfinished": bool,
+    "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
+    "unread": str,
+    "cluster": Maybe(
+        {
+            "configured": _NUMBERS,
+            "gates": _GATES,
+            "coredns": _IMAGE,
+            "proxy": _IMAGE,
+            "addons": Many(_IMAGE, 200),
+            "deprecated": Many(
+                {
+                    "api": Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}"),
+                    "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}"),
+                },
+                200,
+            ),
+        }
+    ),
+}
 
 
 def machine_problem(facts: object) -> str:
@@ -179,6 +252,43 @@ def machine_problem(facts: object) -> str:
 def cluster_problem(cluster: object) -> str:
     """The same for a result of cluster_info."""
     return wrong(cluster, _CLUSTER)
+
+
+def certificates_problem(certificates: object) -> str:
+    """The same for a result of certificate_ends."""
+    return wrong(certificates, _CERTIFICATES)
+
+
+def etcd_problem(etcd: object) -> str:
+    """The same for a result of etcd_members."""
+    return wrong(etcd, _ETCD)
+
+
+_PENDING = {
+    "packages": Many(
+        {
+            "name": _PACKAGE,
+            "old": Pattern("version", rf"({_VERSION.pattern})?"),
+            "new": _VERSION,
+            "security": bool,
+            "kernel_meta": bool,
+        },
+        20_000,
+    ),
+    "kernels": Many(_WORD, 50),
+    "kept_back": Many(_PACKAGE, 20_000),
+    "reboot": Many(str, 20),
+}
+
+
+def pending_problem(pending: object) -> str:
+    """The same for a result of os_pending."""
+    return wrong(pending, _PENDING)
+
+
+def upgrade_problem(own: object) -> str:
+    """The same for a result of upgrade_facts."""
+    return wrong(own, _UPGRADE)
 
 
 def levels_problem(levels: object) -> str:

@@ -20,6 +20,16 @@ def minor_of(version: str) -> str:
     return ".".join(version.removeprefix("v").split(".")[:2])
 
 
+def is_exact(version: str) -> bool:
+    """Whether a version names its patch."""
+    return version.count(".") == 2  # noqa: PLR2004 - major, minor and patch
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version that can be compared: (1, 36, 3) for ``v1.36.3``, (3, 6, 8) for ``3.6.8-0``."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def check(version: str) -> str:
     """``version`` without a leading v; raises WrongInput for a version that gpunodes cannot install."""
     plain = str(version).removeprefix("v")

@@ -42,6 +42,9 @@ class Node:
     cordoned: bool = False
     cordoned_by_repair: str = ""
     """The id of the repair that cordoned it, "" if no repair did."""
+    rollout: str = ""
+    """The id of the roll-out that works on it, or was left there unfinished; "" for none."""
+    cordoned_by_rollout: bool = False
     maintenance: Maintenance | None = None
     """Its maintenance; None if it is not in maintenance."""
     needs_repair: str = ""
@@ -60,8 +63,9 @@ class Node:
 
     @property
     def cordoned_by_others(self) -> bool:
-        """Whether it is cordoned, and neither by a repair nor by `gpunodes maintenance`."""
-        by_gpunodes = self.cordoned_by_repair or self.needs_repair or (self.maintenance and self.maintenance.cordoned)
+        """Whether it is cordoned, and neither by a repair, a roll-out nor by `gpunodes maintenance`."""
+        by_maintenance = self.maintenance is not None and self.maintenance.cordoned
+        by_gpunodes = self.cordoned_by_repair or self.cordoned_by_rollout or self.needs_repair or by_maintenance
         return self.cordoned and not by_gpunodes
 
     @property
@@ -101,6 +105,12 @@ class RepairCandidate:
     """It is unreachable, and has a BMC."""
     unmatched: str = ""
     """Why no node matches this machine, "" if one does, or with --without-cluster."""
+
+
+ROLLED_OUT = (
+    "an unfinished roll-out works on it; `gpunodes rollout resume` or `gpunodes rollout abandon` ends that first"
+)
+"""Why a repair refuses a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +238,11 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
     cases = [
         (bool(each.busy), Decision.REFUSE, f"it is being worked on: {each.busy}"),
         (
+            bool(each.node and each.node.rollout) and (requested or is_unhealthy(verdict)),
+            Decision.REFUSE,
+            ROLLED_OUT,
+        ),
+        (
             bool(maintenance) and (requested or is_unhealthy(verdict)),
             Decision.REFUSE,
             f"it is in maintenance: {maintenance}; `gpunodes maintenance off {each.name}` ends it",
@@ -303,18 +318,26 @@ def _decide_in_pool(each: RepairCandidate, pool: _Pool, limits: RepairLimits) ->
     if _is_control_plane(each) and others:
         return (
             Decision.WAIT,
-            f"{_names(others)} of the control plane is unavailable; its machines are repaired one by one",
+            f"{names(others)} of the control plane is unavailable; its machines are repaired one by one",
         )
-    most = limits.max_unavailable.limit(pool.size)
-    if len(others) + 1 > most:
-        return Decision.WAIT, (
-            f"{_names(others)} of pool {pool.name} unavailable; the limit is {most} (--max-unavailable)"
-        )
-    return None
+    why = over_budget(pool.name, pool.size, others, limits.max_unavailable)
+    return (Decision.WAIT, why) if why else None
 
 
-def _names(names: Collection[str]) -> str:
-    first = sorted(names)
+def over_budget(pool: str, size: int, unavailable: Collection[str], budget: Budget) -> str:
+    """Why one more machine of a pool must not become unavailable, "" if it may.
+
+    ``size`` counts the whole pool; ``unavailable`` are its nodes that are unavailable, without the machine itself.
+    """
+    most = budget.limit(size)
+    if len(unavailable) + 1 <= most:
+        return ""
+    return f"{names(unavailable)} of pool {pool} unavailable; the limit is {most} (--max-unavailable)"
+
+
+def names(found: Collection[str]) -> str:
+    """Names for a message: at most three of them."""
+    first = sorted(found)
     return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")  # noqa: PLR2004 - three are named
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from gpunodes.health.model import Action
 from gpunodes.repair import escalation
-from gpunodes.repair.policy import Node
+from gpunodes.repair.policy import ROLLED_OUT, Node
 from gpunodes.repair.record import RepairRecord, Stage
 
 _CORDONED = frozenset({Stage.DRAIN, Stage.ESCALATE, Stage.VERIFY})
@@ -30,6 +30,8 @@ def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
         return ""
     if node is None:
         return f"the node {record.node} no longer exists"
+    if node.rollout:
+        return ROLLED_OUT
     if node.maintenance and node.maintenance.holds(now):
         return f"it is in maintenance: {node.maintenance.described()}"
     if node.cordoned_by_others and not record.named:

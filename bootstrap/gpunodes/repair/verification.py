@@ -14,18 +14,34 @@ from gpunodes.repair.record import RepairRecord
 
 
 def not_healthy(record: RepairRecord, verdict: Verdict, facts: Mapping[str, Any] | None) -> tuple[str, bool]:
-    """Why the machine is not healthy yet, "" if it is; and whether this is final."""
-    if verdict.state in (State.UNREACHABLE, State.UNKNOWN):
-        return f"it is {verdict.state.value}", False
+    """Why the machine is not healthy yet after a repair, "" if it is; and whether this is final."""
     booted = _by_boot(record)
     if booted and record.boot_id and verdict.boot_id == record.boot_id:
         return "it is still in the old boot", False
-    if verdict.state is not State.HEALTHY:
+    return unhealthy(verdict, facts, record.gpus, booted=booted)
+
+
+def unhealthy(
+    verdict: Verdict,
+    facts: Mapping[str, Any] | None,
+    expected: int | None,
+    *,
+    booted: bool = False,
+    tolerated: State = State.HEALTHY,
+) -> tuple[str, bool]:
+    """Why a machine is not healthy yet, "" if it is; and whether this is final.
+
+    ``expected`` is how many GPUs it must have; ``tolerated`` the worst state that it may have, which is the state that
+    it was in before the work.
+    """
+    if verdict.state.rank > tolerated.rank and verdict.state in (State.UNREACHABLE, State.UNKNOWN):
+        return f"it is {verdict.state.value}", False
+    if verdict.state.rank > tolerated.rank:
         # Findings of the log, and a hang, are final; a driver may still be loading.
         logged = any(finding.first for finding in verdict.findings if finding.state is not State.HEALTHY)
         found = f"{describe(verdict)} ({verdict.state.value})"
         return f"the {'new boot' if booted else 'GPU'} has findings: {found}", (logged or verdict.hung_in_driver)
-    gpus = max(record.gpus or 0, verdict.gpus_expected or 0)
+    gpus = max(expected or 0, verdict.gpus_expected or 0)
     if gpus and (verdict.gpus_seen or 0) < gpus:
         return f"{verdict.gpus_seen or 0} of {gpus} GPUs are visible", False
     smi = (facts or {}).get("smi", {})
@@ -37,14 +53,22 @@ def not_healthy(record: RepairRecord, verdict: Verdict, facts: Mapping[str, Any]
 
 def not_ready(record: RepairRecord, node: Node | None, boot_id: str = "") -> str:
     """Why the machine's node is not ready yet, "" if it is; ``boot_id`` is the machine's boot, if known."""
+    return unready(node, record.capacity, boot_id, record.boot_id if _by_boot(record) else "")
+
+
+def unready(node: Node | None, capacity: int | None, boot_id: str = "", old_boot: str = "") -> str:
+    """Why a node is not ready yet, "" if it is. ``capacity`` GPUs must be allocatable.
+
+    ``boot_id`` is the machine's present boot, if known; else it must not be ``old_boot``, if that is known.
+    """
     if node is None:
         return "its node is no longer in the cluster"
     offered = node.allocatable or 0
-    old = node.boot_id != boot_id if boot_id else _by_boot(record) and node.boot_id == record.boot_id
+    old = node.boot_id != boot_id if boot_id else bool(old_boot) and node.boot_id == old_boot
     checks = (
         (not node.ready, "its kubelet is not ready"),
         (old, "its kubelet has not reported the new boot yet"),
-        (offered < (record.capacity or 0), f"{offered} of {record.capacity} GPUs can be allocated"),
+        (offered < (capacity or 0), f"{offered} of {capacity} GPUs can be allocated"),
     )
     return next((why for failed, why in checks if failed), "")
 

@@ -283,6 +283,16 @@ BUILD = {
 }
 
 KUBEADM = {
+    # kubeadm 1.36.3 app/util/apiclient/wait.go, as in github.com/kubernetes/kubernetes/issues/121776
+    "a static pod that does not start": (
+        "[upgrade/staticpods] Waiting for the kubelet to restart the component\n"
+        "[upgrade/staticpods] This can take up to 5m0s\n"
+        "error execution phase control-plane: couldn't complete the static pod upgrade: static Pod hash for component "
+        "kube-apiserver on Node control-1 did not change after 5m0s: context deadline exceeded\n"
+        "To see the stack trace of this error execute with --v=5 or higher\n",
+        "static Pod hash for component kube-apiserver on Node control-1 did not change after 5m0s",
+        "journalctl -u kubelet",
+    ),
     # github.com/kubernetes/kubeadm/issues/2740
     "no way to the API": (
         "[preflight] Running pre-flight checks\nerror execution phase preflight: couldn't validate the identity of the API Server: "

@@ -25,6 +25,22 @@ NODE: dict[str, Any] = {
 }
 
 
+def elects(*arguments: tuple[str, str]) -> bool:
+    """Whether a cluster elects leaders, by kubeadm's ConfigMap with these arguments of the controller manager."""
+    listed = "".join(f"  - name: {name}\n    value: {value}\n" for name, value in arguments)
+    text = f"apiServer: {{}}\ncontrollerManager:\n  extraArgs:\n{listed}kind: ClusterConfiguration\n"
+    return nodes._has_leader_election({"data": {"ClusterConfiguration": text}})
+
+
+def test_a_cluster_without_leader_election() -> None:
+    assert elects(("profiling", '"false"'), ("leader-elect", '"true"'), ("leader-elect-lease-duration", "60s"))
+    assert elects(("leader-elect", '"true"'), ("profiling", '"false"'))
+    for value in ('"false"', "false", "'False'", '"0"'):
+        assert not elects(("profiling", '"true"'), ("leader-elect", value))
+    for unknown in (None, {}, {"data": None}, {"data": {"ClusterConfiguration": ["leader-elect: false"]}}):
+        assert nodes._has_leader_election(unknown)
+
+
 def pod_with(**status: object) -> dict[str, object]:
     return {"metadata": {"name": "p"}, "spec": {"nodeName": "worker-1"}, "status": status}
 
@@ -33,6 +49,41 @@ def test_a_proven_node() -> None:
     described = nodes.describe(NODE, [])
     assert described["verified"]
     assert (described["role"], described["address"], described["product_uuid"]) == ("worker", "10.0.0.2", "u")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_node_of_a_control_plane_is_drained_only_on_request_and_may_stay(
+    keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its member of etcd is removed in between."""
+    node = {**NODE, "metadata": {**NODE["metadata"], "uid": "u", "labels": {nodes.CONTROL_PLANE: ""}}}
+    calls: list[str] = []
+
+    class Client:
+        def find(self, _: str) -> Any:
+            return node
+
+        def get(self, *_: str, **__: str) -> Any:
+            return {"items": []}
+
+        def call(self, verb: str, *_: Any) -> None:
+            calls.append(verb)
+
+    def drained(*_: Any) -> bool:
+        calls.append("drain")
+        return True
+
+    monkeypatch.setattr(kube_api, "admin", Client)
+    monkeypatch.setattr(removal, "_drain", drained)
+    with pytest.raises(MachineProblem, match="worker-1 is a control plane"):
+        removal.remove("worker-1", 10, force=True, check=False)
+    assert calls == []
+    report, _ = removal.remove("worker-1", 10, force=False, check=False, control_plane=True, keep=keep)
+    assert calls == (["drain"] if keep else ["drain", "DELETE"])
+    assert report.actions == ["drain worker-1", *([] if keep else ["delete node worker-1"])]
+    node["spec"] = {"unschedulable": True}
+    report, _ = removal.remove("worker-1", 10, force=False, check=True, control_plane=True, keep=True)
+    assert report.actions == []
 
 
 @pytest.mark.parametrize("changed", [None, "uid", "machine_id", "boot_id"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import escalate, ledger, lock, packages, undo
+from gpunodes.ansible.module_utils import escalate, etcd_snapshot, ledger, lock, packages, undo
 from gpunodes.ansible.module_utils.host import files, images, installation, sources, users
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.converge import converge, diff
@@ -31,6 +31,7 @@ class Packages:
         self.there: dict[str, packages.PackageState] = {}
         self.calls: list[str] = []
         self.removes: list[str] = []
+        self.downloads: dict[str, str] = {}
         self.broken = False
 
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
@@ -45,15 +46,21 @@ class Packages:
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {name: ["1.7.24-1"] for name in names}
 
-    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+    def effects(self, packages_: Mapping[str, str], *, replace: bool = False) -> packages.Effects:
         return packages.Effects([*packages_, "runc"], self.removes, [])
 
-    def install(self, packages_: Mapping[str, str]) -> None:
+    def install(self, packages_: Mapping[str, str], *, replace: bool = False) -> None:
         self.calls.append("install")
         if self.broken:
             raise MachineProblem("power cut")
         for name, version in {**packages_, "runc": "1.1"}.items():
             self.there[name] = packages.PackageState(version, held=False)
+
+    def download(self, packages_: Mapping[str, str]) -> None:
+        self.downloads = dict(packages_)
+
+    def has_downloaded(self, packages_: Mapping[str, str]) -> bool:
+        return self.downloads == packages_
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         for name in names:
@@ -300,7 +307,7 @@ def test_a_module_stream_is_enabled_once_and_forgotten(tmp_path: Path, monkeypat
 
 
 def test_an_undo_knows_what_the_single_files_keep() -> None:
-    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET}
+    assert set(undo.TEMPORARY_FILES) == {f"/{smi.RUNNING_LOCK}", escalate.RESET, etcd_snapshot._LOCK}
 
 
 @pytest.mark.usefixtures("machine")

@@ -110,7 +110,7 @@ def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "none"))
     monkeypatch.setattr(reset, "ETCD", str(tmp_path / "none"))
-    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
     monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
     monkeypatch.setattr(reset, "leftovers", list)
@@ -162,7 +162,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "admin"))
     monkeypatch.setattr(reset, "MANIFEST", str(tmp_path / "manifest"))
-    monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     monkeypatch.setattr(services, "states", lambda _: {"kubelet": {"active": True}})
     return config
 

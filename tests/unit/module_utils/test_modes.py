@@ -22,7 +22,14 @@ from ansible.module_utils.testing import patch_module_args
 from gpunodes.ansible.module_utils import (
     burn_in,
     burn_in_taint,
+    certificate,
+    certificates,
+    containers,
     docker_images,
+    etcd,
+    etcd_restore,
+    etcd_snapshot,
+    etcd_upload,
     facts,
     firewall,
     gpu_cluster,
@@ -35,17 +42,34 @@ from gpunodes.ansible.module_utils import (
     packages,
     pools,
     prepared,
+    static_pod_files,
     undo,
+    upgrade_facts,
 )
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal
+from gpunodes.ansible.module_utils.certificates import Certificate
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
+from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
 from gpunodes.ansible.module_utils.host import gpu_driver, images, installation, services, swap, users
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import spec_from
-from gpunodes.ansible.module_utils.kubeadm import command, init, reset
+from gpunodes.ansible.module_utils.kubeadm import (
+    api_certificate,
+    command,
+    init,
+    node_endpoint,
+    renewal,
+    reset,
+    static_pods,
+    versions,
+)
+from gpunodes.ansible.module_utils.kubeadm import certificates as shared_certificates
+from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
+from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
-from gpunodes.ansible.module_utils.report import shown
+from gpunodes.ansible.module_utils.report import Difference, shown
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
@@ -234,7 +258,7 @@ def kubeadm(machine: Machine) -> None:
             machine.services["kubelet"] = {"enabled": True, "active": True}
 
     machine.monkeypatch.setattr(command, "run", work)
-    machine.monkeypatch.setattr(command, "_KUBELET_CONFIG", str(config))
+    machine.monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     machine.monkeypatch.setattr(reset, "MANIFEST", str(machine.root / "kube-apiserver.yaml"))
     machine.monkeypatch.setattr(reset, "ETCD", str(machine.root / "etcd"))
     machine.monkeypatch.setattr(reset, "leftovers", list)
@@ -266,6 +290,33 @@ def kubeadm_join(machine: Machine) -> dict[str, Any]:
     return {"endpoint": "10.0.0.1:6443", "token": TOKEN, "ca_hash": "sha256:0", "registered": True}
 
 
+def kubeadm_upgrade(machine: Machine) -> dict[str, Any]:
+    """A worker whose kubelet is replaced as soon as kubeadm has ended."""
+    kubeadm(machine)
+    ended = machine.root / "ended"
+
+    def work(*_: Any, finishes: bool) -> None:
+        assert finishes
+        ended.write_text("")
+        (machine.root / "config.yaml").write_text("")
+
+    def version(name: str) -> str:
+        return "1.36.3" if name == "kubeadm" or ended.exists() else "1.35.4"
+
+    machine.monkeypatch.setattr(command, "run", work)
+    machine.monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker"})
+    machine.monkeypatch.setattr(versions, "program", version)
+    machine.monkeypatch.setattr(versions, "MANIFESTS", str(machine.root / "manifests"))
+    ledger.Ledger(kubeadm="join done").save()
+    return {"version": "1.36.3", "timeouts": {"upgradeManifests": "9m"}}
+
+
+def upgrade_fetch(machine: Machine) -> dict[str, Any]:
+    parameters = completed(machine)
+    package = {"name": "containerd", "version": "1.7.*", "replace": True}
+    return {"wanted": {"packages": [package]}, "images": parameters["images"]}
+
+
 def kubeadm_reset(machine: Machine) -> dict[str, Any]:
     ledger.Ledger(kubeadm="join done").save()
     state = tuple(str(machine.root / name) for name in ("cni", "kubelet"))
@@ -279,6 +330,47 @@ def kubeadm_reset(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(reset, "_LINKS", ())
     machine.monkeypatch.setattr(reset, "_networks", list)
     return {}
+
+
+def kubeadm_join_control_plane(machine: Machine) -> dict[str, Any]:
+    kubeadm(machine)
+    ended = machine.root / "join ended"
+
+    def state() -> dict[str, Any]:
+        return {"role": "control_plane" if ended.exists() else None, "ca_hash": "sha256:0", "server": "", "etcd": True}
+
+    machine.monkeypatch.setattr(facts, "kubernetes", state)
+    machine.monkeypatch.setattr(shared_certificates, "FOLDER", str(machine.root))
+    return {
+        "endpoint": "10.0.0.10:6443",
+        "ca_hash": "sha256:0",
+        "token": TOKEN,
+        "certificate_key": HIDDEN,
+        "files": {f"{machine.root}/encryption.json": json.dumps({"kind": "EncryptionConfiguration", "key": HIDDEN})},
+        "node": "worker-1",
+        "address": "10.0.0.2",
+        "registered": True,
+    }
+
+
+def join_certificates_absent(machine: Machine) -> dict[str, Any]:
+    folder = f"{kube_api.SYSTEM}/secrets"
+    machine.cluster.objects[f"{folder}/kubeadm-certs"] = {"metadata": {"name": "kubeadm-certs"}, "data": {"a": ENCODED}}
+    machine.cluster.objects[f"{folder}/bootstrap-token-abcdef"] = {
+        "metadata": {"name": "bootstrap-token-abcdef"},
+        "data": {"description": shared_certificates._OWNER, "token-secret": ENCODED},
+    }
+    return {"state": "absent"}
+
+
+def etcd_member_absent(machine: Machine) -> dict[str, Any]:
+    found = [Member(number, f"cp-{number}", [f"10.0.0.{number}"], ["url"], learner=False) for number in (1, 2)]
+    machine.monkeypatch.setattr(etcd, "members", lambda: [each for each in found if each.number not in machine.images])
+    machine.monkeypatch.setattr(etcd, "healthy", lambda asked: {each.id for each in asked})
+    machine.monkeypatch.setattr(etcd, "leader", lambda: 2)
+    machine.monkeypatch.setattr(etcd, "move_leader", lambda *_: machine.commands.append("move-leader"))
+    machine.monkeypatch.setattr(etcd, "remove_member", lambda member: machine.images.add(member.number))
+    return {"state": "absent", "address": "10.0.0.2"}
 
 
 def kube_objects(machine: Machine) -> dict[str, Any]:
@@ -342,17 +434,180 @@ def completed(machine: Machine) -> dict[str, Any]:
     return {"images": ["registry.k8s.io/pause:3.10"]}
 
 
+def certificates_renewed(machine: Machine) -> dict[str, Any]:
+    """A control plane with one old certificate."""
+    ended = machine.root / "renewed"
+    old = Certificate("", 0, 86400)
+    machine.monkeypatch.setattr(renewal, "_due", lambda _: {} if ended.exists() else {"apiserver.crt": old})
+    machine.monkeypatch.setattr(renewal, "_check_authorities", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_has", lambda name: name == "kube-apiserver")
+    machine.monkeypatch.setattr(renewal, "_older", lambda _: False)
+    machine.monkeypatch.setattr(renewal, "_check_served", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_run_kubeadm", lambda: ended.write_text(""))
+    machine.monkeypatch.setattr(renewal, "_PKI", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
+    (machine.root / "ca.crt").write_text("")
+    return {}
+
+
+def etcd_stopped(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
+    machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "AWAY", str(machine.root / "away"))
+    machine.monkeypatch.setattr(containers, "ids", lambda *_: [])
+    (machine.root / "etcd.yaml").write_text("")
+    return {"snapshot": "a" * 64, "ca_hash": "sha256:0"}
+
+
+def etcd_restored(machine: Machine) -> dict[str, Any]:
+    ledger.Ledger(etcd_restore={"snapshot": "a" * 64, "state": "swapped", "before": "gpunodes-before-1"}).save()
+    machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(etcd_snapshot, "DATA", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "is_ready", lambda _: True)
+    machine.monkeypatch.setattr(etcd_restore, "_verify", lambda *_: None)
+    return {"snapshot": "a" * 64, "revision": 7}
+
+
+def os_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine with one pending package, and a kernel that is refused."""
+
+    def run(*arguments: str) -> CommandResult:
+        if "--simulate" not in arguments:
+            machine.commands.append(" ".join(arguments))
+        pending = f"Inst bash [1] (2 Debian:13/stable [amd64])\n{KERNEL}" if not machine.commands else ""
+        return CommandResult(arguments, 0, pending if "upgrade" in arguments else "", "")
+
+    machine.packages.there["linux-image-amd64"] = packages.PackageState("1", held=False)
+    machine.monkeypatch.setattr(os_upgrade, "apt", run)
+    machine.monkeypatch.setattr(os_upgrade, "_apt_only", lambda: None)
+    machine.monkeypatch.setattr(locks, "wait", lambda *_: None)
+    machine.monkeypatch.setattr(reboot, "reasons", list)
+    return {"state": "applied", "refused": {"6.1.0-99-amd64": "it does not build"}}
+
+
+KERNEL = """\
+Inst linux-image-6.1.0-99-amd64 (2 Debian:13/stable [amd64])
+Inst linux-image-amd64 [1] (2 Debian:13/stable [amd64])
+"""
+
+
+def driver_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine whose driver is to be replaced; what does that is tested in test_driver_upgrade.py."""
+
+    def stage(_: Any, check: bool = False) -> driver_upgrade.Outcome:
+        if "580" in machine.images:
+            return driver_upgrade.Outcome()
+        if not check:
+            machine.images.add("580")
+        return driver_upgrade.Outcome(["download"], [Difference("kept drivers", {}, {"580": "kept"})], "580")
+
+    machine.monkeypatch.setattr(driver_upgrade, "prepare", stage)
+    return {"state": "prepared", "wanted": {"driver": {"modules": ["nvidia"]}}}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
     "metadata": {"name": "login", "namespace": "kube-system", "annotations": {}},
 }
+STORED = """apiServer: {}
+apiVersion: kubeadm.k8s.io/v1beta4
+controlPlaneEndpoint: 10.0.0.1:6443
+kind: ClusterConfiguration
+"""
+
+
+def cluster_endpoint(machine: Machine) -> dict[str, Any]:
+    machine.cluster.objects[api_certificate.KUBEADM_CONFIG] = {
+        "metadata": {"name": "kubeadm-config", "resourceVersion": "1"},
+        "data": {"ClusterConfiguration": STORED},
+    }
+    machine.cluster.pods = []
+    machine.monkeypatch.setattr(api_certificate, "own_client", lambda: machine.cluster)
+    return {"endpoint": "10.0.0.10:6443"}
+
+
+def api_server_certificate(machine: Machine) -> dict[str, Any]:
+    pair, manifest = machine.root / "apiserver.crt", machine.root / "kube-apiserver.yaml"
+    manifest.write_text("    - --advertise-address=10.0.0.1\n")
+    pair.write_text("10.0.0.1")
+    machine.monkeypatch.setattr(facts, "API_SERVER", str(manifest))
+    machine.monkeypatch.setattr(api_certificate, "CERTIFICATE", str(pair))
+    machine.monkeypatch.setattr(certificate, "names_of_pem", str.split)
+    machine.monkeypatch.setattr(api_certificate, "_make", lambda names, *_: pair.write_text(" ".join(names)))
+    machine.monkeypatch.setattr(api_certificate, "_serves", lambda *_: True)
+    machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
+    return {"endpoint": "api.example:6443"}
+
+
+def kubeconfigs(machine: Machine) -> dict[str, Any]:
+    (machine.root / "kubelet.conf").write_text((machine.root / "admin.conf").read_text())
+    machine.monkeypatch.setattr(facts, "API_SERVER", str(machine.root / "none"))
+    machine.monkeypatch.setattr(node_endpoint, "_OF_PEOPLE", ())
+    machine.monkeypatch.setattr(node_endpoint, "_OF_KUBELET", (str(machine.root / "kubelet.conf"),))
+    machine.monkeypatch.setattr(node_endpoint, "verify", lambda *_: None)
+    machine.monkeypatch.setattr(node_endpoint, "_wait_for_node", lambda *_: None)
+    return {"endpoint": "10.0.0.10:6443", "node": "worker-1"}
+
+
+def virtual(machine: Machine) -> dict[str, Any]:
+    wanted = {
+        "files": [{"path": f"{machine.root}/keepalived.conf", "content": "new\n"}],
+        "services": [{"name": "keepalived"}],
+    }
+    return {"wanted": wanted, "address": "192.0.2.10"}
+
+
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
     "burn_in_taint": (
         lambda _: {"node": "worker-1"},
         {"Node worker-1": ({"taints": []}, {"taints": [burn_in_taint.TAINT]})},
     ),
+    "certificates_renewed": (
+        certificates_renewed,
+        {
+            "certificates": ({"apiserver.crt": "ends 1970-01-02 00:00 UTC"}, {"apiserver.crt": "renewed"}),
+            "static pods": ({}, {"kube-apiserver": "restarted"}),
+        },
+    ),
+    "api_certificate": (
+        api_server_certificate,
+        {
+            "names in {root}/apiserver.crt": ({"names": ["10.0.0.1"]}, {"names": ["10.0.0.1", "api.example"]}),
+            "kube-apiserver": ({"certificate": "earlier"}, {"certificate": "present"}),
+        },
+    ),
+    "cluster_endpoint": (
+        cluster_endpoint,
+        {
+            "ConfigMap kubeadm-config": (
+                STORED,
+                STORED.replace("apiServer: {}", "apiServer:\n  certSANs:\n  - 10.0.0.1\n  - 10.0.0.10").replace(
+                    "10.0.0.1:6443", "10.0.0.10:6443"
+                ),
+            )
+        },
+    ),
+    "node_endpoint": (
+        kubeconfigs,
+        {
+            "{root}/kubelet.conf": ({"server": "https://10.0.0.1:6443"}, {"server": "https://10.0.0.10:6443"}),
+            "kubelet": ({"started with": "an earlier file"}, {"started with": "this one"}),
+        },
+    ),
+    "virtual_address": (
+        virtual,
+        {
+            "{root}/keepalived.conf": ("", "new\n"),
+            "service keepalived": ({"enabled": False, "active": False}, {"enabled": True, "active": True}),
+        },
+    ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
+    "etcd_restored": (
+        etcd_restored,
+        {"etcd": ({"data": "present"}, {"data": f"of the snapshot {'a' * 16}"})},
+    ),
+    "etcd_stopped": (etcd_stopped, {"static pods": ({"etcd": "runs"}, {"etcd": "stopped"})}),
     "host": (
         host,
         {
@@ -375,6 +630,11 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "packages": ({"containerd": "1.7.24-1", "runc": "1.1"}, {}),
             "service containerd": ({"enabled": True, "active": True}, {"enabled": False, "active": False}),
         },
+    ),
+    "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "os_upgrade": (
+        os_upgraded,
+        {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
     ),
     "join_token": (join_token_absent, {"join tokens": ({"bootstrap-token-abcdef": "present"}, {})}),
     "kube_objects": (
@@ -435,6 +695,32 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "kubeadm": ({"worker": "none"}, {"worker": "complete"}),
         },
     ),
+    "kubeadm_upgrade": (
+        kubeadm_upgrade,
+        {
+            "kubeadm upgrade": ({"version": "1.35.4"}, {"version": "1.36.3"}),
+            "configuration of kubeadm upgrade node": (
+                {},
+                {
+                    "document": {
+                        "apiVersion": "kubeadm.k8s.io/v1beta4",
+                        "kind": "UpgradeConfiguration",
+                        "apply": {"kubernetesVersion": "v1.36.3", "imagePullSerial": False},
+                        "node": {"imagePullSerial": False},
+                        "timeouts": {"upgradeManifests": "9m"},
+                    },
+                    "patches": {},
+                },
+            ),
+        },
+    ),
+    "upgrade_fetch": (
+        upgrade_fetch,
+        {
+            "downloaded packages": ({}, {"containerd": "1.7.*"}),
+            "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
+        },
+    ),
     "kubeadm_reset": (
         kubeadm_reset,
         {"changes of kubeadm": ({"{root}/cni": "present", "{root}/kubelet": "present"}, {})},
@@ -465,6 +751,46 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "images": ({}, {"registry.k8s.io/pause:3.10": "present"}),
         },
     ),
+    "etcd_member": (
+        etcd_member_absent,
+        {
+            "leader of etcd": ({"id": "2"}, {"id": "another"}),
+            "members of etcd": ({"cp-2": "10.0.0.2"}, {}),
+        },
+    ),
+    "join_certificates": (
+        join_certificates_absent,
+        {"certificates for joins": ({"bootstrap-token-abcdef": "present", "kubeadm-certs": "present"}, {})},
+    ),
+    "kubeadm_join_control_plane": (
+        kubeadm_join_control_plane,
+        {
+            "configuration of kubeadm join": (
+                {},
+                {
+                    "document": {
+                        "apiVersion": "kubeadm.k8s.io/v1beta4",
+                        "kind": "JoinConfiguration",
+                        "discovery": {
+                            "bootstrapToken": {
+                                "token": "(secret 1)",
+                                "apiServerEndpoint": "10.0.0.10:6443",
+                                "caCertHashes": ["sha256:0"],
+                            }
+                        },
+                        "controlPlane": {
+                            "localAPIEndpoint": {"advertiseAddress": "10.0.0.2"},
+                            "certificateKey": "(secret 2)",
+                        },
+                        "patches": {"directory": "/run/gpunodes/patches"},
+                    },
+                    "patches": {},
+                },
+            ),
+            "kubeadm": ({"control plane": "none"}, {"control plane": "complete"}),
+            "{root}/encryption.json": ("", "(secret 1)"),
+        },
+    ),
 }
 """Modules that change something: a machine on which they do, and the differences, (before, after) by title."""
 
@@ -474,8 +800,11 @@ def host_diff(machine: Machine) -> dict[str, Any]:
 
 
 def host_facts(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(facts, "read", lambda sources, *given: {"sources": list(sources), "gpus": given[-1]})
-    return {"sources": [], "expected_gpus": ["2330"]}
+    def read(sources: Any, *given: Any, **more: Any) -> Any:
+        return {"sources": list(sources), "gpus": given[-1], **more}
+
+    machine.monkeypatch.setattr(facts, "read", read)
+    return {"sources": [], "expected_gpus": ["2330"], "exact_packages": ["nvidia-open"]}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:
@@ -484,17 +813,42 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
     return {"required": True}
 
 
+def read_for_upgrade(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(upgrade_facts, "read", lambda url, _, cluster: {"url": url, "cluster": cluster})
+    return {"url": "http://mirror/", "cluster": True}
+
+
 def gpu_probe(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(document, "read", lambda options: {"deadline": options.deadline_s})
     return {"deadline": 5}
 
 
+def certificate_ends(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(certificates, "report", lambda: [{"name": "apiserver"}])
+    return {}
+
+
+def etcd_members(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(etcd_snapshot, "members", lambda: {"problem": "", "members": []})
+    return {}
+
+
+def os_pending(machine: Machine) -> dict[str, Any]:
+    os_upgraded(machine)
+    return {}
+
+
 READING: dict[str, Prepare] = {
+    "certificate_ends": certificate_ends,
+    "etcd_members": etcd_members,
     "cluster_info": cluster_info,
     "gpu_idle": lambda _: {"node": "worker-1"},
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
+    "os_pending": os_pending,
+    "virtual_address_info": lambda _: {"address": "192.0.2.10"},
+    "upgrade_facts": read_for_upgrade,
 }
 """Modules that only read."""
 
@@ -503,6 +857,7 @@ VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
     "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
+    "node_upgraded": ({"node": "worker-1", "kubelet": "1.36.3"}, upgraded, "wait"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
 }
 """Modules that do nothing in check mode, and the function that does their work."""

@@ -153,10 +153,10 @@ class Source(packages.Apt):
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {name: ["1.36.3-1.1"] if self.read else ["1.36.2-1.1"] for name in names}
 
-    def effects(self, packages_: Mapping[str, str]) -> packages.Effects:
+    def effects(self, packages_: Mapping[str, str], *, replace: bool = False) -> packages.Effects:
         return packages.Effects(list(packages_), [], [])
 
-    def install(self, packages_: Mapping[str, str]) -> None:
+    def install(self, packages_: Mapping[str, str], *, replace: bool = False) -> None:
         self.calls.append("install")
         if not self._trusted():
             raise MachineProblem("Error: GPG check FAILED")

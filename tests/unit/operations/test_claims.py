@@ -18,9 +18,9 @@ import pytest
 from gpunodes.ansible.module_utils import command_lock
 from gpunodes.ansible.module_utils.cluster import tokens as bootstrap_tokens
 from gpunodes.ansible.module_utils.sent import MARK
-from gpunodes.engine import identities, locks, runner
+from gpunodes.engine import control_planes, identities, locks, runner
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoSession
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import identity
@@ -58,11 +58,11 @@ class Place:
         self.status: int | None = None
         self.by_ssh: list[str] = []
         self.waits: list[PreflightFinding] = []
-        monkeypatch.setattr(claims, "Session", lambda _: self)
-        monkeypatch.setattr(claims, "over_ssh", lambda *_: None)
+        self.machine, self.responded = "c0", False
+        monkeypatch.setattr(control_planes, "session", lambda *_: self)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
-            control_plane=lambda: CONTROL,
+            control_planes=lambda: [CONTROL],
             connection=lambda _: {},
             machines=lambda *_: [CONTROL, *WORKERS],
             cluster="test",
@@ -224,6 +224,28 @@ def test_a_joining_machine_is_also_locked_by_the_name_of_its_future_node(place: 
         assert place.locked == ["rack7-u3", "w0"]
 
 
+@pytest.mark.parametrize(("changed", "continues"), [(1, False), (2, True), (3, True)])
+def test_a_command_on_one_of_three_control_planes_ends_when_its_leases_may_be_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, changed: int, *, continues: bool
+) -> None:
+    """The others keep the API: only work on so many that etcd loses its majority may continue without."""
+    controls = [Machine(f"c{index}", f"addr-c{index}", Role.CONTROL_PLANE) for index in range(3)]
+    for machine in controls:
+        place.api.add_node(machine.name, **{"node-role.kubernetes.io/control-plane": ""})
+    place.inventory.control_planes = lambda: controls
+    place.inventory.machines = lambda *_: [*controls, *WORKERS]
+    held = SimpleNamespace(lost=lambda: None)
+    monkeypatch.setattr(locks, "hold", lambda *_, **__: contextlib.nullcontext(held))
+    with place.claimed(controls[:changed], "reset") as claim:
+        assert claim.lost(at_work=True) is None
+        place.status = 0
+        deadline = time.monotonic() + 20
+        while not claim.unrenewed and not claim.lost(at_work=True) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert bool(claim.unrenewed) is continues
+        assert (claim.lost(at_work=True) is None) is continues
+
+
 def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_control_plane(
     place: Place,
 ) -> None:
@@ -263,7 +285,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
             unrenewed=None,
             findings=(),
             holder="me",
-            take_more=taken.append,
+            take_more=lambda facts, **_: taken.append(facts),
         )
 
     def run(_: Any, __: Path, ___: Any, ends: Any = lambda: False) -> runner.PlayResult:
@@ -275,14 +297,13 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
     reported = {"w0": {"hostname": "rack7-u3", "kubernetes": {"role": None}}}
-    scan = SimpleNamespace(facts=reported, cluster=None)
+    scan = SimpleNamespace(facts=reported, cluster=None, choice=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
     monkeypatch.setattr(preflight, "requested_version", lambda *_, **__: "1.36.3")
     quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(
         cluster="test",
-        control_plane=lambda: CONTROL,
-        control_of=lambda _: CONTROL,
+        controls_of=lambda _: [CONTROL],
         variables=lambda _: {},
         path=tmp_path,
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse, Refused
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import WrongInput

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gpunodes.inventory import Inventory
 from gpunodes.model import Severity
-from gpunodes.operations import pools
+from gpunodes.operations import join, phases, pools, preflight, run
 from gpunodes.operations.preflight import Inspection
 from gpunodes.planner.candidates import MachineFacts
 
@@ -48,3 +48,24 @@ def test_without_a_cluster_no_label_changes(tmp_path: Path) -> None:
     path.write_text("workers: {hosts: {gpu-1: {}}}\n")
     seen = Inspection([], "c1", None, None, "", interrupted=False, log=tmp_path)
     assert pools.changes(Inventory(path), [], seen) == []
+
+
+def test_a_run_whose_preflight_was_interrupted_asks_for_no_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def changes(*given: object) -> list[object]:
+        asked.append(given)
+        return []
+
+    monkeypatch.setattr(pools, "changes", changes)
+    monkeypatch.setattr(preflight, "judge", lambda *_, **__: [])
+    path = tmp_path / "hosts.yml"
+    path.write_text("all: {children: {control_plane: {hosts: {c1: {ansible_host: 10.0.0.1}}}}}\n")
+    inventory = Inventory(path)
+    for interrupted, times in ((True, 0), (False, 1)):
+        seen = Inspection([], "c1", None, None, "", interrupted=interrupted, log=tmp_path)
+        machines = inventory.select(["c1"])
+        assert not run._judged(join.OPERATION, inventory, machines, seen, "1.36", [phases.POOL])
+        assert len(asked) == times

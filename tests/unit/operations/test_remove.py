@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from gpunodes.cli import common, root
 from gpunodes.engine import identities
+from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import nodes, preflight
 from gpunodes.operations.run import Operation, RunOptions
@@ -130,6 +132,58 @@ def test_an_unreachable_machine_is_matched_by_its_last_report(inventory: Path, c
     seen = preflight.Inspection([], "control-1", {"nodes": [NODE]}, None, "", False, Path())
     found = nodes.match(elsewhere, [_Inventory.dead], seen)
     assert found["dead"].by == "recorded boot id"
+
+
+CONTROLS = {f"cp-{number}": {"hostname": f"cp-{number}", "boot_id": f"c{number}"} for number in (1, 2)}
+
+
+@pytest.fixture
+def several(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three control planes, of which cp-3 does not respond."""
+    for name, found in CONTROLS.items():
+        monkeypatch.setitem(REPORTED, name, found)
+    names = ", ".join(f"{name}: {{}}" for name in [*CONTROLS, "cp-3"])
+    inventory.write_text(f"control_plane: {{hosts: {{{names}}}}}\nworkers: {{hosts: {{worker-1: {{}}, dead: {{}}}}}}\n")
+    return inventory
+
+
+def test_a_control_plane_is_removed(several: Path, carried: list[RunOptions]) -> None:
+    assert run(several, "remove", "cp-2", "--yes").exception is None
+    assert list(carried[0].skip_phases) == []
+    assert "drain_dead" not in carried[0].variables
+
+
+def test_a_dead_control_plane_is_removed_without_a_reset(several: Path, carried: list[RunOptions]) -> None:
+    assert run(several, "remove", "cp-3", "--dead", "--yes").exception is None
+    assert list(carried[0].skip_phases) == ["reset"]
+    assert carried[0].variables == {"drain_dead": True, "gpunodes_drain_force": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cp-2", "--dead"], "cp-2 responds; wanted: a control plane that is gone"),
+        (["cp-3"], "cp-3 does not respond; wanted: a control plane that can be reset; .*--dead"),
+        (["cp-1", "cp-2"], "cp-1, cp-2 are 2 control planes; wanted: one"),
+        (["control_plane"], "are all control planes; .*`gpunodes reset` ends the cluster"),
+        (["dead", "--dead"], "--dead is for one control plane"),
+        (["worker-1", "cp-3", "--dead"], "--dead is for one control plane"),
+    ],
+)
+def test_control_planes_that_are_not_removed(
+    several: Path, carried: list[RunOptions], words: list[str], message: str
+) -> None:
+    done = run(several, "remove", *words, "--yes")
+    assert isinstance(done.exception, WrongInput)
+    assert re.search(message, str(done.exception))
+    assert carried == []
+
+
+def test_the_last_control_plane_is_not_removed(inventory: Path, carried: list[RunOptions]) -> None:
+    done = run(inventory, "remove", "control-1", "worker-1", "--yes")
+    assert "control-1 is the last control plane" in str(done.exception)
+    assert "`gpunodes reset` ends the cluster" in str(done.exception)
+    assert carried == []
 
 
 class _Inventory:

@@ -182,7 +182,7 @@ def test_the_cluster_s_own_listeners_do_not_count_wherever_they_run() -> None:
             port.first, port.listener or None, port.unit or None, protocol=port.protocol, interface=port.device or None
         )
         for port in ports.of(Role.CONTROL_PLANE)
-        if port.from_ != "clients"
+        if port.from_ != "clients" and port.protocol != "vrrp"
     ]
     assert found({"sockets": own}, role=Role.CONTROL_PLANE) == []
 
@@ -208,7 +208,7 @@ def test_a_program_among_the_node_ports_is_a_warning() -> None:
 
 def test_each_row_of_the_table_is_complete() -> None:
     for port in ports.all_ports():
-        assert port.protocol in {"tcp", "udp"}
+        assert port.protocol in {"tcp", "udp"} or port.text == "vrrp 112"
         assert port.on in {"node", "control_plane"}
         assert port.from_ in firewall.WHO
         assert 0 < port.first <= port.last < 1 << 16
@@ -225,6 +225,14 @@ def test_what_a_node_s_firewall_lets_through() -> None:
     assert rules.ports == {"tcp 6443": [], "tcp 10250": [*machines, "10.244.0.0/16"], "udp 8472": machines}
     assert list(rules.devices) == ["cni0", "flannel.1"]
     assert "tcp 6443" not in firewall.wanted(Role.WORKER, machines, "10.244.0.0/16").ports
+
+
+def test_several_control_planes_reach_each_others_etcd() -> None:
+    machines, controls = ["10.0.0.1", "10.0.0.2", "10.0.0.9"], ["10.0.0.2", "cp-1", "10.0.0.1"]
+    ports = firewall.wanted(Role.CONTROL_PLANE, machines, "", controls).ports
+    assert ports["tcp 2379"] == ports["tcp 2380"] == ["10.0.0.1", "10.0.0.2"]
+    assert not {"tcp 2379", "tcp 2380"} & set(firewall.wanted(Role.WORKER, machines, "", controls).ports)
+    assert "tcp 2380" not in firewall.wanted(Role.CONTROL_PLANE, machines, "", ["cp-1"]).ports
 
 
 def test_no_port_of_the_nodes_is_opened_to_everyone() -> None:

@@ -31,15 +31,19 @@ def preflight(
     *,
     joins: bool,
     prepares: bool = False,
+    control_planes: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """All errors of all machines, one line each.
 
     By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
-    the machines are to be nodes. ``prepares``: they are only prepared, and join later.
+    the machines are to be nodes. ``prepares``: they are only prepared, and join later. ``control_planes``: see
+    planner/control_planes.py.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
     from gpunodes.planner.candidates import MachineFacts, requirements_of
+    from gpunodes.planner.control_planes import given
+    from gpunodes.planner.endpoint import settings_of as endpoint_settings
     from gpunodes.planner.gpu import requested_of
     from gpunodes.planner.networks import settings_of
     from gpunodes.planner.node_address import SETTING
@@ -55,12 +59,15 @@ def preflight(
                 address=addresses[name],
                 node_address=str(settings[name][SETTING]),
                 network=settings_of(settings[name]),
+                endpoint=endpoint_settings(settings[name]),
             )
             for name, found in facts.items()
         ]
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares)
+    elects = (cluster or {}).get("leader_election", True)
+    controls = given(**control_planes, leader_election=elects) if control_planes else None
+    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares, control_planes=controls)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 
@@ -81,7 +88,7 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     from gpunodes.planner.desired import desired as compute
 
     try:
-        found = compute(Given(machine, facts, **given))
+        found = compute(Given(machine, facts, **{"api_check": program("api_check"), **given}))
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Desired):
@@ -90,26 +97,36 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     return document
 
 
+def upgrade_images(version: str, control_plane: bool) -> list[str]:
+    """The images of an exact Kubernetes version that a machine fetches before it is drained."""
+    from gpunodes.planner.upgrade import images
+
+    return images(version, control_plane)
+
+
 def match(
     nodes: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
     name: str,
     machines: Mapping[str, str],
-    cluster: str,
+    cluster: Sequence[str],
     *,
     joins: bool = False,
 ) -> dict[str, Any]:
     """The node of the machine ``name``: ``node`` ({} for none), ``by`` (the criterion), and ``problem`` if ambiguous.
 
     ``facts`` are a result of host_facts, empty if the machine does not respond; ``machines`` are the inventory's
-    addresses by name; ``cluster`` is the name under which identities are stored; ``joins``: the machine will join.
+    addresses by name; ``cluster`` are the control planes' names, under whose key identities are stored; ``joins``: the
+    machine will join.
     """
+    from gpunodes import clusters
     from gpunodes.ansible.module_utils.problem import Problem
     from gpunodes.engine import identities
     from gpunodes.identity.matcher import Matcher
     from gpunodes.identity.model import described, reported
 
-    known = identities.recall_all(cluster, {machine: address or machine for machine, address in machines.items()})
+    key = clusters.key([machines.get(each) or each for each in cluster])
+    known = identities.recall_all(key, {machine: address or machine for machine, address in machines.items()})
     if facts:
         known[name] = reported(name, machines[name] or name, facts)
     matcher = Matcher([described(node) for node in nodes], known.values())
@@ -141,6 +158,23 @@ def key_text(key: str) -> str:
         return Path(key).expanduser().read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise AnsibleFilterError(f"the key file {key} cannot be read: {error}") from error
+
+
+def os_request(facts: Mapping[str, Any], pending: Any, name: str, *, security: bool) -> dict[str, Any]:
+    """What is requested of an upgrade of the operating system of a machine, for the module os_upgrade.
+
+    ``facts`` are its facts, ``pending`` what it reports that would be upgraded (a result of os_pending).
+    """
+    from gpunodes.planner import kernels, reports
+
+    if problem := reports.pending_problem(pending):
+        raise AnsibleFilterError(f"{name}: of its pending upgrades, {problem}")
+    return {
+        "security": security,
+        "keep": kernels.kept_packages(),
+        "refused": kernels.refused(facts, pending["kernels"]),
+        "driver": kernels.has_built_driver(facts),
+    }
 
 
 def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
@@ -260,10 +294,12 @@ class FilterModule:
             "machine": machine,
             "membership": membership,
             "node": match,
+            "os_request": os_request,
             "preflight": preflight,
             "program": program,
             "proxies": proxies,
             "proxy_credentials": proxy_credentials,
             "registries": registries,
             "sanitizes_output": sanitizes_output,
+            "upgrade_images": upgrade_images,
         }

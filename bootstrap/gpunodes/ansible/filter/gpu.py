@@ -50,6 +50,38 @@ def checked_gpu_sources(
     return sources
 
 
+def exact_packages(requested: Mapping[str, Any]) -> list[str]:
+    """The packages whose versions host_facts reads, because these settings request an exact one."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner import gpu, gpu_packages
+
+    try:
+        found = gpu.requested_of({**requested, "gpunodes_feature_gates": {}}, "")
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return gpu_packages.exact_packages(found.driver, found.cuda, found.cudnn)
+
+
+def without_driver(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a machine without its driver: what is planned from them does not depend on the installed one."""
+    from gpunodes.planner.gpu_upgrade import without_driver as compute
+
+    return compute(facts)
+
+
+def driver_upgrade_problems(facts: Mapping[str, Any], machine: str, settings: Mapping[str, Any]) -> list[str]:
+    """Why the driver of a machine cannot be upgraded to the one that its settings request, one sentence each."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.gpu import requested_of
+    from gpunodes.planner.gpu_upgrade import Upgrade, upgrade
+
+    try:
+        found = upgrade(machine, facts, requested_of(settings, "").without_kubernetes())
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return [] if isinstance(found, Upgrade) else [f"{machine}: {problem}" for problem in found]
+
+
 def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
     """Number of machines with GPUs."""
     from gpunodes.planner.gpu import gpus_of
@@ -93,8 +125,11 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "checked_gpu_sources": checked_gpu_sources,
+            "driver_upgrade_problems": driver_upgrade_problems,
+            "exact_packages": exact_packages,
             "failed_level": failed_level,
             "gpu_labels": labels,
             "gpu_machines": gpu_machines,
             "runtimes": runtimes,
+            "without_driver": without_driver,
         }

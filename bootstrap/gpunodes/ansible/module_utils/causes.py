@@ -234,6 +234,12 @@ _KUBEADM = (
         "the control plane must be reachable from this machine at that address, TCP port 6443",
     ),
     Known(r"a Node with name .* already exists in the cluster", "give the machine a host name of its own"),
+    Known(
+        r"static Pod hash for component \S+ on Node \S+ did not change after \S+?(?=:|$)",
+        "the kubelet did not start the new static pod in time: see `journalctl -u kubelet`; run the command again, "
+        "which continues, or raise upgradeManifests in gpunodes_kubeadm_timeouts",
+        whole=False,
+    ),
     Known(r"^error execution phase |^error: "),
 )
 

@@ -16,7 +16,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import addresses, clock, data_directory, disk, gpu_facts, kubeconfig, ledger, network, packages, sockets
+from . import (
+    addresses,
+    clock,
+    data_directory,
+    disk,
+    endpoints,
+    gpu_facts,
+    kubeconfig,
+    ledger,
+    network,
+    packages,
+    sockets,
+    source_versions,
+    virtual_address,
+)
 from .firewalls import reading
 from .host import keys, swap
 from .host.spec import Repository, data_folders
@@ -26,6 +40,8 @@ from .proxies import Proxies, opener, public, unreachable
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
+NVIDIA = "nvidia"
+"""The name of NVIDIA's package source."""
 _SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
 """Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
@@ -39,12 +55,18 @@ def read(
     directory: str = "",
     runtime: str = "containerd",
     expected_gpus: Sequence[str] = (),
+    exact_packages: Sequence[str] = (),
+    vip: str = "",
+    api_servers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
 
+    ``exact_packages``: the packages whose versions in NVIDIA's source are read, on a machine with GPUs.
+
     A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
     gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
-    ``gpu_facts.read``.
+    ``gpu_facts.read``. ``vip`` is the virtual address of the control planes, and ``api_servers`` are HOST:PORT where
+    API servers are or will be: see ``virtual_address.read`` and ``endpoints.read``.
     """
     began = time.time()
     system = parse_os_release(disk.read("/etc/os-release") or "")
@@ -58,11 +80,17 @@ def read(
     ]
     for check in checks:
         check.start()
-    facts = {**_machine(), "gpu": gpu_facts.read(expected=expected_gpus)}
+    facts = {**_machine(), "virtual_address": virtual_address.read(vip), "endpoints": endpoints.read(api_servers)}
+    if (facts["virtual_address"] or {}).get("managed"):
+        # It belongs to the cluster, and is on another machine tomorrow.
+        facts["addresses"] = [address for address in facts["addresses"] if address != vip]
+    facts |= {"gpu": gpu_facts.read(expected=expected_gpus)}
     for check in checks:
         check.join()
         failed.update(check.refused)
     facts["sources"] = [check.result for check in checks if not check.refused]
+    if exact_packages and gpus:
+        facts["versions"] = _versions(wanted, exact_packages, proxies)
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
     facts["disks"] = data_directory.free([*_SPACE, *filter(None, [facts["data_directory"]["path"]])])
@@ -70,6 +98,18 @@ def read(
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()
     return facts
+
+
+def _versions(
+    sources: Sequence[Mapping[str, Any]], names: Sequence[str], proxies: Proxies | None
+) -> dict[str, dict[str, list[str]]]:
+    """The versions of packages by source, as the plan names sources; a source that cannot be read is left out."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for source in sources:
+        if source["name"] == NVIDIA:
+            with contextlib.suppress(MachineProblem):
+                found[NVIDIA] = source_versions.read(str(source["url"]), names, proxies)
+    return found
 
 
 def proxy_of(url: str, proxies: Proxies | None) -> str:
@@ -128,7 +168,8 @@ def _machine() -> dict[str, Any]:
 def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
-    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted.
+    ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
+    kubelet before the last upgrade. ``etcd``: it has data of etcd.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -143,20 +184,24 @@ def kubernetes() -> dict[str, Any]:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
-    unfinished = False
+    unfinished, before = False, ""
     with contextlib.suppress(MachineProblem):
-        unfinished = ledger.load().kubeadm.endswith(" started")
+        found = ledger.load()
+        unfinished, before = found.kubeadm.endswith(" started"), found.kubelet_before
     return {
         "role": role,
         "ca_hash": ca_hash,
         "server": kubelet.server if kubelet else None,
         "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
+        "before": before,
+        "etcd": os.path.isdir(ETCD),
     }
 
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
+ETCD = "/var/lib/etcd/member"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 
 

@@ -15,6 +15,8 @@ from . import kubeconfig
 from .problem import MachineProblem
 
 _CALL_LIMIT_S = 30
+_CONNECT_S = 5
+"""Time limit in seconds for a connection while there is another address to try."""
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
@@ -44,19 +46,20 @@ class ApiError(MachineProblem):
 class Client:
     """One connection, opened at the first call and kept.
 
-    A call that fails with a temporary error is repeated for ``patience_s``.
+    A call that fails with a temporary error is repeated for ``patience_s``. The API server of this machine itself is
+    used if it accepts connections, else the endpoint of the cluster: the endpoint may be another machine's address.
     """
 
     def __init__(self, config: kubeconfig.Kubeconfig, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
-        address = urlsplit(config.server)
-        self._host = address.hostname or ""
-        self._port = address.port or 443
+        self._servers = [*([config.own] if config.own else []), config.server]
         context = ssl.create_default_context(cadata=config.ca)
         if config.certificate and config.key:
             _load_pair(context, config.certificate, config.key)
         self._context = context
         self._connection: http.client.HTTPSConnection | None = None
+        self._where = ""
+        """The server of the connection, for messages."""
 
     def get(self, path: str, **query: str) -> Any:
         return self.call("GET", path, query=query)
@@ -111,17 +114,17 @@ class Client:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         for is_last_attempt in (False, True):
             is_new = self._connection is None
-            connection = self._connect()
             try:
+                connection = self._connect()
                 connection.request(method, target, data, headers)
                 response = connection.getresponse()
                 text = response.read()
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                # The server may have closed a connection that was kept open.
-                if is_last_attempt or is_new:
-                    raise ApiError(0, f"{self._host}:{self._port}: {error}") from error
+                # The server may have closed a connection that was kept open. A server that hangs has the request.
+                if is_last_attempt or is_new or isinstance(error, TimeoutError):
+                    raise ApiError(0, f"{self._where}: {error}") from error
         try:
             document = json.loads(text) if text else {}
         except (ValueError, RecursionError):
@@ -136,11 +139,28 @@ class Client:
             self._connection = None
 
     def _connect(self) -> http.client.HTTPSConnection:
-        if self._connection is None:
-            self._connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=_CALL_LIMIT_S, context=self._context
+        """The connection, opened to the first server that accepts it; raises as that to the last one."""
+        if self._connection is not None:
+            return self._connection
+        for server in self._servers:
+            address = urlsplit(server)
+            host, port = address.hostname or "", address.port or 443
+            self._where = f"{host}:{port}"
+            is_last = server == self._servers[-1]
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=_CALL_LIMIT_S if is_last else _CONNECT_S, context=self._context
             )
-        return self._connection
+            try:
+                connection.connect()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                if is_last:
+                    raise
+                continue
+            connection.sock.settimeout(_CALL_LIMIT_S)
+            break
+        self._connection = connection
+        return connection
 
 
 def admin(patience_s: float = _PATIENCE_S) -> Client:

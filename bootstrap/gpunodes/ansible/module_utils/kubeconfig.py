@@ -9,13 +9,15 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import disk
 from .problem import MachineProblem
 
 ADMIN = "/etc/kubernetes/admin.conf"
 KUBELET = "/etc/kubernetes/kubelet.conf"
+CONTROLLER_MANAGER = "/etc/kubernetes/controller-manager.conf"
+"""Names the API server of this machine itself; ADMIN names the endpoint of the cluster (kubeadm 1.20 and newer)."""
 CA = "/etc/kubernetes/pki/ca.crt"
 _SEQUENCE = 0x30
 _VERSION_TAG = 0xA0
@@ -29,6 +31,8 @@ class Kubeconfig:
     ca: str
     certificate: str | None
     key: str | None
+    own: str = ""
+    """The API server of this machine itself, "" where it is unknown or ``server``."""
 
     @property
     def ca_hash(self) -> str:
@@ -46,15 +50,29 @@ def parse(text: str) -> Kubeconfig:
     return Kubeconfig(server, ca, _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data"))
 
 
+def with_server(text: str, server: str) -> str:
+    """A kubeconfig with another server; raises MachineProblem unless it has exactly one."""
+    after, count = re.subn(r"^([ -]*server:[ \t]*).*$", lambda found: found[1] + server, text, flags=re.MULTILINE)
+    if count != 1:
+        raise MachineProblem(
+            f"a kubeconfig has {count} servers", "one, as kubeadm writes it", "see /etc/kubernetes, and its ConfigMaps"
+        )
+    return after
+
+
 def load(path: str) -> Kubeconfig | None:
     """The kubeconfig at ``path``; None where it is missing or incomplete (after a power cut while it was written)."""
     text = disk.read(path)
     if not text:
         return None
     try:
-        return parse(text)
+        found = parse(text)
     except MachineProblem:
         return None
+    own = load(CONTROLLER_MANAGER) if path == ADMIN else None
+    if own and own.ca == found.ca and own.server != found.server:
+        return replace(found, own=own.server)
+    return found
 
 
 def ca_hash(pem: str) -> str:

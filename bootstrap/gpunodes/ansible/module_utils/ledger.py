@@ -76,6 +76,15 @@ class Ledger:
     """Mount point of the disk of these folders."""
     kubeadm: str = ""
     """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
+    upgrade: str = ""
+    """"apply" or "node" while that command of ``kubeadm upgrade`` is unfinished, else ""."""
+    kubelet_before: str = ""
+    """The kubelet's version before the last upgrade, to which a worker can return; "" without an upgrade."""
+
+    manifests: dict[str, str] = field(default_factory=dict)
+    """Static pods whose manifests gpunodes has moved away for a moment, with the paths where they are."""
+    etcd_restore: dict[str, str] = field(default_factory=dict)
+    """A restore of etcd that has begun: "snapshot" (SHA-256), "before" (folder of the old data), "state"."""
 
     def note_packages(self, names: Iterable[str]) -> None:
         _add(self.packages, names)

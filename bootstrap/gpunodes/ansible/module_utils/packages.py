@@ -18,6 +18,8 @@ from .process import CommandResult, run
 INSTALL_LIMIT_S = 3600
 """A package may build a kernel module, which takes half an hour on an emulated machine."""
 LOCK_LIMIT_S = 300
+_ARCHIVES = "/var/cache/apt/archives"
+"""Where apt keeps the packages that it downloads."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class RequestedPackage:
     """Another package; both must have the same upstream version."""
     first: bool = False
     """Install it before versions of the others are chosen, because it determines them."""
+    replace: bool = False
+    """Whether an installed version that does not match is replaced, by a newer or an older one, although it is held."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,17 @@ class Manager(Protocol):
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         """The versions in the sources, best first."""
 
-    def effects(self, packages: Mapping[str, str]) -> Effects:
+    def effects(self, packages: Mapping[str, str], *, replace: bool = False) -> Effects:
         """The effects of installing ``packages`` (name to version)."""
 
-    def install(self, packages: Mapping[str, str]) -> None:
-        """Install exactly these versions."""
+    def install(self, packages: Mapping[str, str], *, replace: bool = False) -> None:
+        """Install exactly these versions; with ``replace`` also instead of held, newer or older ones."""
+
+    def download(self, packages: Mapping[str, str]) -> None:
+        """Download exactly these versions, with what they need, and install nothing."""
+
+    def has_downloaded(self, packages: Mapping[str, str]) -> bool:
+        """Whether these packages were downloaded; False if the package manager does not tell."""
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         """Hold or unhold the packages."""
@@ -174,7 +184,7 @@ class Apt:
             ),
             "dpkg --configure -a",
         )
-        self._checked(self._apt("install", "--fix-broken"), "apt-get install --fix-broken")
+        self._checked(self.get("install", "--fix-broken"), "apt-get install --fix-broken")
         return True
 
     def refresh(self, files: Sequence[str] = ()) -> None:
@@ -184,7 +194,7 @@ class Apt:
         ]
         self.unread = ""
         for options in per_file or [()]:
-            result = self._apt("update", *options)
+            result = self.get("update", *options)
             self._checked(result, "apt-get update")
             # apt only warns about a source that it cannot reach, and keeps its old list.
             if "W: Failed to fetch" in result.text and (cause := causes.find(Program.APT, result.text)):
@@ -193,14 +203,26 @@ class Apt:
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return parse_madison(run(["apt-cache", "madison", *names]).out)
 
-    def effects(self, packages: Mapping[str, str]) -> Effects:
-        result = self._apt("install", "--simulate", *(f"{name}={version}" for name, version in packages.items()))
+    def effects(self, packages: Mapping[str, str], *, replace: bool = False) -> Effects:
+        result = self.get("install", "--simulate", *self._versions(packages, replace))
         self._checked(result, "apt-get install")
         return parse_simulation(result.out)
 
-    def install(self, packages: Mapping[str, str]) -> None:
-        versions = [f"{name}={version}" for name, version in packages.items()]
-        self._checked(self._apt("install", *versions), f"installing {', '.join(packages)}")
+    def install(self, packages: Mapping[str, str], *, replace: bool = False) -> None:
+        self._checked(self.get("install", *self._versions(packages, replace)), f"installing {', '.join(packages)}")
+
+    def download(self, packages: Mapping[str, str]) -> None:
+        done = self.get("install", "--download-only", *self._versions(packages, replace=True))
+        self._checked(done, f"downloading {', '.join(packages)}")
+
+    def has_downloaded(self, packages: Mapping[str, str]) -> bool:
+        files = [f"{name}_{version.replace(':', '%3a')}_" for name, version in packages.items()]
+        return all(glob.glob(f"{_ARCHIVES}/{glob.escape(file)}*.deb") for file in files)
+
+    @staticmethod
+    def _versions(packages: Mapping[str, str], replace: bool) -> list[str]:
+        options = ["--allow-change-held-packages", "--allow-downgrades"] if replace else []
+        return [*options, *(f"{name}={version}" for name, version in packages.items())]
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         if names:
@@ -211,18 +233,20 @@ class Apt:
 
     def remove(self, names: Sequence[str], verb: str = "remove") -> None:
         if names:
-            self._checked(self._apt(verb, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
+            self._checked(self.get(verb, "--allow-change-held-packages", *names), f"removing {', '.join(names)}")
             for name in names:
-                for archive in glob.glob(f"/var/cache/apt/archives/{glob.escape(name)}_*.deb"):
+                for archive in glob.glob(f"{_ARCHIVES}/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
 
-    def _apt(self, *arguments: str) -> CommandResult:
-        return run([*self._COMMAND, *arguments], INSTALL_LIMIT_S, environment=self._ENVIRONMENT)
+    @classmethod
+    def get(cls, *arguments: str) -> CommandResult:
+        """Run apt-get: it never asks, and keeps changed configuration files."""
+        return run([*cls._COMMAND, *arguments], INSTALL_LIMIT_S, environment=cls._ENVIRONMENT)
 
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            raise _failure(Program.APT, title, result)
+            raise failure(Program.APT, title, result)
 
 
 def parse_dpkg(listing: str) -> dict[str, PackageState]:
@@ -259,7 +283,7 @@ def parse_simulation(listing: str) -> Effects:
     return Effects(installs, removes, upgrades)
 
 
-def _failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
+def failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
     """Why a package manager failed, by its first cause."""
     cause = causes.of(program, result.text)
     missing = re.search(r"Unable to fetch|Failed to fetch|404|Cannot download|No more mirrors", result.text)
@@ -307,13 +331,24 @@ class Dnf:
                 found.setdefault(name, []).insert(0, version)
         return found
 
-    def effects(self, packages: Mapping[str, str]) -> Effects:
-        result = self._dnf("install", "--assumeno", *(f"{name}-{version}" for name, version in packages.items()))
-        return parse_dnf_transaction(result.out)
+    def effects(self, packages: Mapping[str, str], *, replace: bool = False) -> Effects:
+        return parse_dnf_transaction(self._dnf(*self._install(packages, replace), "--assumeno").out)
 
-    def install(self, packages: Mapping[str, str]) -> None:
-        versions = [f"{name}-{version}" for name, version in packages.items()]
-        self._checked(self._dnf("install", *versions), f"installing {', '.join(packages)}")
+    def install(self, packages: Mapping[str, str], *, replace: bool = False) -> None:
+        self._checked(self._dnf(*self._install(packages, replace)), f"installing {', '.join(packages)}")
+
+    def download(self, packages: Mapping[str, str]) -> None:
+        done = self._dnf(*self._install(packages, replace=True), "--downloadonly")
+        self._checked(done, f"downloading {', '.join(packages)}")
+
+    def has_downloaded(self, packages: Mapping[str, str]) -> bool:  # noqa: ARG002 - dnf does not tell
+        return False
+
+    @staticmethod
+    def _install(packages: Mapping[str, str], replace: bool) -> list[str]:
+        # A version lock hides all other versions. `install` of an exact older version is a downgrade (dnf(8)).
+        options = ["--disableplugin=versionlock"] if replace else []
+        return [*options, "install", *(f"{name}-{version}" for name, version in packages.items())]
 
     def hold(self, names: Sequence[str], held: bool) -> None:
         if names:
@@ -336,7 +371,7 @@ class Dnf:
     @staticmethod
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
-            raise _failure(Program.DNF, title, result)
+            raise failure(Program.DNF, title, result)
 
 
 def stream_file(module: str) -> str:

@@ -53,6 +53,11 @@ def run_while_connected(
     return _run(argv, timeout_s, "", environment or {}, while_heard=True)
 
 
+def run_to_end(argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> CommandResult:
+    """Like ``run_while_connected``, for a program that must not be stopped halfway: it outlives the connection."""
+    return _run(argv, timeout_s, "", environment or {}, while_heard=False)
+
+
 def run(
     argv: Sequence[str],
     timeout_s: float = 120,

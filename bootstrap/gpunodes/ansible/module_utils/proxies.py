@@ -10,7 +10,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -116,18 +116,30 @@ def is_excepted(host: str, no_proxy: Iterable[str]) -> bool:
 
     Source: golang.org/x/net/http/httpproxy, the documentation of Config.NoProxy: the machine itself never does.
     """
-    name = host.lower().strip("[]").rstrip(".")
-    address = _address(name)
-    if name == "localhost" or (address and address.is_loopback):
-        return True
-    if address:
-        return any(_contains(entry, address) for entry in no_proxy)
-    return any(_is_in_domain(name, entry.lower()) for entry in no_proxy)
+    return excepted_by(no_proxy)(host)
+
+
+def excepted_by(no_proxy: Iterable[str]) -> Callable[[str], bool]:
+    """:func:`is_excepted` for many hosts and one list, whose networks are read once."""
+    domains = [entry.lower() for entry in no_proxy]
+    networks = [network for entry in domains if (network := _network(entry))]
+
+    def excepted(host: str) -> bool:
+        name = host.lower().strip("[]").rstrip(".")
+        address = _address(name)
+        if name == "localhost" or (address and address.is_loopback):
+            return True
+        if address:
+            return any(address in network for network in networks)
+        return any(_is_in_domain(name, domain) for domain in domains)
+
+    return excepted
 
 
 def without_covered(entries: Iterable[str], others: Sequence[str]) -> list[str]:
     """The addresses and names in ``entries`` that no entry of ``others`` includes, without duplicates."""
-    return [each for each in dict.fromkeys(entries) if each and not is_excepted(each, others)]
+    excepted = excepted_by(others)
+    return [each for each in dict.fromkeys(entries) if each and not excepted(each)]
 
 
 def environment_file(text: str | None) -> dict[str, str]:
@@ -190,11 +202,11 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _contains(entry: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
-        return address in ipaddress.ip_network(entry.strip("[]"), strict=False)
+        return ipaddress.ip_network(entry.strip("[]"), strict=False)
     except ValueError:
-        return False
+        return None
 
 
 def _is_in_domain(name: str, entry: str) -> bool:

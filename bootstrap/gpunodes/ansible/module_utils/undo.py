@@ -21,8 +21,8 @@ from .problem import MachineProblem
 from .process import run
 from .report import Difference, of_file
 
-TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset")
-"""Files of the probe and of the escalation program, until the next boot; those two are sent without this module."""
+TEMPORARY_FILES = ("/run/gpunodes-nvidia-smi.lock", "/run/gpunodes-gpu-reset", "/run/gpunodes-etcd-snapshot.lock")
+"""Files of the probe, the escalation program and backups, until the next boot; these are sent without this module."""
 _RUNTIMES = ("/run/containerd", "/var/lib/containerd", "/run/docker", "/var/lib/docker")
 """Folders where container runtimes mount, and may leave mounts when they stop. Only the kubelet mounts elsewhere."""
 _LINKS = "/sys/class/net"

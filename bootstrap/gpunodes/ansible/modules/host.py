@@ -30,8 +30,9 @@ options:
       packages:
         description: >-
           Packages, each with C(name), C(version) (a pattern), C(hold) (whether to prevent upgrades), C(same_as) (a
-          package with the same upstream version) and C(first) (whether to install it before versions of the others are
-          chosen). Packages are never upgraded or downgraded.
+          package with the same upstream version), C(first) (whether to install it before versions of the others are
+          chosen) and C(replace) (whether another installed version is upgraded or downgraded). Other packages are never
+          upgraded or downgraded.
         type: list
         elements: dict
       files:

@@ -79,6 +79,22 @@ options:
     type: list
     elements: str
     default: []
+  exact_packages:
+    description: >-
+      Packages of which an exact version is requested. Their versions in NVIDIA's source are reported by a machine with
+      GPUs.
+    type: list
+    elements: str
+    default: []
+  vip:
+    description: Virtual address of the control planes; empty for none.
+    type: str
+    default: ""
+  api_servers:
+    description: HOST:PORT of API servers to connect to; the machine reports which it reaches.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -139,6 +155,9 @@ def main() -> None:
             "data_directory": {"type": "str", "default": ""},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
             "expected_gpus": {"type": "list", "elements": "str", "default": []},
+            "exact_packages": {"type": "list", "elements": "str", "default": []},
+            "vip": {"type": "str", "default": ""},
+            "api_servers": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -147,7 +166,8 @@ def main() -> None:
         given = module.params
         proxies = proxies_from(given["proxies"], given["proxy_credentials"])
         others = (given["data_directory"], given["runtime"], given["expected_gpus"])
-        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others)}
+        more = {name: given[name] for name in ("exact_packages", "vip", "api_servers")}
+        return {"changed": False, "host_facts": facts.read(given["sources"], proxies, *others, **more)}
 
     carry_out(module, work, changes=False)
 

@@ -33,6 +33,16 @@ options:
       Whether to delete the remaining pods regardless of their disruption budgets, also if the node is not ready.
     type: bool
     default: false
+  control_plane:
+    description: >-
+      Whether the node may be that of a control plane. Remove its member of etcd with
+      M(gpunodes.bootstrap.etcd_member) before the node is deleted.
+    type: bool
+    default: false
+  keep:
+    description: Whether the drained node stays in the cluster.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -93,6 +103,8 @@ def main() -> None:
             "expected": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 300},
             "force": {"type": "bool", "default": False},
+            "control_plane": {"type": "bool", "default": False},
+            "keep": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -100,7 +112,13 @@ def main() -> None:
     def work() -> dict[str, object]:
         parameters = module.params
         report, notes = removal.remove(
-            parameters["name"], parameters["timeout"], parameters["force"], module.check_mode, parameters["expected"]
+            parameters["name"],
+            parameters["timeout"],
+            parameters["force"],
+            module.check_mode,
+            parameters["expected"],
+            control_plane=parameters["control_plane"],
+            keep=parameters["keep"],
         )
         return {**report.result(), "notes": notes}
 

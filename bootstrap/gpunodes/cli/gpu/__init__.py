@@ -10,6 +10,7 @@ from gpunodes.cli import LazyGroup
 COMMANDS = {
     "plan": "Show which GPU software machines get, and why.",
     "install": "Install the GPU software of machines, with or without a cluster.",
+    "upgrade": "Plan the upgrade of GPU drivers.",
     "verify": "Verify GPUs level by level: host, container, kubelet, pod.",
     "burn-in": "Test the GPUs of machines before they take work.",
     "remove": "Remove the GPU software of machines.",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpunodes import shape
-from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, Refused
-from gpunodes.engine.cluster.session import NO_CLUSTER, NO_SESSION, Response, Session
-from gpunodes.shape import Many, Maybe, Named, Optional
+from gpunodes.engine.cluster import shapes
+from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_CLUSTER, Response
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused
+from gpunodes.engine.cluster.session import Session
 
 OnWait = Callable[[str], None]
 """Takes the reason when a request begins to wait for a response."""
@@ -21,21 +20,6 @@ CONFLICT = 409
 TOO_MANY_REQUESTS = 429
 # No response; 403 from an API server that has not loaded its RBAC roles yet; overloaded; etcd timed out.
 _TRANSIENT = frozenset({0, NO_SESSION, 403, TOO_MANY_REQUESTS, 500, 503, 504})
-
-# The fields that every object must have. The API server guarantees them, but another program may have responded.
-_METADATA = {
-    "name": str,
-    "namespace": Optional(str),
-    "labels": Optional(Maybe(Named(str, 100_000))),
-    "annotations": Optional(Maybe(Named(str, 100_000))),
-}
-_OBJECT = {
-    "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
-    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
-    "status": Optional(Maybe({})),
-}
-# A list is requested with some of these fields only.
-_OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
 
 
 class Api:
@@ -94,10 +78,7 @@ class Api:
 
 def _checked(method: str, path: str, response: Response) -> Response:
     """The response, after a check that its body fits the request; raises NoResponse."""
-    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
-    if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
-        return response
-    if violation := shape.wrong(response.body, _OBJECTS if is_list else _OBJECT):
+    if violation := shapes.violation(method, path, response.body):
         raise NoResponse(
             f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}",
             "a Kubernetes API",
@@ -107,6 +88,12 @@ def _checked(method: str, path: str, response: Response) -> Response:
 
 
 def _no_response(response: Response) -> NoResponse:
+    if response.status == OTHER_CLUSTER:
+        return OtherCluster(
+            f"the control planes of the inventory are not of one cluster: {response.error}",
+            "machines of the cluster that this inventory had before",
+            "remove the others from the group control_plane, or reset them",
+        )
     kind = {NO_CLUSTER: NoCluster, NO_SESSION: NoSession}.get(response.status, NoResponse)
     return kind(
         f"the control plane does not respond: {response.error}",

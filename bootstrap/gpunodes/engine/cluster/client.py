@@ -95,6 +95,14 @@ class Cluster(Api):
         before = self._change(name, marks.end_maintenance)
         return marks.maintenance_of(before) if before is not None else None
 
+    def begin_rollout(self, name: str, rollout: str, *, cordon: bool) -> bool:
+        """Mark a node for a roll-out, and cordon it if ``cordon``; False if others cordoned it, or it has gone."""
+        return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon)) is not None
+
+    def end_rollout(self, name: str, rollout: str) -> None:
+        """Undo ``begin_rollout``; what others did to the node stays."""
+        self._change(name, lambda node: marks.end_rollout(node, rollout))
+
     def _change(self, name: str, change: Callable[[NodeObject], Patch | None]) -> NodeObject | None:
         """Patch a node, starting from its current state; retry after a conflict.
 

@@ -10,11 +10,15 @@ class NoResponse(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 
 
 class NoCluster(NoResponse):
-    """The control-plane machine runs no cluster."""
+    """No control-plane machine that responds has a cluster."""
 
 
 class NoSession(NoResponse):
-    """The control-plane machine is unreachable, or refuses the login."""
+    """No control-plane machine is reachable and accepts the login."""
+
+
+class OtherCluster(NoResponse):
+    """The only machines that respond belong to another cluster."""
 
 
 class Refused(GpunodesError):  # noqa: N818 - as above

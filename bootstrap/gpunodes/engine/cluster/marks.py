@@ -26,6 +26,10 @@ NEEDS_REPAIR = f"{_PREFIX}needs-repair"
 """Node annotation (the full reason), label and taint (the reason in short): gpunodes cannot repair the node."""
 TEMPORARY_TAINT = f"{_PREFIX}repair"
 """Taint NoExecute while GPUs are reset: it evicts pods that do not tolerate every taint, also device plugins."""
+ROLLOUT = f"{_PREFIX}rollout"
+"""Node annotation: the id of the roll-out that works on the node; repairs stay away until it ends."""
+ROLLOUT_CORDON = f"{_PREFIX}rollout-cordon"
+"""Node annotation: the roll-out cordoned the node, and uncordons it at its end."""
 _REPAIRS_KEPT = 8
 
 NodeObject = Mapping[str, Any]
@@ -142,6 +146,37 @@ def end_maintenance(node: NodeObject) -> Patch | None:
         # A repair gave up the node after its maintenance expired: now the cordon belongs to the repair.
         patch["metadata"]["annotations"][CORDONED_BY] = "maintenance"
     elif before and before.cordoned and CORDONED_BY not in annotations:
+        patch["spec"] = {"unschedulable": False}
+    return patch
+
+
+# Patches of roll-outs
+
+
+def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | None:
+    """Mark a node for a roll-out, and cordon it if ``cordon``; None if it has another mark or cordon."""
+    annotations = _annotations(node)
+    if annotations.get(ROLLOUT, rollout) != rollout or (_is_cordoned(node) and ROLLOUT not in annotations):
+        return None
+    patch: Patch = {"metadata": {"annotations": {ROLLOUT: rollout}}}
+    if cordon:
+        patch["metadata"]["annotations"][ROLLOUT_CORDON] = "true"
+        patch["spec"] = {"unschedulable": True}
+    return patch
+
+
+def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
+    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out.
+
+    Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end.
+    """
+    annotations, maintained = _annotations(node), maintenance_of(node)
+    if annotations.get(ROLLOUT) != rollout:
+        return None
+    patch: Patch = {"metadata": {"annotations": {ROLLOUT: None, ROLLOUT_CORDON: None}}}
+    if ROLLOUT_CORDON in annotations and maintained:
+        patch["metadata"]["annotations"][MAINTENANCE] = dataclasses.replace(maintained, cordoned=True).text()
+    elif ROLLOUT_CORDON in annotations and NEEDS_REPAIR not in annotations:
         patch["spec"] = {"unschedulable": False}
     return patch
 

@@ -68,6 +68,8 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
         pool=pool_of(labels.get(pool_label, ""), gpus=bool(labelled) or capacity is not None),
         cordoned=bool(spec.get("unschedulable")),
         cordoned_by_repair=annotations.get(marks.CORDONED_BY, ""),
+        rollout=annotations.get(marks.ROLLOUT, ""),
+        cordoned_by_rollout=marks.ROLLOUT_CORDON in annotations,
         maintenance=marks.maintenance_of(item),
         needs_repair=annotations.get(marks.NEEDS_REPAIR, ""),
         repairs=tuple(marks.repairs_of(item)),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from gpunodes.ansible.module_utils.cluster import gpu_pods
+
 KEEP = (
     "metadata.name",
     "metadata.namespace",
@@ -14,9 +16,13 @@ KEEP = (
     "metadata.ownerReferences",
     "metadata.annotations",
     "metadata.deletionTimestamp",
+    "spec.runtimeClassName",
+    "spec.resourceClaims",
+    "spec.containers.resources",
+    "spec.initContainers.resources",
     "status.phase",
 )
-"""The fields of a pod that are requested."""
+"""The fields of a pod that are requested; the environment of its containers, which may hold secrets, is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Pod:
     mirror: bool
     finished: bool
     ending: bool
+    uses_gpus: bool = False
+    """It has not ended, and requests GPUs, claims devices, or runs in the RuntimeClass nvidia."""
 
     @property
     def full_name(self) -> str:
@@ -54,6 +62,7 @@ def parse(item: Mapping[str, Any]) -> Pod:
         mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
         finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
         ending="deletionTimestamp" in metadata,
+        uses_gpus=gpu_pods.uses_gpu(item),
     )
 
 

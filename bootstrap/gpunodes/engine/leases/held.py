@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
+from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse, Refused
-from gpunodes.engine.cluster.session import Response
 from gpunodes.engine.leases import objects
 from gpunodes.engine.leases.errors import Held, Lost, Unsure
 from gpunodes.engine.leases.holders import described, identity
@@ -117,6 +117,34 @@ class Leases:
         finally:
             with contextlib.suppress(NoResponse, Refused):
                 self._release(objects.DECISION_LOCK)
+
+    # The lock of the roll-out
+
+    def take_rollout(self) -> str:
+        """Lock the cluster's one roll-out; returns the record of an unfinished one, "" for none. Raises Held."""
+        return self._take(objects.ROLLOUT_LOCK, "the roll-out of this cluster", None, alone=False)
+
+    def write_rollout(self, record: str) -> None:
+        """Write the roll-out's record into its lock, and confirm the lock; raises as ``confirm``."""
+        if own := self._own.get(objects.ROLLOUT_LOCK):
+            own.record = record
+        self._confirm(objects.ROLLOUT_LOCK, wait=True)
+
+    def release_rollout(self, *, keep: bool) -> None:
+        """Release the lock of the roll-out; ``keep`` its record, to resume it, or delete it."""
+        if own := self._own.get(objects.ROLLOUT_LOCK):
+            own.previous_record = own.record if keep else ""
+        self._release(objects.ROLLOUT_LOCK, keep_record=keep)
+
+    def observe_rollout(self) -> ObservedLease | None:
+        """The lock of the roll-out, None without one."""
+        try:
+            response = self._call("GET", f"/{objects.ROLLOUT_LOCK}")
+        except Refused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return objects.observed(response.body, response.time)
 
     def _take(self, name: str, machine: str, record: str | None, *, alone: bool) -> str:
         if not self._server_time[0]:

@@ -18,6 +18,8 @@ LABEL = ("app.kubernetes.io/managed-by", "gpunodes")
 PREFIX = "gpunodes-machine-"
 DECISION_LOCK = "gpunodes-decision"
 """The lock that a command holds while it decides which machines are repaired."""
+ROLLOUT_LOCK = "gpunodes-rollout"
+"""The lock of the cluster's one roll-out, with its record."""
 _RECORD = "gpunodes.dev/record"
 _MACHINE = "gpunodes.dev/machine"
 """Annotation: the name of the machine that the holder uses."""

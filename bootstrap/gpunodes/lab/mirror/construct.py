@@ -70,7 +70,8 @@ def _fill(
     shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
     # Kubernetes takes longest: it is first, and the others are built in parallel.
     components = dict.fromkeys(
-        [component for minor in requested for component in (minor.kubernetes, minor.etcd, minor.coredns)]
+        [minor.kubernetes for minor in requested]
+        + [component for minor in requested for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
         + [pins.components[name] for name in shared]
     )
     binaries = gobuild.all_programs(components, go, home, progress)
@@ -155,7 +156,7 @@ def _debian_repository(
     pool.mkdir(parents=True)
     for archive in archives:
         # The version's epoch is escaped in apt's file names.
-        _link(archive, pool / archive.name.replace("%3a", "-"))
+        link(archive, pool / archive.name.replace("%3a", "-"))
     _publish_suite(root, root / "dists" / suite, ("Debian", "main"), pool.iterdir(), architecture, key)
     (root / "key.asc").write_text(key.armoured)
 
@@ -181,7 +182,8 @@ def _publish_suite(
     aptrepo.publish(folder, fields, {f"{component}/binary-{architecture}/Packages": index}, key)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Link or copy a file."""
     try:
         os.link(source, target)
     except OSError:  # the cache is on two file systems

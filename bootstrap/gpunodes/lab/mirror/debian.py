@@ -18,13 +18,16 @@ def architecture() -> str:
     return run(["dpkg", "--print-architecture"]).strip()
 
 
-def sources(archive: str, suite: str) -> str:
-    """A sources.list of ``suite`` and its updates."""
-    return "".join(f"deb [signed-by={KEYRING}] {archive} {name} main\n" for name in (suite, f"{suite}-updates"))
+def sources(archive: str, suite: str, more: Sequence[str] = ()) -> str:
+    """A sources.list of ``suite``, its updates and ``more`` suites."""
+    suites = (suite, f"{suite}-updates", *more)
+    return "".join(f"deb [signed-by={KEYRING}] {archive} {name} main\n" for name in suites)
 
 
-def download(suite: str, packages: Sequence[str], cache: Path, progress: Callable[[str], None]) -> list[Path]:
-    """The .deb files of ``packages`` and all their dependencies.
+def download(
+    suite: str, packages: Sequence[str], cache: Path, progress: Callable[[str], None], more: Sequence[str] = ()
+) -> list[Path]:
+    """The .deb files of ``packages`` and all their dependencies, from ``suite`` and ``more`` suites.
 
     apt runs with an empty root, so that the result does not depend on what a node image has installed. The archive gets
     updates; the packages in ``cache`` stay as they were downloaded.
@@ -39,7 +42,7 @@ def download(suite: str, packages: Sequence[str], cache: Path, progress: Callabl
         for folder in ("lists/partial", "archives/partial", "etc"):
             (root / folder).mkdir(parents=True)
         (root / "status").touch()
-        (root / "etc" / "sources.list").write_text(sources(archive, suite))
+        (root / "etc" / "sources.list").write_text(sources(archive, suite, more))
         # Proxies and certificates are those of this machine's apt.
         settings = {
             "Dir::Etc::SourceList": root / "etc" / "sources.list",

@@ -122,10 +122,16 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
         layer = program(minor.kubernetes.name, name, f"/usr/local/bin/{name}")
         layers = (iptables, layer) if name == "kube-proxy" else (layer,)
         registry.add(OciImage(name, tags, layers, (name,)))
-    # The program of etcd's main package is called server.
-    registry.add(OciImage("etcd", (minor.etcd_tag,), (program(minor.etcd.name, "server", "/usr/local/bin/etcd"),)))
+    for etcd, tag in minor.etcds:
+        registry.add(OciImage("etcd", (tag,), (registry.layer(etcd_tree(binaries[etcd.name])),)))
     coredns = program(minor.coredns.name, "coredns", "/coredns")
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
+
+
+def etcd_tree(binaries: Path) -> list[TreeEntry]:
+    """The programs of the official image; that of etcd's main package is called server."""
+    programs = {"etcd": "server", "etcdctl": "etcdctl", "etcdutl": "etcdutl"}
+    return [TreeEntry(f"/usr/local/bin/{name}", binaries / program, 0o755) for name, program in programs.items()]
 
 
 def check_tags(minor: Minor, kubeadm: Path, tree: Path, progress: Callable[[str], None]) -> None:

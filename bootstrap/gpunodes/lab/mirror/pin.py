@@ -34,12 +34,13 @@ def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, 
             replacements.append(f"{left} => {after['Path']} {after['Version']}")
         elif after["Path"].startswith("./staging/"):
             replacements.append(f"{left} => {before['Path']} {staged}")
-    module = old["Require"][0]["Path"]
+    # Several are modules of one release, as etcd's server and its tools.
+    modules = [each["Path"] for each in old["Require"] if not each.get("Indirect")]
     return "\n".join(
         [
             f"module {old['Module']['Path']}\n",
             f"go {upstream['Go']}\n",
-            f"require {module} v{component.version}\n",
+            _block("require", [f"{module} v{component.version}" for module in modules]),
             _block("replace", replacements),
             _block("tool", [tool["Path"] for tool in old["Tool"]]),
         ]

@@ -43,6 +43,15 @@ class Minor:
     coredns: Component
     coredns_tag: str
     pause_tag: str
+    etcd_step: Component | None = None
+    """An etcd that all members must have before the first gets this minor's; None: any release of the minor before."""
+    etcd_step_tag: str = ""
+
+    @property
+    def etcds(self) -> tuple[tuple[Component, str], ...]:
+        """Each etcd with its image's tag."""
+        step = ((self.etcd_step, self.etcd_step_tag),) if self.etcd_step else ()
+        return ((self.etcd, self.etcd_tag), *step)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,8 @@ def load() -> Pins:
             components[entry["coredns"]],
             entry["coredns_tag"],
             entry["pause_tag"],
+            components[entry["etcd_step"]] if "etcd_step" in entry else None,
+            entry.get("etcd_step_tag", ""),
         )
         for minor, entry in raw["minors"].items()
     }

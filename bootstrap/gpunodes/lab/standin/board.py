@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpunodes.errors import WrongInput
 from gpunodes.lab.disks import GuestFile
@@ -15,7 +15,9 @@ LATCH = 0x30000000
 KERNEL_OPTION = f"memmap=4K${LATCH:#x}"
 """Keeps the kernel from using that page (Documentation/admin-guide/kernel-parameters.txt)."""
 
-_MODULE = "/usr/lib/gpunodes-standin/standin_board.ko"
+_MODULE = "/usr/lib/gpunodes-standin/{kernel}/standin_board.ko"
+_RUNNING = "%v"
+"""The release of the running kernel, in a unit of systemd."""
 # Before udev enumerates the devices, as real boards are present from the start.
 _UNIT = """[Unit]
 Description=Stand-in for NVIDIA boards (gpunodes lab)
@@ -45,12 +47,15 @@ def device_ids(text: str) -> tuple[str, ...]:
     return found
 
 
-def guest_files(boards: Boards, objects: Objects) -> Sequence[GuestFile]:
-    """The additional files of a machine with these boards."""
+def guest_files(boards: Boards, kernels: Mapping[str, Objects]) -> Sequence[GuestFile]:
+    """The additional files of a machine with these boards, for each kernel that it may boot."""
     devices = ",".join(f"0x{each}" for each in boards.devices)
     options = f"gpus={boards.gpus} switches={boards.switches} device={devices} latch={LATCH:#x}"
     return [
-        GuestFile(_MODULE, objects.board.read_bytes()),
-        GuestFile("/etc/systemd/system/standin-board.service", _UNIT.format(module=_MODULE, options=options)),
+        *(GuestFile(_MODULE.format(kernel=name), each.board.read_bytes()) for name, each in kernels.items()),
+        GuestFile(
+            "/etc/systemd/system/standin-board.service",
+            _UNIT.format(module=_MODULE.format(kernel=_RUNNING), options=options),
+        ),
         GuestFile("/etc/systemd/system/sysinit.target.d/standin-board.conf", _DROP_IN),
     ]

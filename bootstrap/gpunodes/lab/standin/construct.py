@@ -61,20 +61,28 @@ def _fingerprint(suite: str, kernel: str, key: str) -> str:
     return inputs.hexdigest()[:16]
 
 
-def compiled(cache: Path, *, suite: str, kernel: str, report: Report) -> objects.Objects:
+def compiled(
+    cache: Path, *, suite: str, kernel: str, report: Report, archive_suites: Sequence[str] = ()
+) -> objects.Objects:
     """Only the compiled files, which the machines' disks need.
+
+    ``archive_suites``: suites besides ``suite`` that have the kernel's headers.
 
     Raises:
         GpunodesError: a step failed.
     """
     home = cache / "standin"
     with store.locked(home, report):
-        return _objects(home, suite, kernel, gobuild.toolchain(home, pins.load(), report), report)
+        go = gobuild.toolchain(home, pins.load(), report)
+        return _objects(home, suite, kernel, go, report, archive_suites)
 
 
-def _objects(home: Path, suite: str, kernel: str, go: Path, report: Report) -> objects.Objects:
+def _objects(
+    home: Path, suite: str, kernel: str, go: Path, report: Report, archive_suites: Sequence[str] = ()
+) -> objects.Objects:
     bindings = load()["nvidia-container-toolkit"]
-    return objects.get(home, suite, kernel, packages.DRIVERS, packages.STUBS, bindings, go, report)
+    lists = (packages.DRIVERS, packages.STUBS)
+    return objects.get(home, suite, kernel, *lists, bindings, go, report, archive_suites)
 
 
 def _fill(tree: Path, home: Path, suite: str, kernel: str, key: aptrepo.SigningKey, report: Report) -> None:

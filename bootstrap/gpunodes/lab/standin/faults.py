@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from string import Formatter
 
 from gpunodes.errors import GpunodesError, WrongInput
@@ -35,6 +35,8 @@ class Fault:
     name: str
     driver: tuple[str, ...]
     board: tuple[str, ...]
+    file: str = ""
+    """A file whose existence is the fault: builds of the driver read it, so it needs no loaded driver."""
 
     @property
     def needs_code(self) -> bool:
@@ -51,7 +53,10 @@ def _table() -> dict[str, Mapping[str, Mapping[str, str]]]:
 def known() -> Mapping[str, Fault]:
     """All faults, by name."""
     rows: Mapping[str, Mapping[str, Sequence[str]]] = _table()["fault"]
-    return {name: Fault(name, tuple(row.get("driver", ())), tuple(row.get("board", ()))) for name, row in rows.items()}
+    return {
+        name: Fault(name, tuple(row.get("driver", ())), tuple(row.get("board", ())), str(row.get("file", "")))
+        for name, row in rows.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -95,12 +100,15 @@ def script(request: FaultRequest) -> str:
             raise WrongInput(f"fault {fault.name} is not available with --at-boot", "a fault of the driver only")
         line = f'options nvidia fault="{driver[0]}"'
         return f"echo {shlex.quote(line)} > {_AT_BOOT} && {_SYNC}"
+    if fault.file:
+        return f"set -e\nmkdir -p {PurePosixPath(fault.file).parent}\n: > {fault.file}\n{_SYNC}"
     lines = ["set -e", *(_write(_BOARD, command) for command in board)]
     if request.times > _MAX_CONSOLE_LINES:
         lines.append("dmesg --console-level alert")
     if fault.name in _CLEARING:
         # The driver may be not loaded, or not installed yet.
-        lines.append(f"rm -f {_AT_BOOT}; {_SYNC}")
+        files = (each.file for each in known().values() if each.file)
+        lines.append(f"rm -f {' '.join((*files, _AT_BOOT))}; {_SYNC}")
         lines += [f"if [ -e {_DRIVER} ]; then {_write(_DRIVER, command)}; fi" for command in driver]
     else:
         lines += [_write(_DRIVER, command) for command in driver]

@@ -84,11 +84,13 @@ def get(
     bindings: StandinComponent,
     go: Path,
     report: Report,
+    archive_suites: Sequence[str] = (),
 ) -> Objects:
     """The compiled files for this Debian suite and kernel, built unless ``home`` has them.
 
     ``versions`` are driver versions, ``stubs`` names of libraries without functions, ``bindings`` is a component that
-    requires the Go bindings of NVIDIA's library, for their header.
+    requires the Go bindings of NVIDIA's library, for their header. ``archive_suites`` are suites of the archive besides
+    ``suite`` that have the kernel's headers.
 
     Raises:
         GpunodesError: a tool failed, or Debian's archive no longer has the headers of this kernel.
@@ -111,12 +113,13 @@ def get(
         lists = {"versions": " ".join(versions), "stubs": " ".join(stubs)}
         script.write_text(_COMPILE.format(**{key: shlex.quote(str(value)) for key, value in fields.items()}, **lists))
         options = [argument for option in apt_options() for argument in ("--aptopt", option)]
+        archive = debian_archive()
         try:
             run(
                 ["nice", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--format=null", *options,
                  "--components=main,non-free", "--include", f"gcc,make,libc6-dev,linux-headers-{kernel}",
                  "--dpkgopt=path-exclude=/usr/share/man/*", f'--customize-hook=sh {script} "$1"', suite, "-",
-                 debian_archive()],
+                 archive, *(f"deb {archive} {each} main" for each in archive_suites)],
                 limit_s=_LIMIT_S,
             )  # fmt: skip
         except GpunodesError as error:

@@ -14,8 +14,8 @@ from gpunodes.lab.mirror.deb import DebPackage
 from gpunodes.lab.mirror.tree import TreeEntry
 from gpunodes.lab.standin.objects import SOURCES, Objects
 
-DRIVERS = ("580.65.06", "590.44.01")
-"""Driver versions in the tree: a long-term branch, and a newer one that pins must prevent."""
+DRIVERS = ("580.65.06", "590.44.01", "595.45.04")
+"""Driver versions in the tree: a long-term branch, a newer one that pins must prevent, and one that does not build."""
 CUDA = ("13.0", "13.1")
 CUDNN = "9.14.0.64"
 STUBS = ("libcuda.so.1", "libcudart.so.13", "libcudnn.so.9")
@@ -53,6 +53,7 @@ case "$1" in
     remove|upgrade|deconfigure) dkms remove nvidia/{version} --all || true ;;
 esac
 """
+_FLAGS = {"595.45.04": "-include/gpunodes-no-such-header.h"}
 _NOUVEAU = b"# The stand-in's packages disable it, as NVIDIA's do.\nblacklist nouveau\noptions nouveau modeset=0\n"
 _SOFTDEP = b"softdep nvidia post: nvidia-uvm\n"
 
@@ -206,7 +207,7 @@ def driver(version: str, objects: Objects) -> list[Parts]:
     proprietary = same("nvidia-driver", "nvidia-driver-cuda", "nvidia-kernel-dkms")
     parts = [
         _pinning(branch),
-        _dkms("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", version, flags=""),
+        _dkms("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", version, flags=_FLAGS.get(version, "")),
         _dkms("nvidia-kernel-dkms", "nvidia-kernel-open-dkms", version, flags="-DSTANDIN_PROPRIETARY"),
         (
             _package("nvidia-kernel-support", full, "NVIDIA kernel module support files"),

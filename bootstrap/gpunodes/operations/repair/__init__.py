@@ -1,7 +1,7 @@
 """Repair of machines, in files in the order in which a repair passes through them.
 
 ``commands`` (the whole command), ``context`` (what it works with), ``unfinished`` (repairs to resume), ``scanning``,
-``cluster_state`` (nodes, locks and the machines' nodes), ``deciding``, ``starting``, ``running`` (the repairs in
+``deciding``, ``starting``, ``running`` (the repairs in
 parallel), ``locking``; then for one machine ``stages``, ``tools``, ``escalating`` and ``verifying``. The decisions
 themselves are pure: the package ``gpunodes.repair``.
 """

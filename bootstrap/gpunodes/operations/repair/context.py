@@ -39,7 +39,7 @@ class RepairCommand:
         return self.leases.now() if self.leases else time.time()
 
     def is_control_plane(self, name: str) -> bool:
-        """Whether a selected machine is the control plane."""
+        """Whether a selected machine is a control plane."""
         return name in self.machines and self.machines[name].role is Role.CONTROL_PLANE
 
 
@@ -52,6 +52,19 @@ def avoidable() -> Iterator[None]:
         wrong = error.problem
         remedy = f"{wrong.remedy}, or skip the cluster with --without-cluster"
         raise type(error)(wrong.found, wrong.wanted, remedy) from error
+
+
+@contextlib.contextmanager
+def connected(fleet: Fleet, given: Mapping[str, Any], command: str) -> Iterator[tuple[Cluster, Leases]]:
+    """A session with the cluster's API while inside, and the locks of this command; raises NoResponse without one."""
+    with contextlib.ExitStack() as held:
+        session = fleet.session()
+        held.callback(session.close)
+        cluster = Cluster(session, str(given["gpunodes_repair_pool_label"]))
+        leases = Leases(cluster, command)
+        held.callback(leases.close)
+        cluster.call_once("GET", "/version")
+        yield cluster, leases
 
 
 @contextlib.contextmanager
@@ -69,11 +82,5 @@ def opened(
         return
     with contextlib.ExitStack() as held:
         with avoidable():
-            session = fleet.session()
-        held.callback(session.close)
-        cluster = Cluster(session, str(given["gpunodes_repair_pool_label"]))
-        leases = Leases(cluster, request.command)
-        held.callback(leases.close)
-        with avoidable():
-            cluster.call_once("GET", "/version")
+            cluster, leases = held.enter_context(connected(fleet, given, request.command))
         yield RepairCommand(fleet, by_name, request, report, given, cluster, leases)

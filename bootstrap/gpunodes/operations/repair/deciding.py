@@ -10,8 +10,8 @@ from gpunodes.engine.history import MachineHistory
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import State
 from gpunodes.model import Machine, Role
-from gpunodes.operations.repair import cluster_state
-from gpunodes.operations.repair.cluster_state import ClusterState
+from gpunodes.operations import cluster_state
+from gpunodes.operations.cluster_state import ClusterState
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import policy

@@ -3,72 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from gpunodes.engine import locks, records
+from gpunodes.engine import group_lock, records
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.leases.errors import Unsure
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
+from gpunodes.operations.machine_lock import MachineLock, needs_every_control_plane, take_ssh_lock
 from gpunodes.operations.repair import unfinished
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import resume
 from gpunodes.repair.record import RepairRecord
 
 
-class RepairLock:
-    """The Lease of a machine under repair and, for the control plane, the SSH lock. Without ``leases`` nothing is held.
-
-    The Lease of the control plane cannot be renewed while it boots: only its repair continues without.
-    """
-
-    def __init__(
-        self,
-        leases: Leases | None,
-        ssh: locks.Lock | None = None,
-        *,
-        control_plane: bool = False,
-        report: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._leases = leases
-        self._ssh = ssh
-        self._control_plane = control_plane
-        self._report = report
-        self._reported_unsure = False
-
-    def check(self, record: RepairRecord) -> None:
-        """Raise Lost or Unsure if the lock was lost, without a request: during a long stage."""
-        if self._leases:
-            with contextlib.suppress(*((Unsure,) if self._control_plane else ())):
-                self._leases.check(record.node)
-
-    def confirm(self, record: RepairRecord) -> None:
-        """Renew the lock before an action, with the record in it; raises as ``check``."""
-        if not self._leases:
-            return
-        lost = self._ssh.lost() if self._ssh else None
-        if lost and not isinstance(lost, locks.Unresponsive):
-            raise lost
-        try:
-            self._leases.write(record.node, record.text(), wait=not self._control_plane)
-        except Unsure:
-            if not self._control_plane:
-                raise
-            if not self._reported_unsure:
-                self._report("the control plane itself is under repair: continuing without its lock until it responds")
-            self._reported_unsure = True
-
-    def release(self, record: RepairRecord) -> None:
-        """Release the Lease, and delete the record in it."""
-        if self._leases:
-            self._leases.release(record.node)
-
-
 @contextlib.contextmanager
 def claimed(
     command: RepairCommand, machine: Machine, record: RepairRecord
-) -> Iterator[tuple[RepairRecord, RepairLock]]:
+) -> Iterator[tuple[RepairRecord, MachineLock]]:
     """Lock a machine for its repair; yields the record to continue from, and the lock.
 
     Inside no other command of this user repairs the machine. The Lease is released by the repair's last stage. Raises
@@ -77,17 +29,18 @@ def claimed(
     with contextlib.ExitStack() as held:
         held.enter_context(records.claimed(machine.name, record.cluster))
         if not command.leases or not command.cluster or not record.node:
-            yield record, RepairLock(None)
+            yield record, MachineLock(None)
             return
         control_plane = machine.role is Role.CONTROL_PLANE
+        stops_api = control_plane and needs_every_control_plane(command.cluster)
         record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
             record,
-            RepairLock(
+            MachineLock(
                 command.leases,
                 ssh,
-                control_plane=control_plane,
+                stops_api=stops_api,
                 report=lambda text: command.report(machine.name, text),
             ),
         )
@@ -113,13 +66,16 @@ def _take_lease(
 
 def _take_ssh_lock(
     command: RepairCommand, leases: Leases, held: contextlib.ExitStack, record: RepairRecord
-) -> locks.Lock | None:
-    """The SSH lock while the control plane is repaired; None if its sshd does not respond either."""
+) -> group_lock.GroupLock | None:
+    """As ``take_ssh_lock``; the Lease is released if another command holds the SSH lock."""
     try:
-        return held.enter_context(command.fleet.lock(command.request.command, leases.holder))
-    except locks.NoLock as error:
-        command.report(record.machine, f"no SSH lock: {error.problem.found}")
-        return None
+        return take_ssh_lock(
+            command.fleet,
+            leases,
+            command.request.command,
+            held,
+            lambda text: command.report(record.machine, text),
+        )
     except BaseException:
         leases.release_unused(record.node)
         raise

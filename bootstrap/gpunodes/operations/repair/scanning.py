@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import State, Verdict
 from gpunodes.model import Machine
-from gpunodes.operations.repair import cluster_state
+from gpunodes.operations import cluster_state
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import policy
 

@@ -13,7 +13,7 @@ from gpunodes.engine.fleet import ControlsMachine
 from gpunodes.engine.history import EntryKind
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError
-from gpunodes.operations.repair.locking import RepairLock
+from gpunodes.operations.machine_lock import MachineLock
 from gpunodes.repair.record import RepairRecord
 
 
@@ -50,7 +50,7 @@ class Tools:
 
     machine: str
     control: ControlsMachine
-    lock: RepairLock
+    lock: MachineLock
     scan: Callable[[], MachineScan]
     """Scan the machine now."""
     report: Callable[[str], None]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import causes, devices, kube_api, kubeconfig, pools
+from .. import causes, certificates, devices, kube_api, kubeconfig, pools
 from ..kube_api import ApiError, Client
 
 READY_BOOT = "gpunodes.dev/ready-boot"
@@ -45,9 +45,23 @@ def info(required: bool) -> dict[str, Any] | None:
     return {
         "version": version,
         "endpoint": config.server.partition("://")[2],
+        "leader_election": _has_leader_election(client.find(f"{kube_api.SYSTEM}/configmaps/kubeadm-config")),
         "ca_hash": config.ca_hash,
         "nodes": [describe(node, pods) for node in nodes],
+        # Of this machine; every command can warn of certificates that end.
+        "certificates": certificates.report(),
     }
+
+
+def _has_leader_election(configuration: Any) -> bool:
+    """Whether controller manager and scheduler elect leaders, by kubeadm's ConfigMap: without it, one only may run.
+
+    kubeadm writes each argument as two lines, in this order. Source: kubeadm v1beta4, Arg.
+    """
+    text = str(((configuration or {}).get("data") or {}).get("ClusterConfiguration") or "")
+    return not re.search(
+        r"^ *- name: [\"']?leader-elect[\"']?\n *value: [\"']?(?i:false|f|0)[\"']?$", text, re.MULTILINE
+    )
 
 
 def report(required: bool) -> dict[str, Any]:

@@ -17,10 +17,21 @@ _GONE = (404, 409)
 """Status codes for a pod that no longer exists, or whose name another pod has."""
 
 
+# Long: the arguments of a removal, and its steps in their order.
 def remove(
-    name: str, drain_limit_s: float, force: bool, check: bool, expected: Mapping[str, Any] | None = None
+    name: str,
+    drain_limit_s: float,
+    force: bool,
+    check: bool,
+    expected: Mapping[str, Any] | None = None,
+    *,
+    control_plane: bool = False,
+    keep: bool = False,
 ) -> tuple[Report, list[str]]:
     """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
+
+    ``keep``: the node is drained and stays. ``control_plane``: it may be that of a control plane, whose member of etcd
+    has its own module.
 
     ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
     remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
@@ -33,9 +44,9 @@ def remove(
     report = Report()
     if node is None:
         return report, []
-    if CONTROL_PLANE in (node["metadata"].get("labels") or {}):
+    if not control_plane and CONTROL_PLANE in (node["metadata"].get("labels") or {}):
         raise MachineProblem(
-            f"{name} is the control plane", "a worker", "gpunodes reset removes it and destroys the cluster"
+            f"{name} is a control plane", "a worker", "use the playbook remove.yml, or gpunodes remove"
         )
     _check_same(node, expected or {})
     problem = not_ready(node)
@@ -47,8 +58,10 @@ def remove(
             "a ready node, from which pods can be evicted within their disruption budgets",
             f"repair it (`gpunodes repair {name}`), or delete the pods by force: --force-drain (gpunodes_drain_force)",
         )
-    report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
-    report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
+    if pods or not keep or not node.get("spec", {}).get("unschedulable"):
+        report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
+    if not keep:
+        report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
     if not check:
         if problem:
             client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, kube_api.MERGE)
@@ -56,7 +69,8 @@ def remove(
             remaining = _remaining(client, name)
         for pod in remaining:
             _delete_now(client, pod)
-        _delete_node(client, node)
+        if not keep:
+            _delete_node(client, node)
     notes = [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
     return report, notes
 

@@ -19,6 +19,11 @@ TAINT = "node-role.kubernetes.io/control-plane"
 _EFFECT = "NoSchedule"
 REMOVED = "gpunodes.dev/control-plane-taint"
 """Node annotation, ``removed``: gpunodes removed the taint."""
+ACTIONS = {
+    True: "let pods run on the control plane",
+    False: "keep pods away from the control plane again",
+}
+"""What ``converge`` does, by ``schedulable``."""
 _CONFLICT = 409
 _PAUSE_S = 1.0
 

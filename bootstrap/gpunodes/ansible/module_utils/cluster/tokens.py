@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import kube_api, kubeconfig
+from ..kube_api import Client
 from ..problem import MachineProblem
 
 _SECRETS = f"{kube_api.SYSTEM}/secrets"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
-_RUN = "gpunodes.dev/run"
+RUN = "gpunodes.dev/run"
 """Annotation of a token: the run that uses it, by its name as a holder of Leases."""
 _DESCRIPTION = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
-_PATIENCE_S = 300
+PATIENCE_S = 300
 """Deleting a token must succeed: wait longer for a busy API server than elsewhere."""
 
 
@@ -45,7 +46,7 @@ def create(ttl_s: int, limit_s: float, run: str = "") -> str:
             "apiVersion": "v1",
             "kind": "Secret",
             "type": "bootstrap.kubernetes.io/token",
-            "metadata": {"name": f"bootstrap-token-{name}", "annotations": {_RUN: run}},
+            "metadata": {"name": f"bootstrap-token-{name}", "annotations": {RUN: run}},
             "stringData": {
                 "description": "gpunodes join",
                 "token-id": name,
@@ -81,19 +82,29 @@ def delete(run: str = "", check: bool = False) -> list[str]:
     """
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
         return []  # the cluster does not exist yet
-    client = kube_api.admin(_PATIENCE_S)
+    client = kube_api.admin(PATIENCE_S)
     found = client.get(_SECRETS, fieldSelector="type=bootstrap.kubernetes.io/token")["items"]
-    leases = client.get(_LEASES, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]
-    names = unused(found, leases, run, time.time())
+    names = unused(found, leases(client), run, time.time())
     return [name for name in names if check or client.delete(f"{_SECRETS}/{name}")]
 
 
 def unused(tokens: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]], run: str, now: float) -> list[str]:
     """The tokens of gpunodes that belong to ``run``, or to a run without a valid Lease."""
-    holders = {lease["spec"].get("holderIdentity") for lease in leases if _is_valid(lease["spec"], now)}
-    active = holders - {run, None, ""}
+    active = active_runs(leases, run, now)
     created = [token["metadata"] for token in tokens if (token.get("data") or {}).get("description") == _DESCRIPTION]
-    return [token["name"] for token in created if (token.get("annotations") or {}).get(_RUN) not in active]
+    return [token["name"] for token in created if (token.get("annotations") or {}).get(RUN) not in active]
+
+
+def leases(client: Client) -> list[Mapping[str, Any]]:
+    """The Leases of gpunodes."""
+    found: list[Mapping[str, Any]] = client.get(_LEASES, labelSelector="app.kubernetes.io/managed-by=gpunodes")["items"]
+    return found
+
+
+def active_runs(leases: Sequence[Mapping[str, Any]], run: str, now: float) -> set[str]:
+    """The other runs than ``run`` that hold a valid Lease, by their names as holders."""
+    holders = {lease["spec"].get("holderIdentity") for lease in leases if _is_valid(lease["spec"], now)}
+    return holders - {run, None, ""}
 
 
 def _is_valid(spec: Mapping[str, Any], now: float) -> bool:

@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 from .. import disk, firewall
 from ..host.spec import Firewall
 from ..process import must, run
-from .wanted import FAMILIES, MARK, of_family, split
+from .wanted import FAMILIES, MARK, VRRP, of_family, split
 
 ETC = "/etc/firewalld"
 USR = "/usr/lib/firewalld"
@@ -47,7 +47,10 @@ def files(wanted: Firewall) -> dict[str, str]:
     for port, sources in wanted.ports.items():
         protocol, number = split(port)
         element = f'<port port="{number}" protocol="{protocol}"/>'
-        if not sources:
+        if port == VRRP:
+            # From control planes only, which are few.
+            let_in += _rules(sources, f'<protocol value="{protocol}"/>')
+        elif not sources:
             let_in.append(f"  {element}")
         else:
             # Sources that are no machines, such as the range of pods, are few.

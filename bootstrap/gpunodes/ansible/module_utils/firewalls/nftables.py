@@ -17,7 +17,7 @@ from typing import Any
 from .. import disk
 from ..host.spec import Firewall
 from ..process import must, run
-from .wanted import FAMILIES, MARK, of_family, split
+from .wanted import FAMILIES, MARK, VRRP, of_family, split
 
 SERVICE = "nftables"
 FILE = "/etc/gpunodes/firewall.nft"
@@ -152,7 +152,7 @@ def body(hook: str, family: str, wanted: Firewall) -> list[str]:
     if hook == "input":
         for port, sources in wanted.ports.items():
             protocol, number = split(port)
-            rule = f"{protocol} dport {number} accept"
+            rule = f"meta l4proto {number} accept" if port == VRRP else f"{protocol} dport {number} accept"
             found += _from(sources, versions, rule) if sources else [rule]
         return found
     devices = _set(f'"{device}"' for device in wanted.devices)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from .. import disk
 from ..host.spec import Firewall
-from ..process import must
-from .wanted import FAMILIES, MARK, of_family, split
+from ..problem import MachineProblem
+from ..process import must, run
+from .wanted import FAMILIES, MARK, VRRP, of_family, split
 
 PROGRAM = "/usr/sbin/ufw"
 CONFIG = "/etc/ufw/ufw.conf"
@@ -56,7 +57,8 @@ def rules(wanted: Firewall) -> list[str]:
             found.append(f"allow {number}/{protocol}")
         for version in versions:
             for source in of_family(sources, version):
-                found.append(f"allow from {source} to any port {number} proto {protocol}")
+                target = "" if port == VRRP else f" to any port {number}"
+                found.append(f"allow from {source}{target} proto {protocol}")
     for device in wanted.devices:
         found.append(f"route allow in on {device}")
         for version in versions:
@@ -67,6 +69,21 @@ def rules(wanted: Firewall) -> list[str]:
 
 def _has_ipv6() -> bool:
     return re.search(r"^IPV6=[\"']?no\b", disk.read(DEFAULTS) or "", re.MULTILINE | re.IGNORECASE) is None
+
+
+def check_vrrp(missing: Iterable[str]) -> None:
+    """Raise MachineProblem if a rule to add is for VRRP, which ufw knows since 0.36.2 (its ChangeLog)."""
+    found = re.search(r"(\d+(\.\d+)+)", run(["ufw", "version"]).out)
+    version = found[1] if found else "0"
+    needed = [rule for rule in missing if rule.endswith(" proto vrrp")]
+    if needed and tuple(map(int, version.split("."))) < (0, 36, 2):
+        source = needed[0].split()[2]
+        raise MachineProblem(
+            f"ufw {version} has no rules for VRRP, which the virtual address of the control planes needs",
+            "ufw 0.36.2 or newer",
+            f"add `-A ufw-before-input -p vrrp -s {source} -j ACCEPT` to /etc/ufw/before.rules for each other control "
+            "plane, and set gpunodes_firewall to leave",
+        )
 
 
 def opposed(rule: str, present: Iterable[str]) -> str:

@@ -12,11 +12,13 @@ from ..problem import MachineProblem
 MARK = "gpunodes"
 """The comment of every rule that gpunodes adds."""
 FAMILIES = (4, 6)
+VRRP = "vrrp 112"
+"""The only protocol without ports that is opened (RFC 9568), by its name and its number."""
 
 
 def check(ports: Mapping[str, Sequence[str]], devices: Iterable[str], *sources: Iterable[str]) -> None:
     """Raise MachineProblem unless these are ports, devices, addresses and networks."""
-    wrong = [name for name in ports if not re.fullmatch(r"(tcp|udp) [0-9]{1,5}(-[0-9]{1,5})?", name)]
+    wrong = [name for name in ports if name != VRRP and not re.fullmatch(r"(tcp|udp) [0-9]{1,5}(-[0-9]{1,5})?", name)]
     wrong += [name for name in devices if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", name)]
     for each in (*ports.values(), *sources):
         wrong += [text for text in each if not _is_network(text)]

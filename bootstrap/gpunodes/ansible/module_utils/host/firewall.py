@@ -33,6 +33,7 @@ def _ufw(changes: Changes, firewall: Firewall) -> None:
     present, needed = ufw.added(), ufw.rules(firewall)
     # The same rule of the administrator is theirs: it stays at a reset.
     missing = [rule for rule in needed if rule not in present and not ufw.is_limited(rule, present)]
+    ufw.check_vrrp(missing)
     for rule in missing:
         if opposite := ufw.opposed(rule, present):
             raise MachineProblem(

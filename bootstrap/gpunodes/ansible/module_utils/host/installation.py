@@ -17,16 +17,17 @@ def install(changes: Changes, sources: Sources) -> None:
     """Install the missing packages, write the files, and hold packages; raises MachineProblem if that is impossible."""
     wanted = {package.name: package for package in changes.spec.packages}
     present = sources.manager.installed(list(wanted)) if wanted else {}
+    other = {name for name, installed in present.items() if not packages.fits(wanted[name], installed.version)}
     for name, installed in present.items():
-        if not packages.fits(wanted[name], installed.version):
+        if name in other and not wanted[name].replace:
             raise MachineProblem(
                 f"{name} {installed.version} is installed",
                 f"{wanted[name].version}; gpunodes does not upgrade or downgrade packages",
                 "remove the package, or request the installed version",
             )
-    missing = [package for name, package in wanted.items() if name not in present]
-    versions = {name: installed.version for name, installed in present.items()}
-    changes.present = dict(versions)
+    missing = [package for name, package in wanted.items() if name not in present or name in other]
+    changes.present = {name: installed.version for name, installed in present.items()}
+    versions = {name: version for name, version in changes.present.items() if name not in other}
     if first := [package for package in missing if package.first]:
         chosen_first = _choose(changes, sources, first, versions)
         versions.update(chosen_first)
@@ -42,7 +43,8 @@ def install(changes: Changes, sources: Sources) -> None:
         _install(changes, sources, chosen)
         _run_checks(changes)
     changes.versions = versions
-    _hold(changes, sources, present)
+    # The package manager may have released those that it replaced.
+    _hold(changes, sources, {name: installed for name, installed in present.items() if name not in other})
     if (changed or chosen) and not changes.check:
         changes.save()
 
@@ -72,16 +74,18 @@ def _choose(
 def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> None:
     """Install exactly these versions; raises MachineProblem if that would remove a package."""
     message = ", ".join(f"{name} {version}" for name, version in chosen.items())
+    before = {name: version for name, version in changes.present.items() if name in chosen}
     if changes.check:
-        changes.step(f"install {message}", Difference("packages", {}, chosen))
+        changes.step(f"install {message}", Difference("packages", before, chosen))
         return
     manager = sources.manager
+    replace = bool(before)
     try:
-        effects = manager.effects(chosen)
+        effects = manager.effects(chosen, replace=replace)
     except MachineProblem:
         # Dependencies from other sources are unknown until those sources are read.
         sources.refresh()
-        effects = manager.effects(chosen)
+        effects = manager.effects(chosen, replace=replace)
     if effects.removes:
         raise MachineProblem(
             f"installing {', '.join(chosen)} would remove {', '.join(effects.removes)}",
@@ -93,27 +97,32 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
     changes.ledger.note_packages(effects.installs)
     changes.ledger.note_groups(name for name in changes.spec.groups if not users.has_group(name))
     changes.ledger.note_users(name for name in changes.spec.users if not users.has_user(name))
-    before = services.states([service.name for service in changes.spec.services]) if changes.spec.services else {}
-    for name, state in before.items():
+    started = services.states([service.name for service in changes.spec.services]) if changes.spec.services else {}
+    for name, state in started.items():
         changes.ledger.note_service(name, state)
-    changes.step(f"install {message}", _difference(effects, chosen))
+        if replace:
+            # The programs that run are those of the replaced packages.
+            changes.ledger.note_restart(name)
+    changes.step(f"install {message}", _difference(effects, chosen, before))
     try:
-        manager.install(chosen)
+        manager.install(chosen, replace=replace)
     except MachineProblem as problem:
         # Outdated lists name files that no longer exist. dnf checks keys only during the installation.
         if not isinstance(problem, packages.NotFetched) and not sources.renew_keys():
             raise
         sources.refresh()
-        manager.install(chosen)
-    for name, state in before.items():
+        manager.install(chosen, replace=replace)
+    for name, state in started.items():
         if not state["active"]:
             # Its package has just started it with the new files.
             changes.ledger.restarted(name)
 
 
-def _difference(effects: packages.Effects, chosen: Mapping[str, str]) -> Difference:
+def _difference(effects: packages.Effects, chosen: Mapping[str, str], before: Mapping[str, str]) -> Difference:
     dependencies = {**dict.fromkeys(effects.installs, "a dependency"), **dict.fromkeys(effects.upgrades, "upgraded")}
-    return Difference("packages", dict.fromkeys(effects.upgrades, "installed"), {**dependencies, **chosen})
+    return Difference(
+        "packages", {**dict.fromkeys(effects.upgrades, "installed"), **before}, {**dependencies, **chosen}
+    )
 
 
 def _run_checks(changes: Changes) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from .. import disk, packages
 from ..process import run
-from ..proxies import Proxies, environment_file, is_excepted
+from ..proxies import Proxies, environment_file, excepted_by
 from . import files
 from .changes import Changes
 from .spec import File
@@ -77,7 +77,7 @@ def for_apt(proxies: Proxies, hosts: set[str]) -> str:
     apt knows neither domains nor networks as exceptions: each host that is reached directly has its line.
     """
     names = {entry for entry in proxies.no_proxy if not entry.startswith(".") and "/" not in entry}
-    direct = sorted(name for name in names | {host for host in hosts if is_excepted(host, proxies.no_proxy)})
+    direct = sorted(names | set(filter(excepted_by(proxies.no_proxy), hosts)))
     lines = []
     for scheme, url in (("http", proxies.http), ("https", proxies.https)):
         if url:

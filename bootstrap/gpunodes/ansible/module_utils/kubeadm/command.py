@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import disk, firewall, tree
+from .. import disk, firewall, process, tree
 from ..ledger import Ledger
 from ..process import CommandResult, run_while_connected
 from .errors import failure, kubelet_error
 
 PRIVATE = "/run/gpunodes"
-_KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
+KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 _RUNTIME_PAUSE_S = 5.0
 _KUBELET_SYSCTLS = (
     # Settings that the kubelet and kube-proxy change (pkg/kubelet/cm, pkg/proxy: 1.36).
@@ -50,12 +50,19 @@ def run(
     limit_s: float,
     flags: Sequence[str] = (),
     patches: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    finishes: bool = False,
 ) -> None:
-    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards."""
+    """Run kubeadm with a configuration file that only root can read and that is deleted afterwards.
+
+    ``verb`` may be several words, ``init phase certs apiserver``. With ``finishes`` it is not stopped when the
+    controller disconnects.
+    """
+    execute = process.run_to_end if finishes else run_while_connected
     tree.remove(PRIVATE)
     os.mkdir(PRIVATE, 0o700)
     path = f"{PRIVATE}/kubeadm.yaml"
-    command = ["kubeadm", verb, f"--config={path}", *flags]
+    command = ["kubeadm", *verb.split(), f"--config={path}", *flags]
     began = time.time()
     try:
         # JSON is valid YAML, and Python writes it without a library.
@@ -64,10 +71,10 @@ def run(
         for name, patch in (patches or {}).items():
             disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
-        result = run_while_connected(command, limit_s, without_proxies())
+        result = execute(command, limit_s, without_proxies())
         while _runtime_was_slow(result) and time.monotonic() < deadline:
             time.sleep(_RUNTIME_PAUSE_S)
-            result = run_while_connected(command, deadline - time.monotonic(), without_proxies())
+            result = execute(command, deadline - time.monotonic(), without_proxies())
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
@@ -90,7 +97,7 @@ def end(machine_ledger: Ledger, stage: str) -> None:
 
     kubeadm 1.36 makes the file readable by everyone (CIS benchmark 1.10, 4.1.9).
     """
-    os.chmod(_KUBELET_CONFIG, 0o600)
+    os.chmod(KUBELET_CONFIG, 0o600)
     machine_ledger.kubeadm = stage
     machine_ledger.save()
 

@@ -27,10 +27,6 @@ from .errors import kubelet_error
 RANDOM_KEY = "{random key}"
 _INIT_DESCRIPTION = "kubeadm init"
 """Description of the bootstrap token for kubeadm init."""
-_SCHEDULABLE = {
-    True: "let pods run on the control plane",
-    False: "keep pods away from the control plane again",
-}
 _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
@@ -81,7 +77,7 @@ def init(
     )
     if check:
         if schedulable:
-            report.add(_SCHEDULABLE[True], taint.planned())
+            report.add(taint.ACTIONS[True], taint.planned())
         return report
     command.begin(machine_ledger, "init started")
     if interrupted or reset.leftovers():
@@ -101,7 +97,7 @@ def _schedule(report: Report, documents: Sequence[Mapping[str, Any]], schedulabl
     registrations = [document.get("nodeRegistration") or {} for document in documents]
     name = next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
     if difference := taint.converge(kube_api.admin(), name, schedulable=schedulable, check=check):
-        report.add(_SCHEDULABLE[schedulable], difference)
+        report.add(taint.ACTIONS[schedulable], difference)
 
 
 def _became_control_plane(before: str) -> Difference:

@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Sequence
 
 from .. import data_directory, disk, facts, firewall, kubeconfig, ledger, tree
+from ..containers import runtime_socket
 from ..host import services
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference, Report
 
-_SOCKET = "unix:///run/containerd/containerd.sock"
-_DOCKER_SOCKET = "/run/cri-dockerd.sock"
-ETCD = "/var/lib/etcd/member"
+ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
@@ -117,11 +116,6 @@ def _state() -> list[str]:
     return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
 
 
-def _socket() -> str:
-    """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
-    return f"unix://{_DOCKER_SOCKET}" if os.path.exists(_DOCKER_SOCKET) else _SOCKET
-
-
 def _cni_files() -> list[str]:
     """The network add-on's configuration files; other container engines may have files in the same folder."""
     return [path for path in (f"{_CNI}/{name}" for name in _CNI_FILES) if os.path.exists(path)]
@@ -129,7 +123,7 @@ def _cni_files() -> list[str]:
 
 def _remove_pods() -> None:
     """Remove all pods with their networks through the container runtime."""
-    socket = _socket()
+    socket = runtime_socket()
     if os.path.exists(socket[len("unix://") :]):
         command = ["crictl", f"--runtime-endpoint={socket}", "--timeout=30s", "rmp", "--force", "--all"]
         # A pod may need a second attempt, as in kubeadm (app/constants: RemoveContainerRetry).

@@ -31,6 +31,11 @@
 #ifndef STANDIN_VERSION
 #define STANDIN_VERSION "0"
 #endif
+#ifdef STANDIN_NO_BUILD
+/* As for a kernel that changed an interface which this version uses. */
+#error "this version of the stand-in does not build for this kernel (gpunodes lab fault no-build)"
+#endif
+
 #ifdef STANDIN_PROPRIETARY
 #define FLAVOUR "NVIDIA UNIX x86_64 Kernel Module  "
 #else

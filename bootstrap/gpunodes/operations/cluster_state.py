@@ -5,18 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from gpunodes.engine.fleet import match_nodes, unmatched
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import Fleet, match_nodes, unmatched
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import described
 from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Verdict
 from gpunodes.model import Machine, Role
-from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import policy
 from gpunodes.repair.policy import Node
 
 Scans = Mapping[str, MachineScan]
+
+
+class Command(Protocol):
+    """What is needed of a command. ``cluster`` and ``leases`` are None with --without-cluster."""
+
+    @property
+    def fleet(self) -> Fleet: ...
+    @property
+    def cluster(self) -> Cluster | None: ...
+    @property
+    def leases(self) -> Leases | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +47,8 @@ class ClusterState:
         return self.holders.get(lock_name(machine, node.name if node else ""), "")
 
 
-def read(command: RepairCommand, scans: Scans, own: Collection[str] = ()) -> ClusterState:
-    """The present state; ``own`` are the nodes (or machines) that this command repairs now."""
+def read(command: Command, scans: Scans, own: Collection[str] = ()) -> ClusterState:
+    """The present state; ``own`` are the nodes (or machines) that this command works on now."""
     if not command.cluster or not command.leases:
         return _of_inventory(command, scans, own)
     live = {seen.name: seen for seen in command.leases.observe() if seen.live}
@@ -52,14 +65,14 @@ def read(command: RepairCommand, scans: Scans, own: Collection[str] = ()) -> Clu
     )
 
 
-def _of_inventory(command: RepairCommand, scans: Scans, own: Collection[str]) -> ClusterState:
+def _of_inventory(command: Command, scans: Scans, own: Collection[str]) -> ClusterState:
     """The state with --without-cluster: a stand-in for the node of each machine."""
     every = [(machine.name, _stand_in(command, machine, scans)) for machine in command.fleet.all_machines()]
     nodes = {node.name: _locked(node) if node.name in own else node for _, node in every}
     return ClusterState(nodes, {name: (nodes[node.name], "") for name, node in every}, {})
 
 
-def _stand_in(command: RepairCommand, machine: Machine, scans: Scans) -> Node:
+def _stand_in(command: Command, machine: Machine, scans: Scans) -> Node:
     """The stand-in of a machine's node: its pool by the inventory and its verdict."""
     verdict: Verdict | None = scans[machine.name].verdict if machine.name in scans else None
     gpus = verdict is None or verdict.gpus_expected is None or verdict.gpus_expected > 0

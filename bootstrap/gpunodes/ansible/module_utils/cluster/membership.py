@@ -1,0 +1,176 @@
+"""The etcd member of one control plane: removed before the machine joins again or leaves, and checked after its join.
+
+A machine is recognised by the address in its member's peer URL, which is that of its node: names may be missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Sequence
+
+from .. import etcd, kubeconfig
+from ..etcd import Member
+from ..kube_api import ApiError, Client
+from ..problem import MachineProblem
+from ..report import Difference, Report
+
+API_PORT = 6443
+_POLL_S = 2.0
+
+
+def remove(address: str, name: str, check: bool) -> Report:
+    """Remove the member of the machine with this address; the report is empty if there is none.
+
+    Its leadership is moved first. Raises MachineProblem if the remaining members would have no quorum, and if the
+    member has another ``name``, which kubeadm takes from the node; "" for any.
+    """
+    found = etcd.members()
+    member = etcd.at(found, address)
+    if member is not None and member.started and name and member.name != name:
+        raise MachineProblem(
+            f"etcd's member with the address {address} is {member.name}, not {name}",
+            "a member with the name and the address of the machine's node",
+            "compare `kubectl get nodes -o wide` with the inventory",
+        )
+    report = Report()
+    if member is not None:
+        _remove(report, found, member, etcd.healthy(found), check)
+    return report
+
+
+def remove_leftover(address: str, data: bool, limit_s: float, check: bool) -> Report:
+    """Remove what an interrupted join, or a lost installation, of this machine left in etcd, before it joins.
+
+    ``data``: the machine has etcd's data. Members of other machines are never touched: one that is still joining is
+    waited for up to ``limit_s``, since etcd allows one at a time. Raises MachineProblem if it does not finish, if the
+    remaining members would have no quorum, and if another machine works as this member.
+    """
+    deadline = time.monotonic() + (0 if check else limit_s)
+    while True:
+        found = etcd.members()
+        member = etcd.at(found, address)
+        joining = [each for each in found if each.learner and each != member]
+        if not joining or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    if joining and not check:
+        raise MachineProblem(
+            f"another control plane is still joining etcd: {joining[0]}",
+            "one that joins at a time",
+            "finish its join by `gpunodes join` of that machine, or remove it by `gpunodes remove`",
+        )
+    report = Report()
+    if member is None:
+        return report
+    working = etcd.healthy(found)
+    if member.id in working and not data:
+        raise MachineProblem(
+            f"etcd's member {member} works, but this machine has no data of etcd",
+            "an address that no other machine has",
+            "check which machine responds at that address, and correct the inventory",
+        )
+    _remove(report, found, member, working, check)
+    return report
+
+
+def check_removable(found: Sequence[Member], member: Member, working: Collection[int]) -> None:
+    """Raise MachineProblem if etcd would stop without this member; ``working`` are the ids of healthy members."""
+    if member.learner:
+        return
+    others = [each for each in found if each.votes and each.id != member.id]
+    if not others:
+        raise MachineProblem(
+            f"{member} is the only member of etcd: the last control plane",
+            "another control plane that keeps the cluster",
+            "`gpunodes reset` of this machine ends the cluster",
+        )
+    count, least = sum(each.id in working for each in others), etcd.quorum(len(others))
+    if count < least:
+        raise MachineProblem(
+            f"without {member}, {count} of {len(others)} members of etcd would work",
+            f"at least {least}: with fewer the cluster stops",
+            "repair or remove the control planes that do not work first",
+        )
+
+
+def check_alone() -> None:
+    """Raise MachineProblem if a reset of this control plane would leave others without it, or if that is unknown."""
+    remedy = (
+        "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
+        "`gpunodes reset` of all control planes at once destroys the cluster"
+    )
+    wanted = "a machine that is no member, or the only one, as its running etcd reports"
+    try:
+        found = etcd.members()
+    except MachineProblem as error:
+        raise MachineProblem(
+            f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, remedy
+        ) from error
+    if len(found) > 1:
+        names = ", ".join(member.name or member.peers[0] for member in found)
+        raise MachineProblem(f"this control plane belongs to a cluster of several ({names})", wanted, remedy)
+
+
+def wait_until_member(address: str, limit_s: float) -> None:
+    """Wait until this machine's etcd is a healthy voting member, and its API server is ready; raises MachineProblem."""
+    config = kubeconfig.load(kubeconfig.ADMIN)
+    deadline = time.monotonic() + limit_s
+    while True:
+        missing = _missing(address) or _api_problem(address, config)
+        if not missing:
+            return
+        if time.monotonic() >= deadline:
+            raise MachineProblem(
+                f"the control plane on this machine is not complete: {missing}",
+                "a voting, healthy member of etcd and an API server that is ready",
+                "see `crictl ps -a` and `journalctl -u kubelet`; if its member is gone, run `gpunodes remove` of this "
+                "machine and join it again",
+            )
+        time.sleep(_POLL_S)
+
+
+def _missing(address: str) -> str:
+    """What this machine's member of etcd lacks, "" if nothing."""
+    try:
+        found = etcd.members()
+        member = etcd.at(found, address)
+        if member is None:
+            return f"etcd has no member with the address {address}"
+        if not member.started or member.learner:
+            return f"etcd's member {member} does not vote yet"
+        return "" if member.id in etcd.healthy([member]) else f"etcd's member {member} is not healthy"
+    except MachineProblem as error:
+        return error.problem.found
+
+
+def _api_problem(address: str, config: kubeconfig.Kubeconfig | None) -> str:
+    """Why the API server of this very machine is not ready, "" if it is: the kubeconfig may lead to another one."""
+    if config is None:
+        return f"{kubeconfig.ADMIN} does not exist"
+    own = dataclasses.replace(config, server=f"https://{address}:{API_PORT}")
+    client = Client(own, patience_s=0)
+    try:
+        client.get("/readyz")
+    except ApiError as error:
+        return str(error.problem.found)
+    finally:
+        client.close()
+    return ""
+
+
+def _remove(report: Report, found: Sequence[Member], member: Member, working: Collection[int], check: bool) -> None:
+    check_removable(found, member, working)
+    heir = next((each for each in found if each.votes and each.id in working and each.id != member.id), None)
+    leads = member.votes and heir is not None and member.id in working and etcd.leader() == member.id
+    if leads:
+        report.add(
+            "move the leadership of etcd", Difference("leader of etcd", {"id": member.number}, {"id": "another"})
+        )
+    title = member.name or member.number
+    report.add(f"remove etcd member {title}", Difference("members of etcd", {title: ", ".join(member.peers)}, {}))
+    if check:
+        return
+    if leads and heir is not None:
+        etcd.move_leader(member, heir)
+    etcd.remove_member(member)

@@ -1,0 +1,93 @@
+"""Verifies that a node runs the version to which it was upgraded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import kube_api
+from ..kube_api import ApiError, Client
+from ..kubeadm.versions import COMPONENTS, ETCD
+from ..problem import MachineProblem
+from .nodes import not_ready, pod_problem
+
+_POLL_S = 2.0
+_STAYS = ("DaemonSet", "Node")
+"""Owners of pods that a drain leaves on a node: daemons, and the node itself for its static pods."""
+
+
+def wait(name: str, kubelet: str, components: str, limit_s: float) -> None:
+    """Wait until the node ``name`` runs these exact versions, "" for one that is not verified.
+
+    It must be Ready and renew its Lease, so that the condition is not that of the kubelet before. Its daemons and
+    static pods must run. ``components`` is the version of its static pods; etcd, which has its own, must be ready.
+
+    Raises MachineProblem with the last reason.
+    """
+    client = kube_api.admin()
+    deadline = time.monotonic() + limit_s
+    first = ""
+    while True:
+        try:
+            renewed = _renewed(client, name)
+            first = first or renewed
+            reason = _reason(client, name, kubelet, components)
+            if not reason:
+                if renewed and renewed != first:
+                    return
+                reason = "its kubelet has not renewed the node's Lease since"
+        except ApiError as error:
+            reason = str(error)
+        if time.monotonic() >= deadline:
+            raise MachineProblem(
+                f"the node {name} is not upgraded: {reason}",
+                f"version {kubelet or components} in {limit_s:.0f} s",
+                "see `journalctl -u kubelet` and `crictl ps -a` on the machine, then run the same command again",
+            )
+        time.sleep(_POLL_S)
+
+
+def _renewed(client: Client, name: str) -> str:
+    """When the kubelet last renewed the node's Lease, "" if it has none."""
+    lease = client.find(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}")
+    return str(((lease or {}).get("spec") or {}).get("renewTime") or "")
+
+
+def _reason(client: Client, name: str, kubelet: str, components: str) -> str:
+    """What is still missing, "" if nothing is."""
+    node = client.find(f"/api/v1/nodes/{name}")
+    if node is None:
+        return "it is not a node of the cluster"
+    version = str(node["status"]["nodeInfo"]["kubeletVersion"])
+    if kubelet and version != f"v{kubelet}":
+        return f"its kubelet is {version}"
+    if problem := not_ready(node):
+        return f"its kubelet reports: {problem}"
+    pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
+    return (_component_problem(name, components, pods) if components else "") or _pod_problem(pods)
+
+
+def _component_problem(node: str, version: str, pods: Sequence[Mapping[str, Any]]) -> str:
+    """Why a control plane's static pods do not run with a version, "" if they do."""
+    own = {str(pod["metadata"]["name"]): pod for pod in pods if pod["metadata"]["namespace"] == "kube-system"}
+    for name in COMPONENTS:
+        pod = own.get(f"{name}-{node}")
+        if pod is None:
+            return f"its {name} has no pod"
+        image = str(pod["spec"]["containers"][0]["image"])
+        if not image.endswith(f":v{version}"):
+            return f"its {name} is {image.rpartition(':')[2]}"
+        if problem := pod_problem(pod):
+            return problem
+    return pod_problem(own[f"{ETCD}-{node}"]) if f"{ETCD}-{node}" in own else ""
+
+
+def _pod_problem(pods: Sequence[Mapping[str, Any]]) -> str:
+    """The problem of the first daemon or static pod that does not run."""
+    staying = [
+        pod
+        for pod in pods
+        if any(owner.get("kind") in _STAYS for owner in pod["metadata"].get("ownerReferences") or ())
+    ]
+    return next(filter(None, map(pod_problem, staying)), "")

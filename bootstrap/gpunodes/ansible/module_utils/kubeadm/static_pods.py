@@ -1,0 +1,137 @@
+"""Stops, starts and restarts the control plane's static pods: the kubelet runs those whose manifests are in its folder.
+
+A manifest that is moved away is in the ledger before it moves, and in a folder of the same file system, so that the
+move is atomic: the next run puts it back. A reset removes both folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable
+
+from .. import containers, disk, etcd_snapshot, kube_api, static_pod_files
+from ..kube_api import ApiError
+from ..ledger import Ledger
+from ..problem import MachineProblem
+
+AWAY = "/etc/kubernetes/gpunodes-manifests"
+_POLL_S = 1.0
+_HEALTH = {"kube-controller-manager": 10257, "kube-scheduler": 10259}
+"""Ports of https://127.0.0.1/healthz, which needs no identity (kubernetes.io, Ports and Protocols)."""
+
+
+def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
+    """Put manifests back that an interrupted restart left away; returns the names of their pods."""
+    names = sorted(machine_ledger.manifests)
+    if not check:
+        for name in names:
+            _back(name, machine_ledger)
+    return names
+
+
+def restart(name: str, machine_ledger: Ledger, limit_s: float, ready: Callable[[], bool] | None = None) -> None:
+    """Restart one static pod and wait until it is ready; ``ready`` replaces the check for its kind.
+
+    Raises MachineProblem if there is no such pod and, with the manifest in its place, if it does not end or become
+    ready in time.
+    """
+    heal(machine_ledger)
+    manifest = static_pod_files.path(name)
+    if not os.path.exists(manifest):
+        raise MachineProblem(
+            f"{manifest} does not exist",
+            f"the static pod {name} of a control plane",
+            "see `ls /etc/kubernetes/manifests`",
+        )
+    deadline = time.monotonic() + limit_s
+    before = set(containers.ids(name))
+    try:
+        stop([name], machine_ledger, limit_s)
+    finally:
+        _back(name, machine_ledger)
+    _wait(
+        lambda: bool(set(containers.ids(name)) - before) and (ready or (lambda: is_ready(name)))(),
+        deadline,
+        f"the static pod {name} is not ready after its restart",
+        f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`",
+    )
+
+
+def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
+    """Move manifests away, and wait until their containers are gone; raises MachineProblem if they stay."""
+    names = list(names)
+    for name in names:
+        if os.path.exists(static_pod_files.path(name)):
+            machine_ledger.manifests[name] = _away(name)
+            machine_ledger.save()
+            os.makedirs(AWAY, mode=0o700, exist_ok=True)
+            os.replace(static_pod_files.path(name), _away(name))
+    deadline = time.monotonic() + limit_s
+    for name in names:
+        _wait(
+            lambda name=name: not containers.ids(name),  # type: ignore[misc]  # binds the loop's variable
+            deadline,
+            f"the static pod {name} does not end",
+            "see `journalctl -u kubelet`: the kubelet must run",
+        )
+
+
+def start(names: Iterable[str], machine_ledger: Ledger) -> None:
+    """Put manifests back; does not wait."""
+    for name in names:
+        _back(name, machine_ledger)
+
+
+def is_ready(name: str) -> bool:
+    """Whether a component of the control plane responds as healthy on this machine."""
+    if name == "kube-apiserver":
+        with contextlib.suppress(ApiError):
+            kube_api.admin(patience_s=0).get("/readyz")
+            return True
+        return False
+    if name == "etcd":
+        with contextlib.suppress(MachineProblem):
+            etcd_snapshot.etcdctl(etcd_snapshot.container(), ["endpoint", "health"], 10)
+            return True
+        return False
+    return _healthy(_HEALTH[name])
+
+
+def _healthy(port: int) -> bool:
+    # Loopback, no identity and nothing secret: whose certificate it is does not matter.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _away(name: str) -> str:
+    return f"{AWAY}/{name}.yaml"
+
+
+def _back(name: str, machine_ledger: Ledger) -> None:
+    """Put a manifest back, unless a newer one is there: then kubeadm wrote it meanwhile."""
+    if os.path.exists(_away(name)):
+        if os.path.exists(static_pod_files.path(name)):
+            disk.remove(_away(name))
+        else:
+            os.replace(_away(name), static_pod_files.path(name))
+    if machine_ledger.manifests.pop(name, None):
+        machine_ledger.save()
+
+
+def _wait(done: Callable[[], bool], deadline: float, found: str, remedy: str) -> None:
+    while not done():
+        if time.monotonic() > deadline:
+            raise MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
+        time.sleep(_POLL_S)

@@ -1,0 +1,185 @@
+"""Reads what an upgrade of Kubernetes depends on: of a machine, and of its cluster on a control plane."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urljoin
+
+from . import disk, kube_api, ledger, packages
+from .cluster.nodes import NETWORK_LABEL
+from .kube_api import Client
+from .kubeadm import versions
+from .problem import MachineProblem
+from .proxies import Proxies, opener
+
+PACKAGES = ("kubeadm", "kubectl", "kubelet")
+_KUBELET = "/var/lib/kubelet"
+_INDEX_LIMIT = 64 << 20
+"""Bytes of a package source's index, uncompressed."""
+_ANSWER_LIMIT_S = 30
+_MOST = 200
+"""Deprecated APIs that are reported."""
+_RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
+_NAME = re.compile(r"[A-Za-z0-9./:_@-]{0,300}")
+_DEPRECATED = "apiserver_requested_deprecated_apis{"
+
+
+def read(url: str, proxies: Proxies | None, cluster: bool) -> dict[str, Any]:
+    """The machine, and with ``cluster`` its cluster too.
+
+    ``url`` is the package source of the requested minor, with ``{format}`` for deb or rpm; "" asks none.
+    """
+    offered, unread = _offered(url, proxies) if url else ({}, "")
+    texts = {name: versions.manifest(name) or "" for name in versions.COMPONENTS}
+    given = {name: versions.arguments(text) for name, text in texts.items() if text}
+    return {
+        "kubeadm": versions.program("kubeadm"),
+        "kubelet": versions.program("kubelet"),
+        "images": versions.images(),
+        # Only names, and the values of feature gates: other arguments may be secret.
+        "arguments": {name: sorted(found) for name, found in given.items()},
+        "gates": {name: gates_of(found.get("feature-gates", "")) for name, found in given.items()},
+        "kubelet_arguments": kubelet_arguments(disk.read(f"{_KUBELET}/kubeadm-flags.env") or ""),
+        "kubelet_gates": kubelet_gates(disk.read(f"{_KUBELET}/config.yaml") or ""),
+        "joined": bool(ledger.load().kubeadm),
+        "unfinished": bool(ledger.load().upgrade),
+        "offered": offered,
+        "unread": unread,
+        "cluster": _cluster(kube_api.admin()) if cluster else None,
+    }
+
+
+def gates_of(text: str) -> dict[str, bool]:
+    """The value of ``--feature-gates``: ``A=true,kube:B=false``; gates of other components are left out."""
+    found = {}
+    for part in text.split(","):
+        name, separator, value = part.strip().rpartition("=")
+        component, _, gate = name.rpartition(":")
+        if separator and component in {"", "kube"} and value.lower() in {"true", "false"}:
+            found[gate] = value.lower() == "true"
+    return found
+
+
+def kubelet_arguments(text: str) -> list[str]:
+    """The names of the arguments in kubeadm-flags.env: ``KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2"``."""
+    return sorted(set(re.findall(r"(?:^|[\s\"])--([a-z0-9-]+)", text)))
+
+
+def kubelet_gates(text: str) -> dict[str, bool]:
+    """The feature gates in the kubelet's configuration, which kubeadm writes as YAML with one gate a line."""
+    block = re.search(r"^featureGates:[ ]*\n((?:[ ]+\S.*\n?)+)", text, re.MULTILINE)
+    found = re.findall(r"^[ ]+\"?([A-Za-z0-9]+)\"?: (true|false)\s*$", block.group(1) if block else "", re.MULTILINE)
+    return {name: value == "true" for name, value in found}
+
+
+def _offered(url: str, proxies: Proxies | None) -> tuple[dict[str, list[str]], str]:
+    """The versions of the packages in a source, and why it could not be read.
+
+    The index is read without its signature: it only tells early what the package manager checks again.
+    """
+    apt = isinstance(packages.detect(), packages.Apt)
+    base = url.replace("{format}", "deb" if apt else "rpm").rstrip("/") + "/"
+    try:
+        if apt:
+            return parse_packages(_fetched(f"{base}Packages", proxies)), ""
+        return _of_rpm(base, proxies), ""
+    except (OSError, ValueError, EOFError, MachineProblem) as error:
+        return {}, str(getattr(error, "reason", None) or error)[:300] or type(error).__name__
+
+
+def _of_rpm(base: str, proxies: Proxies | None) -> dict[str, list[str]]:
+    index = _fetched(f"{base}repodata/repomd.xml", proxies)
+    place = re.search(r'<data type="primary">.*?<location href="([^"]+)"', index, re.DOTALL)
+    if place is None or not place.group(1).endswith(".gz"):
+        raise MachineProblem("its index is not in a known format (primary.xml.gz)")
+    return parse_primary(_fetched(urljoin(base, place.group(1)), proxies))
+
+
+def _fetched(url: str, proxies: Proxies | None) -> str:
+    with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
+        content: bytes = response.read(_INDEX_LIMIT + 1)
+        if url.endswith(".gz"):
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(_INDEX_LIMIT + 1)
+    if len(content) > _INDEX_LIMIT:
+        raise MachineProblem(f"its index has more than {_INDEX_LIMIT >> 20} MiB")
+    return content.decode("utf-8", "replace")
+
+
+def parse_packages(text: str) -> dict[str, list[str]]:
+    """The upstream versions of Kubernetes' packages in an apt index, ``1.36.3``, newest first."""
+    found: dict[str, set[str]] = {}
+    for stanza in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (\S+)$", stanza, re.MULTILINE))
+        _note(found, fields.get("Package", ""), fields.get("Version", ""))
+    return _sorted(found)
+
+
+def parse_primary(text: str) -> dict[str, list[str]]:
+    """The same for an rpm index, primary.xml."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"<name>([^<]+)</name>.*?<version [^>]*?ver=\"([^\"]+)\"", text, re.DOTALL):
+        _note(found, name, version)
+    return _sorted(found)
+
+
+def _note(found: dict[str, set[str]], name: str, version: str) -> None:
+    upstream = packages.upstream(version)
+    if name in PACKAGES and re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", upstream):
+        found.setdefault(name, set()).add(upstream)
+
+
+def _sorted(found: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    return {name: sorted(each, key=versions.numbers, reverse=True) for name, each in found.items()}
+
+
+def _cluster(client: Client) -> dict[str, Any]:
+    """The cluster of this control plane. Values of another form, which a user may have set, become ""."""
+    pods = client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector="name=nvidia-device-plugin-ds")["items"]
+    images = {str(each.get("image")) for pod in pods for each in pod["spec"].get("containers", ())}
+    return {
+        "configured": versions.configured(client),
+        "gates": configured_gates(client.find(f"{kube_api.SYSTEM}/configmaps/kubeadm-config") or {}),
+        "coredns": _image(client, "deployments/coredns"),
+        "proxy": _image(client, "daemonsets/kube-proxy"),
+        "addons": sorted(name for name in images if _NAME.fullmatch(name))[:_MOST],
+        "deprecated": deprecated(str(client.get("/metrics").get("message") or "")),
+    }
+
+
+def configured_gates(document: Mapping[str, Any]) -> dict[str, bool]:
+    """The feature gates of all components in kubeadm-config (v1beta4), which the next upgrade writes into manifests."""
+    text = str((document.get("data") or {}).get("ClusterConfiguration") or "")
+    values = re.findall(r"name: \"?feature-gates\"?[ ]*\n[ ]*value: ['\"]?([^'\"\n]*)", text)
+    return {name: value for each in values for name, value in gates_of(each).items()}
+
+
+def _image(client: Client, path: str) -> str:
+    """The image of a workload's first container, "" for none."""
+    found = client.find(f"/apis/apps/v1/namespaces/kube-system/{path}")
+    containers = found["spec"]["template"]["spec"]["containers"] if found else []
+    name = str(containers[0].get("image") or "") if containers else ""
+    return name if _NAME.fullmatch(name) else ""
+
+
+def deprecated(metrics: str) -> list[dict[str, str]]:
+    """The deprecated APIs that were requested since this API server started, and the release that removes each.
+
+    Source: the metric apiserver_requested_deprecated_apis (kubernetes.io, "Deprecated API Migration Guide").
+    """
+    found = []
+    for line in metrics.splitlines():
+        if not line.startswith(_DEPRECATED):
+            continue
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        release = labels.get("removed_release", "")
+        group = f"{labels['group']}/" if labels.get("group") else ""
+        api = f"{group}{labels.get('version', '')} {labels.get('resource', '')}"
+        if _RELEASE.fullmatch(release) and re.fullmatch(r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}", api):
+            found.append({"api": api, "removed": release})
+    return found[:_MOST]

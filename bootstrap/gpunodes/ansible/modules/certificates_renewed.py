@@ -1,0 +1,81 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Renew the certificates of a control plane."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: certificates_renewed
+short_description: Renew the certificates of a control plane
+version_added: "0.1.0"
+description:
+  - Runs C(kubeadm certs renew all) if a certificate has less than nine tenths of its time left.
+  - Then restarts each static pod that is older than one of its certificates, one at a time, and checks that the API
+    server and etcd serve the new ones. So a run after an interruption continues.
+  - Never renews a certificate authority.
+options:
+  force:
+    description: Whether certificates are renewed that have more time left.
+    type: bool
+    default: false
+  timeout:
+    description: Seconds that the restart of one static pod may take.
+    type: int
+    default: 300
+attributes:
+  check_mode:
+    support: full
+    description: Reports the changes that it would make, and makes none.
+  diff_mode:
+    support: full
+    description: Shows when the certificates end, and which static pods are restarted.
+  platform:
+    support: full
+    description: Runs on a control-plane machine.
+    platforms: linux
+author:
+  - The gpunodes authors (@gpunodes)
+"""
+
+EXAMPLES = r"""
+- name: Renew the certificates
+  gpunodes.bootstrap.certificates_renewed:
+"""
+
+RETURN = r"""
+actions:
+  description: The changes made, or in check mode the changes that it would make.
+  returned: always
+  type: list
+  elements: str
+diff:
+  description: >-
+    The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
+    "(secret 1)", another one by "(secret 2)".
+  returned: with C(--diff), if something changes
+  type: list
+  elements: dict
+  sample:
+    - before_header: certificates
+      after_header: certificates
+      before: {apiserver.crt: ends 2027-01-01 00:00 UTC}
+      after: {apiserver.crt: renewed}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.entry import carry_out
+from ..module_utils.kubeadm.renewal import renew
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={"force": {"type": "bool", "default": False}, "timeout": {"type": "int", "default": 300}},
+        supports_check_mode=True,
+    )
+    carry_out(module, lambda: renew(module.params["force"], module.params["timeout"], module.check_mode).result())
+
+
+if __name__ == "__main__":
+    main()

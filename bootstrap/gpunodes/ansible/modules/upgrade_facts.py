@@ -1,0 +1,89 @@
+#!/usr/bin/python
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Read what an upgrade of Kubernetes depends on."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: upgrade_facts
+short_description: Read what an upgrade of Kubernetes depends on
+version_added: "0.1.0"
+description:
+  - Reads versions, arguments and feature gates of Kubernetes on a machine, and the versions in its package source.
+  - On a control plane also reads its cluster, with the administrator's kubeconfig on the machine.
+  - Never changes anything.
+options:
+  url:
+    description: >-
+      The package source of the requested minor; C({format}) is replaced by deb or rpm. If empty, none is read.
+    type: str
+    default: ""
+  cluster:
+    description: Whether to read the cluster, too.
+    type: bool
+    default: false
+  proxies:
+    description: The machine's HTTP proxies, with C(http), C(https) and C(no_proxy).
+    type: dict
+  proxy_credentials:
+    description: USER:PASSWORD for the proxies whose URLs contain C({credentials}), by C(http) and C(https).
+    type: dict
+attributes:
+  check_mode:
+    support: full
+    description: It only reads.
+  diff_mode:
+    support: none
+    description: Changes nothing.
+  platform:
+    support: full
+    description: Runs on a machine of the inventory.
+    platforms: linux
+author:
+  - The gpunodes authors (@gpunodes)
+"""
+
+EXAMPLES = r"""
+- name: Read what an upgrade depends on
+  gpunodes.bootstrap.upgrade_facts:
+    cluster: true
+  register: result
+"""
+
+RETURN = r"""
+upgrade_facts:
+  description: The versions, the names of arguments, the feature gates, and the cluster; null without C(cluster).
+  returned: always
+  type: dict
+  sample: {kubeadm: 1.36.3, kubelet: 1.36.3, images: {kube-apiserver: v1.36.3, etcd: 3.6.8-0}}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import upgrade_facts
+from ..module_utils.entry import carry_out
+from ..module_utils.proxies import proxies_from
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "default": ""},
+            "cluster": {"type": "bool", "default": False},
+            "proxies": {"type": "dict"},
+            "proxy_credentials": {"type": "dict", "no_log": True},
+        },
+        supports_check_mode=True,
+    )
+
+    def work() -> dict[str, object]:
+        given = module.params
+        proxies = proxies_from(given["proxies"], given["proxy_credentials"])
+        return {"changed": False, "upgrade_facts": upgrade_facts.read(given["url"], proxies, given["cluster"])}
+
+    carry_out(module, work, changes=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""gpunodes gpu upgrade start"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import common, complete, options, rollout_options, terminal
+from gpunodes.errors import WrongInput
+
+
+@click.command()
+@click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
+@click.option(
+    "--driver",
+    required=True,
+    metavar="BRANCH",
+    help="Branch of the new driver, such as 590, or an exact version, such as 590.44.01.",
+)
+@click.option(
+    "--reboot",
+    type=click.Choice(["never", "if-needed"]),
+    default="never",
+    show_default=True,
+    help="Whether a machine may be rebooted when its old driver cannot be unloaded; then all pods leave first.",
+)
+@rollout_options.rollout_options
+@common.ansible_options
+@options.json_option
+def command(
+    machines: tuple[str, ...],
+    driver: str,
+    reboot: str,
+    rollout_flags: rollout_options.RolloutFlags,
+    inventory_path: Path,
+    as_json: bool,
+) -> int:
+    """Replace the driver of GPU nodes, one node after the other.
+
+    MACHINES are names, addresses, groups or patterns of the inventory. Pods that use GPUs leave, the driver is replaced
+    and its GPUs are verified. If that fails, the old driver is put back, and the roll-out stops. Put the driver into
+    gpunodes_driver_branch, too: the next `gpunodes up` compares with it.
+
+    Exit code 3 when it did not end well on all machines: `gpunodes rollout resume` continues.
+    """
+    from gpunodes.engine.fleet import InventoryFleet
+    from gpunodes.operations import checked, gpu_upgrade_plan
+    from gpunodes.operations.rolling import commands, upgrades
+    from gpunodes.views import gpu_upgrade as view_of
+    from gpunodes.views import text
+
+    terminal.check_confirmable("gpu upgrade", yes=rollout_flags.yes)
+    inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
+    fleet = InventoryFleet(inventory)
+    chosen = rollout_options.select(inventory, machines, rollout_flags)
+    wanted = rollout_options.request(rollout_flags, fleet.settings())
+    work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
+    view = text.progress()
+    try:
+        plan = gpu_upgrade_plan.run(inventory, chosen, view, {"gpunodes_driver_branch": driver})
+    finally:
+        view.close()
+    terminal.line(view_of.plan(plan), err=True)
+    if int(plan.exit_code):
+        raise WrongInput(
+            "the upgrade is not possible on all of these machines",
+            "machines that can get this driver",
+            "see the plan above; leave the others out",
+        )
+    names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
+    chosen = [machine for machine in chosen if machine.name in names]
+    if not chosen:
+        terminal.line("all of these machines have this driver")
+        return 0
+    terminal.confirm(f"{len(chosen)} nodes get another driver", yes=rollout_flags.yes)
+    done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
+    return rollout_options.show(done, as_json=as_json)

@@ -1,0 +1,146 @@
+"""What the commands that roll something out share: their options, and the display of the result.
+
+Nothing heavy is imported here, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpunodes.cli import complete, options, terminal
+from gpunodes.errors import WrongInput
+from gpunodes.rollout.options import MOST_CANARIES
+
+if TYPE_CHECKING:
+    from gpunodes.inventory import Inventory
+    from gpunodes.model import Machine
+    from gpunodes.operations.rolling.context import Report
+    from gpunodes.rollout.options import RolloutOptions
+    from gpunodes.rollout.result import RolloutResult
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFlags:
+    """The options that every roll-out has, as they were typed."""
+
+    max_unavailable: str | None = None
+    canary: int = 0
+    soak: str | None = None
+    wait_for_jobs: str | None = None
+    only: tuple[str, ...] = ()
+    yes: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether an option says how to roll out: a roll-out that is resumed keeps those that it began with."""
+        return bool(self.max_unavailable or self.canary or self.soak or self.wait_for_jobs or self.only)
+
+
+# Long: one decorator for each option.
+def rollout_options(command: _Command) -> _Command:
+    """The options of every command that rolls something out, passed as ``rollout_flags``."""
+
+    @click.option(
+        "--max-unavailable",
+        metavar="NUMBER|PERCENT",
+        help="How many nodes of a pool may be unavailable at once; by default the setting "
+        "gpunodes_rollout_max_unavailable.",
+    )
+    @click.option(
+        "--canary",
+        type=options.Whole(1, MOST_CANARIES),
+        metavar="NUMBER",
+        help="So many workers first; the others follow when these stayed healthy.",
+    )
+    @click.option("--soak", metavar="TIME", help="How long the canaries must stay healthy: 10m, 2h; by default 10m.")
+    @click.option(
+        "--wait-for-jobs",
+        metavar="TIME",
+        help="Let pods of Jobs on a cordoned node end by themselves, at most so long: 2h, 1d12h.",
+    )
+    @click.option(
+        "--only",
+        multiple=True,
+        metavar="GROUP",
+        shell_complete=complete.machines,
+        help="Only machines of this group, or of this pattern of the inventory; may be repeated.",
+    )
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        max_unavailable: str | None,
+        canary: int | None,
+        soak: str | None,
+        wait_for_jobs: str | None,
+        only: tuple[str, ...],
+        yes: bool,
+        **kwargs: Any,
+    ) -> Any:
+        flags = RolloutFlags(max_unavailable, canary or 0, soak, wait_for_jobs, only, yes)
+        if soak and not canary:
+            raise WrongInput("--soak has no canary to watch", "--canary with it", "add --canary 1")
+        return command(*args, rollout_flags=flags, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
+
+
+_SOAK = "10m"
+
+
+def request(flags: RolloutFlags, settings: Mapping[str, Any]) -> RolloutOptions:
+    """The options of a roll-out by the user and the cluster-wide settings; raises WrongInput."""
+    from gpunodes.repair import policy
+    from gpunodes.rollout import times
+    from gpunodes.rollout.options import RolloutOptions
+
+    return RolloutOptions(
+        max_unavailable=policy.budget(str(flags.max_unavailable or settings["gpunodes_rollout_max_unavailable"])),
+        canary=flags.canary,
+        soak_s=times.duration(flags.soak or _SOAK) if flags.canary else 0.0,
+        windows=tuple(times.window(each) for each in settings["gpunodes_rollout_windows"]),
+        wait_for_jobs_s=times.duration(flags.wait_for_jobs) if flags.wait_for_jobs else 0.0,
+    )
+
+
+def select(inventory: Inventory, patterns: Sequence[str], flags: RolloutFlags) -> list[Machine]:
+    """The machines of ``patterns`` (by default all nodes' machines) that are in one of --only; raises WrongInput."""
+    from gpunodes.model import Role
+
+    chosen = inventory.select(patterns, Role.CONTROL_PLANE, Role.WORKER)
+    if not flags.only:
+        return chosen
+    wanted = {machine.name for machine in inventory.select(flags.only, Role.CONTROL_PLANE, Role.WORKER)}
+    found = [machine for machine in chosen if machine.name in wanted]
+    if not found:
+        raise WrongInput("--only leaves no machine", "at least one", "correct the pattern or --only")
+    return found
+
+
+def show(result: RolloutResult, *, as_json: bool) -> int:
+    """Print the result of a roll-out; returns its exit code."""
+    from gpunodes.views import document
+    from gpunodes.views import rollout as views
+
+    if as_json:
+        terminal.echo(document.dump(views.document(result)))
+    else:
+        terminal.report(views.summary(result))
+    if result.interrupted:
+        terminal.line(terminal.INTERRUPTED, err=True)
+    return int(result.exit_code)
+
+
+def lines() -> Report:
+    """Progress, on standard error."""
+    from gpunodes.views import repair as views
+
+    return views.RepairLines(sys.stderr).report

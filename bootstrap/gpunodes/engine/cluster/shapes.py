@@ -1,0 +1,31 @@
+"""The shape that responses of the API must have: another program than the API server may have responded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpunodes import shape
+from gpunodes.shape import Many, Maybe, Named, Optional
+
+_METADATA = {
+    "name": str,
+    "namespace": Optional(str),
+    "labels": Optional(Maybe(Named(str, 100_000))),
+    "annotations": Optional(Maybe(Named(str, 100_000))),
+}
+_OBJECT = {
+    "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
+    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
+    "status": Optional(Maybe({})),
+}
+# A list is requested with some of these fields only.
+_OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
+
+
+def violation(method: str, path: str, body: Any) -> str:
+    """How the body of a response contradicts its request, "" if it fits."""
+    if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
+        return ""
+    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    return shape.wrong(body, _OBJECTS if is_list else _OBJECT)

@@ -1,0 +1,86 @@
+"""The control planes of an inventory: the session with their API, and the choice of the one that a run uses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gpunodes import clusters
+from gpunodes.engine import group_lock
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
+from gpunodes.engine.cluster.session import Session
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine
+
+_READ = "/api/v1/namespaces/kube-system"
+"""What a control plane reads from etcd to show that its API works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The control plane that a run uses, and the names of others that were tried, with why they do not respond."""
+
+    machine: Machine
+    failures: Sequence[tuple[str, str]] = ()
+
+
+def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
+    """A session with the API of the inventory's control planes, which opens at the first request.
+
+    They are tried in the inventory's order, but those that the command changes, ``changed``, last.
+    """
+    machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
+    transports = [
+        over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name) for machine in machines
+    ]
+    if len(machines) == 1:
+        return Session(transports)
+    cluster = inventory.cluster
+    return Session(transports, clusters.ca(cluster), functools.partial(clusters.remember_ca, cluster))
+
+
+def lock(
+    inventory: Inventory, command: str, holder: str = "", *, restarts: bool = False
+) -> contextlib.AbstractContextManager[group_lock.GroupLock]:
+    """The lock over SSH on the inventory's control planes; arguments and errors as of ``group_lock.hold``."""
+    machines = [
+        group_lock.Member(each.name, each.address, inventory.connection(each.name))
+        for each in inventory.control_planes()
+    ]
+    return group_lock.hold(machines, command, holder, restarts=restarts)
+
+
+def used(inventory: Inventory, opened: Session) -> Choice:
+    """The choice after a request of a session: the control plane in use, or the first one if none has responded."""
+    machines = {machine.name: machine for machine in inventory.control_planes()}
+    first = next(iter(machines.values()))
+    if not opened.responded:
+        return Choice(first)
+    chosen = machines.get(opened.machine, first)
+    return Choice(chosen, [(name, opened.failures[name]) for name in machines if name in opened.failures])
+
+
+def choose(inventory: Inventory, changed: Collection[str] = (), *, every: bool = False) -> Choice:
+    """The first control plane, in the order of ``session``, whose API responds; the first one if none does.
+
+    A single one is not contacted. ``every``: the others are checked, too. Raises OtherCluster if only machines of
+    another cluster respond.
+    """
+    machines = inventory.control_planes()
+    if len(machines) == 1:
+        return Choice(machines[0])
+    with contextlib.closing(session(inventory, changed)) as opened:
+        try:
+            Cluster(opened).call_once("GET", _READ)
+        except OtherCluster:
+            raise
+        except (NoResponse, Refused):
+            # The play reports why the first one does not respond.
+            return Choice(machines[0])
+        if every:
+            opened.check_others(_READ)
+        return used(inventory, opened)

@@ -1,0 +1,1 @@
+"""When certificates end, and their renewal."""

@@ -1,0 +1,119 @@
+"""Replace the state of a cluster by that of a backup.
+
+The file is checked to its last byte before anything is touched. Then its snapshot goes to the first control plane, and
+the playbook stops all of them and restores that one. The others are reset and joined again afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunodes import shape
+from gpunodes.engine import encryption
+from gpunodes.engine.remote import stream
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.operations import phases
+from gpunodes.operations.etcd import archive
+from gpunodes.operations.run import Operation
+
+OPERATION = Operation(
+    name="etcd restore",
+    playbook="etcd_restore.yml",
+    phases=(phases.ETCD_STOPPED, phases.ETCD_RESTORED),
+    ends_cluster=True,
+    replaces_objects=True,
+)
+_HASH_S = 900.0
+"""Seconds in which a machine must have computed the SHA-256 of a snapshot."""
+_PROGRESS_S = 2.0
+_ANSWERS = (
+    {"state": shape.one_of("present", "send")},
+    {"error": {"found": str, "wanted": str, "remedy": str}},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file of a backup, and age's identity file if it is encrypted with age."""
+
+    path: Path
+    identity: Path | None = None
+
+    def check(self) -> archive.Backup:
+        """Read all of it; raises WrongInput, and GpunodesError if it cannot be decrypted."""
+        return self._read(lambda _: None)
+
+    def _read(self, on_snapshot: Callable[[bytes], None]) -> archive.Backup:
+        try:
+            with encryption.opened(self.path, self.identity) as plain:
+                return archive.check(plain, str(self.path), on_snapshot)
+        except OSError as error:
+            raise WrongInput(
+                f"{self.path} cannot be read: {error.strerror}", "a file of `gpunodes etcd backup`", "name another one"
+            ) from error
+
+    def send(self, backup: archive.Backup, target: stream.Stream, progress: Callable[[str], None]) -> None:
+        """Send the snapshot of this file, which must still be the one of ``backup``."""
+        done, last = 0, time.monotonic()
+
+        def write(data: bytes) -> None:
+            nonlocal done, last
+            # The file may be another one by now: never more than the machine waits for.
+            if done + len(data) > backup.snapshot.size:
+                raise WrongInput(f"{self.path} has changed", "a file that stays as it is", "run the command again")
+            target.write(data)
+            done += len(data)
+            if time.monotonic() - last > _PROGRESS_S:
+                last = time.monotonic()
+                progress(f"sent {done >> 20} of {backup.snapshot.size >> 20} MiB")
+
+        if self._read(write) != backup:
+            raise WrongInput(f"{self.path} has changed", "a file that stays as it is", "run the command again")
+
+
+def upload(inventory: Inventory, source: Source, backup: archive.Backup, progress: Callable[[str], None]) -> None:
+    """Bring the snapshot onto the first control plane, unless it is there.
+
+    Raises GpunodesError if that machine is not of the backup's cluster, has too little space, or does not respond.
+    """
+    machine = inventory.control_planes()[0]
+    part = backup.snapshot
+    options = {"size": part.size, "sha256": part.sha256, "ca_hash": backup.about["ca_hash"]}
+    variables = inventory.connection(machine.name)
+    with stream.over_ssh(machine.name, machine.address, variables, "etcd_upload", options) as target:
+        if _answer(machine.name, target) == "present":
+            return
+        source.send(backup, target, progress)
+        if _answer(machine.name, target) != "present":
+            raise target.lost("it did not take the snapshot")
+
+
+def _answer(name: str, target: stream.Stream) -> str:
+    answer = target.line(_HASH_S)
+    if all(shape.wrong(answer, each) for each in _ANSWERS):
+        raise target.lost("its report is invalid")
+    if "error" in answer:
+        error = answer["error"]
+        raise GpunodesError(f"{name}: {error['found']}", error["wanted"], error["remedy"])
+    return str(answer["state"])
+
+
+def variables(backup: archive.Backup) -> dict[str, Any]:
+    """The variables of the playbook's roles: values that were checked, none of them free text."""
+    return {
+        "etcd_stopped_snapshot": backup.snapshot.sha256,
+        "etcd_stopped_ca_hash": backup.about["ca_hash"],
+        "etcd_restored_snapshot": backup.snapshot.sha256,
+        "etcd_restored_revision": backup.about["etcd"]["revision"],
+    }
+
+
+def next_steps(inventory: Inventory) -> list[str]:
+    """The commands that make the other control planes members again."""
+    others = [machine.name for machine in inventory.control_planes()[1:]]
+    return [f"gpunodes reset {name} && gpunodes join {name}" for name in others]

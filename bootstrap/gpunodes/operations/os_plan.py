@@ -1,0 +1,44 @@
+"""What upgrades of machines' operating systems would do. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunodes.engine import events, journal, runner
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine
+from gpunodes.operations import phases, preflight
+from gpunodes.operations.tracker import RunView, Tracker
+from gpunodes.planner import os_upgrade
+
+PHASES = (phases.OS_PENDING,)
+
+
+def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, *, security: bool) -> os_upgrade.OsPlans:
+    """Read the facts and the pending upgrades of ``machines``; ``security``: only security updates count."""
+    folder = journal.open_run("os plan")
+    view.begin("os plan", machines)
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
+    facts = {each.name: each.facts for each in seen.candidates}
+    unreachable = {each.name: each.unreachable for each in seen.candidates}
+    readable = [machine for machine in machines if facts[machine.name] is not None]
+    tracker = Tracker(readable, PHASES, view)
+    interrupted = seen.interrupted
+    if readable and not interrupted:
+        play = runner.Play("os_pending.yml", inventory, [machine.name for machine in readable])
+        ended = runner.run(play, folder, tracker.on_event)
+        tracker.check_controller(ended)
+        interrupted = ended.interrupted
+    pending = tracker.answers.get("os_pending", {})
+    why = {name: events.cause(failure) for name, failure in tracker.failures.items()}
+    found = [
+        os_upgrade.planned(
+            machine.name,
+            facts[machine.name],
+            pending.get(machine.name),
+            security=security,
+            why=unreachable[machine.name] or why.get(machine.name, ""),
+        )
+        for machine in machines
+    ]
+    return os_upgrade.OsPlans(security, found, interrupted=interrupted)

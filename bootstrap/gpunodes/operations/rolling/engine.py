@@ -1,0 +1,348 @@
+"""One roll-out: machines are chosen within the budgets and worked on, and its record in the cluster is kept up."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.errors import Held, Lost
+from gpunodes.engine.locks import Taken
+from gpunodes.engine.scans import MachineScan
+from gpunodes.errors import GpunodesError, sentence
+from gpunodes.health.model import State
+from gpunodes.operations import cluster_state
+from gpunodes.operations.cluster_state import ClusterState
+from gpunodes.operations.rolling import unfinished
+from gpunodes.operations.rolling.context import RolloutCommand
+from gpunodes.operations.rolling.running import Running
+from gpunodes.operations.rolling.work import Target, Work
+from gpunodes.repair import findings
+from gpunodes.rollout import policy, state, times
+from gpunodes.rollout.policy import Decision, MachineDecision, RolloutCandidate
+from gpunodes.rollout.record import RolloutOutcome
+from gpunodes.rollout.result import MachineRollout, RolloutResult
+from gpunodes.rollout.state import Rollout
+
+_READERS = 16
+"""Machines whose state is read in parallel."""
+
+
+class Engine:
+    """One command's work on a roll-out."""
+
+    def __init__(self, command: RolloutCommand, work: Work, rollout: Rollout) -> None:
+        self._command = command
+        self._work = work
+        self._rollout = rollout
+        self._running = Running(command, work, rollout.options.wait_for_jobs_s)
+        self._scans: Mapping[str, MachineScan] = {}
+        self._unreadable: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
+        self._unended: dict[str, str] = {}
+        self._idle_since = 0.0
+        self._reported: dict[str, str] = {}
+        self._interrupted = False
+
+    def run(self, *, resumed: bool = False) -> RolloutResult:
+        """Work until no further machine can be begun."""
+        try:
+            self._read()
+            self._write(self._rollout)
+            if resumed:
+                self._resume_machines()
+            while self._step():
+                pass
+        except KeyboardInterrupt:
+            self._command.report("", "stopping; `gpunodes rollout resume` continues")
+            self._interrupted = True
+            self._command.stop.set()
+        except GpunodesError as problem:
+            if not self._rollout.done and not self._rollout.ended and not self._running:
+                raise
+            self._stop(f"{sentence(problem)}")
+        finally:
+            self._finish()
+        return self._result()
+
+    # Reading
+
+    def _read(self) -> None:
+        """Scan the machines, and ask the work which of them need it: those that need nothing are done."""
+        waiting = [self._command.machines[name] for name in self._rollout.waiting]
+        self._command.report("", f"reading {len(waiting)} machines")
+        self._scans = self._command.fleet.scan(waiting) if waiting else {}
+        nodes = {name: node for name, (node, _) in self._state().machines.items()}
+        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe())
+        with ThreadPoolExecutor(_READERS) as pool:
+            targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
+            found = list(pool.map(self._needed, targets))
+        for target, needed in zip(targets, found, strict=True):
+            marked = target.node is not None and target.node.rollout == self._rollout.id
+            if needed == "" and not marked and target.name not in left:
+                self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, "nothing to do")
+        self._command.report("", f"{len(self._rollout.waiting)} of {len(waiting)} machines need {self._work.name}")
+
+    def _needed(self, target: Target) -> str | None:
+        """What a machine needs; None if that cannot be read."""
+        try:
+            return self._work.needed(target)
+        except Exception as problem:
+            self._unreadable[target.name] = f"its state cannot be read: {sentence(problem)}"
+            return None
+
+    def _state(self) -> ClusterState:
+        return cluster_state.read(self._command, self._scans, self._running.nodes())
+
+    # Machines that another command left
+
+    def _resume_machines(self) -> None:
+        found = self._state()
+        matches = {name: node for name, (node, _) in found.machines.items()}
+        left = unfinished.to_resume(self._command, self._work, self._rollout.id, list(found.nodes.values()), matches)
+        for name in sorted(left, key=self._command.is_control_plane):
+            record, node = left[name], matches.get(name)
+            if name not in self._rollout.waiting:
+                continue  # it is not one of its machines, or it is done
+            alone = self._command.is_control_plane(name)
+            while self._running.full or (alone and len(self._running)):
+                self._take(self._running.reap())
+            if node is None or node.name != record.node:
+                self._end(name, RolloutOutcome.FAILED, f"it was begun as the node {record.node}, which it no longer is")
+                continue
+            self._command.report(name, f"resuming at stage {record.stage.value}")
+            self._begin(name, functools.partial(self._running.start, self._command.machines[name], record, node))
+            if alone:
+                self._take(self._running.reap())
+
+    # One step
+
+    def _step(self) -> bool:
+        """Begin what may be begun, and take what has ended; False when there is nothing more to do."""
+        rollout = self._rollout
+        if not rollout.waiting or rollout.stopped:
+            return self._wait_for_end()
+        if self._must_soak():
+            if self._running:
+                return self._wait_for_end()
+            self._soak()
+            return True
+        now = dt.datetime.now().astimezone()
+        if not times.is_open(rollout.options.windows, now):
+            self._tell("", f"outside of the windows; the next one opens at {times.opens(rollout.options.windows, now)}")
+            self._idle_since = 0.0
+            return self._wait(limited=False)
+        begun = 0 if self._running.full else self._choose()
+        if begun:
+            self._idle_since = 0.0
+        return self._wait() if self._rollout.waiting and not self._rollout.stopped else True
+
+    def _wait_for_end(self) -> bool:
+        if not self._running:
+            return False
+        self._take(self._running.reap())
+        return True
+
+    def _wait(self, *, limited: bool = True) -> bool:
+        """Wait for a machine to end, or for others to become available; at most the patience without any of both."""
+        limits = self._command.limits
+        if self._running:
+            self._take(self._running.reap(6 * limits.poll))
+            # Machines often end together: one decision is made for all of them.
+            time.sleep(min(1.0, limits.poll))
+            self._take(self._running.reap(0))
+            self._idle_since = 0.0
+            return True
+        self._command.leases.write_rollout(self._rollout.text())
+        self._idle_since = self._idle_since or time.monotonic()
+        if limited and time.monotonic() - self._idle_since > limits.patience:
+            waits = "; ".join(dict.fromkeys(self._reported.get(name, "") for name in self._rollout.waiting[:3]))
+            self._stop(f"nothing could be begun for {limits.patience:.0f} s: {waits}")
+            return True
+        time.sleep(limits.poll)
+        return True
+
+    def _choose(self) -> int:
+        """Decide and begin; the number of machines that were begun or ended by that."""
+        try:
+            with self._command.leases.deciding():
+                return self._decide_and_begin()
+        except Held as problem:
+            self._tell("", str(problem))
+            return 0
+
+    def _decide_and_begin(self) -> int:
+        found, acted = self._state(), 0
+        candidates = [self._candidate(name, found) for name in self._rollout.waiting]
+        decisions = policy.decide(
+            candidates,
+            list(found.nodes.values()),
+            self._rollout.options,
+            self._command.now(),
+            self._running.nodes(),
+            self._canaries_left(),
+        )
+        for decision in decisions:
+            if self._rollout.stopped or (decision.decision is Decision.BEGIN and self._running.full):
+                break
+            acted += self._carry_out(decision, found)
+        return acted
+
+    def _carry_out(self, decision: MachineDecision, found: ClusterState) -> int:
+        name = decision.machine
+        if decision.decision is Decision.WAIT:
+            self._reported[name] = decision.why
+            return 0
+        if decision.decision is Decision.SKIP:
+            self._end(name, RolloutOutcome.SKIPPED, decision.why)
+            return 1
+        node = found.machines[name][0]
+        assert node is not None  # noqa: S101 - machines without one are skipped; for the type checker
+        # Another command may have used the same budget in the meantime.
+        self._command.leases.confirm_decision()
+        record = unfinished.new_record(self._command, self._work, self._rollout.id, name, node)
+        return self._begin(name, functools.partial(self._running.start, self._command.machines[name], record, node))
+
+    def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
+        node, why = found.machines[name]
+        verdict = self._scans[name].verdict if name in self._scans else None
+        unreadable = self._unreadable.get(name, "")
+        if verdict and verdict.state.rank >= State.SICK.rank:
+            unreadable = f"it is not healthy: {findings.describe(verdict)} ({verdict.state.value})"
+        return RolloutCandidate(
+            name, node, why, self._command.is_control_plane(name), found.holder(name, node), unreadable
+        )
+
+    def _begin(self, name: str, start: Callable[[], None]) -> int:
+        """Write that a machine is begun, then begin; what prevents that is its result, or it waits."""
+        before = self._rollout
+        self._write(self._rollout.begun(name))
+        try:
+            start()
+        except (Held, Taken) as problem:
+            self._reported[name] = str(problem)
+            self._write(before)
+            return 0
+        except (Lost, NoResponse):
+            self._write(before)
+            raise
+        except Exception as problem:
+            self._end(name, RolloutOutcome.SKIPPED, sentence(problem))
+        return 1
+
+    # Canaries
+
+    def _canaries_left(self) -> int | None:
+        options = self._rollout.options
+        if not options.canary or self._rollout.soaked:
+            return None
+        running = [name for name in self._running.machines() if not self._command.is_control_plane(name)]
+        return max(0, options.canary - len(self._rollout.canaries) - len(running))
+
+    def _must_soak(self) -> bool:
+        options = self._rollout.options
+        return bool(options.canary) and not self._rollout.soaked and len(self._rollout.canaries) >= options.canary
+
+    def _soak(self) -> None:
+        """Watch the canaries until they have stayed healthy for long enough."""
+        command, options = self._command, self._rollout.options
+        if not self._rollout.soak_since:
+            self._write(dataclasses.replace(self._rollout, soak_since=command.now()))
+        # A moment in the future comes from a record that this gpunodes did not write.
+        left = min(self._rollout.soak_since + options.soak_s - command.now(), options.soak_s)
+        if why := self._canary_trouble(scan=left <= 0):
+            self._write(dataclasses.replace(self._rollout, soak_since=0.0))
+            self._stop(f"the canaries did not stay healthy: {why}")
+        elif left <= 0:
+            command.report("", f"the canaries stayed healthy: {state.names(self._rollout.canaries)}")
+            self._write(dataclasses.replace(self._rollout, soaked=True))
+        else:
+            self._tell("", f"watching the canaries {state.names(self._rollout.canaries)} for {options.soak_s:.0f} s")
+            command.leases.write_rollout(self._rollout.text())
+            time.sleep(min(6 * command.limits.poll, left))
+
+    def _canary_trouble(self, *, scan: bool) -> str:
+        machines = [self._command.machines[name] for name in self._rollout.canaries if name in self._command.machines]
+        found = self._state()
+        for machine in machines:
+            node, why = found.machines[machine.name]
+            if node is None or not node.ready or node.needs_repair:
+                return f"{machine.name}: {why or (node and node.needs_repair) or 'its node is not ready'}"
+        for name, seen in (self._command.fleet.scan(machines) if scan else {}).items():
+            if seen.verdict.state.rank >= State.SICK.rank:
+                return f"{name}: {findings.describe(seen.verdict)} ({seen.verdict.state.value})"
+        return ""
+
+    # Results
+
+    def _take(self, results: Sequence[MachineRollout]) -> None:
+        for each in results:
+            self._seconds[each.machine] = each.seconds
+            if each.outcome is None:
+                self._unended[each.machine] = each.why
+                self._stop(f"{each.machine}: {each.why}")
+                continue
+            self._end(each.machine, each.outcome, each.why)
+
+    def _end(self, name: str, outcome: RolloutOutcome, why: str) -> None:
+        if outcome is RolloutOutcome.SKIPPED:
+            self._command.report(name, f"skipped: {why}")
+        control_plane = self._command.is_control_plane(name)
+        self._write(self._rollout.with_end(name, outcome, why, canary=not control_plane))
+        if outcome.stops:
+            self._stop(f"{name}: {why}")
+        elif control_plane and not outcome.good:
+            self._stop(f"control planes come before other machines, and {name} is {outcome.value}: {why}")
+
+    def _stop(self, why: str) -> None:
+        """Begin no further machine."""
+        if not self._rollout.stopped:
+            self._command.report("", f"no further machine is begun: {why}")
+            self._rollout = dataclasses.replace(self._rollout, stopped=why[:500])
+            # Its lock may be the reason: then another command has the record now.
+            with contextlib.suppress(GpunodesError):
+                self._write(self._rollout)
+
+    def _write(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self._command.leases.write_rollout(rollout.text())
+
+    def _tell(self, name: str, text: str) -> None:
+        """Report a message once, until another one replaces it."""
+        if self._reported.get(name) != text:
+            self._reported[name] = text
+            self._command.report(name, text)
+
+    def _finish(self) -> None:
+        """Wait for the machines in flight, and leave a record only of what is unfinished."""
+        try:
+            for each in self._running.finish():
+                with contextlib.suppress(GpunodesError):
+                    self._take([each])
+        finally:
+            if self._complete:
+                with contextlib.suppress(GpunodesError):
+                    self._command.leases.release_rollout(keep=False)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether nothing of it is left to resume; skipped machines are begun by the next roll-out."""
+        return not (self._rollout.waiting or self._rollout.running or self._rollout.stopped)
+
+    def _result(self) -> RolloutResult:
+        rollout = self._rollout
+        machines = [
+            MachineRollout(name, RolloutOutcome.DONE, "", self._seconds.get(name, 0.0)) for name in rollout.done
+        ]
+        machines += [
+            MachineRollout(name, each.outcome, each.why, self._seconds.get(name, 0.0))
+            for name, each in rollout.ended.items()
+        ]
+        machines += [MachineRollout(name, None, self._unended.get(name, "")) for name in rollout.running]
+        machines += [MachineRollout(name, None, self._reported.get(name, "")) for name in rollout.waiting]
+        return RolloutResult(rollout.id, rollout.work, machines, self._complete, rollout.stopped, self._interrupted)

@@ -1,0 +1,71 @@
+"""What another command left of a roll-out: the records of its machines, on this controller and in their Leases."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from gpunodes.engine import records
+from gpunodes.engine.leases.objects import ObservedLease, lock_name
+from gpunodes.operations.rolling.context import RolloutCommand
+from gpunodes.operations.rolling.work import Work
+from gpunodes.repair.policy import Node
+from gpunodes.rollout import flow
+from gpunodes.rollout import record as recording
+from gpunodes.rollout.record import Disruption, RolloutRecord
+
+
+def find(
+    command: RolloutCommand, rollout: str, locks: Sequence[ObservedLease], *, live: bool = False
+) -> dict[str, RolloutRecord]:
+    """The records of a roll-out's machines, by machine; with ``live`` also of those that another command works on."""
+    on_disk = records.read_kind(command.fleet.cluster_name, records.ROLLOUTS, recording.parse)
+    found = {name: record for name, record in on_disk.items() if record.id == rollout}
+    busy = {seen.name for seen in locks if seen.live}
+    for seen in locks:
+        with contextlib.suppress(ValueError):
+            record = recording.parse(seen.record)
+            if record.id != rollout or lock_name(record.node) != seen.name:
+                continue  # another roll-out's; or gpunodes never writes such a record
+            # The record on disk is written before that in the lock: it is the newer one, of this user's command.
+            if seen.live or record.machine not in found:
+                found[record.machine] = dataclasses.replace(record, cluster=command.fleet.cluster_name)
+    return {name: record for name, record in found.items() if live or lock_name(record.node) not in busy}
+
+
+def to_resume(
+    command: RolloutCommand, work: Work, rollout: str, nodes: Sequence[Node], matches: Mapping[str, Node | None]
+) -> dict[str, RolloutRecord]:
+    """The records of machines that were changed, to continue from, by machine; the others are chosen again.
+
+    What a record says of the work is replaced by what its class says.
+    """
+    found = find(command, rollout, command.leases.observe())
+    by_machine = {node.name: name for name, node in matches.items() if node}
+    for node in nodes:
+        if node.rollout == rollout and node.name in by_machine and by_machine[node.name] not in found:
+            # Its Lease was deleted: what was done on it is not known.
+            found[by_machine[node.name]] = dataclasses.replace(
+                new_record(command, work, rollout, by_machine[node.name], node), applied=True
+            )
+    return {
+        name: flow.resumed(dataclasses.replace(record, work=work.name, disrupts=work.disrupts, undoes=work.undoes))
+        for name, record in found.items()
+        if record.applied or ((match := matches.get(name)) and match.rollout == rollout)
+    }
+
+
+def new_record(command: RolloutCommand, work: Work, rollout: str, machine: str, node: Node) -> RolloutRecord:
+    """The record of a machine that is begun."""
+    return RolloutRecord(
+        id=rollout,
+        work=work.name,
+        machine=machine,
+        cluster=command.fleet.cluster_name,
+        node=node.name,
+        disrupts=Disruption(work.disrupts),
+        started=float(int(command.now())),
+        undoes=work.undoes,
+        capacity=node.expected,
+    )

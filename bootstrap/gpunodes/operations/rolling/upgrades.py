@@ -1,0 +1,186 @@
+"""The works that upgrade machines: Kubernetes, the operating system, and the GPU driver. Each is a playbook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunodes.engine.fleet import Fleet, InventoryFleet
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Role
+from gpunodes.operations.rolling.playbook import PlaybookWork
+from gpunodes.operations.rolling.work import Target
+from gpunodes.planner import gpu, versions
+from gpunodes.planner.upgrade_model import Part
+from gpunodes.rollout.record import Disruption
+
+CONTROL_PLANES, KUBELETS, ROLLBACK, SYSTEM, DRIVER = (
+    "kubernetes-control-planes",
+    "kubernetes",
+    "kubernetes-rollback",
+    "os",
+    "gpu-driver",
+)
+"""Their names in records."""
+
+
+class ControlPlaneUpgrade(PlaybookWork):
+    """Upgrades the static pods of a control plane. Its node keeps its pods."""
+
+    def __init__(self, inventory: Inventory, target: str) -> None:
+        self._target = _exact(target)
+        variables = {"upgrade_target": self._target, "upgrade_parts": [Part.CONTROL_PLANE.value]}
+        super().__init__(
+            inventory,
+            CONTROL_PLANES,
+            "upgrade.yml",
+            Disruption.NOTHING,
+            parameters={"target": self._target},
+            variables=variables,
+        )
+
+    def needed(self, target: Target) -> str:  # noqa: ARG002 - the plan selected the machines, and kubeadm is idempotent
+        """As ``Work.needed``."""
+        return f"its control plane becomes {self._target}"
+
+
+class KubeletUpgrade(PlaybookWork):
+    """Upgrades the kubelet of a node that was drained; a worker can go back to its older one."""
+
+    def __init__(self, inventory: Inventory, target: str) -> None:
+        self._target = _exact(target)
+        variables = {"upgrade_target": self._target, "upgrade_parts": [Part.NODE.value]}
+        super().__init__(
+            inventory,
+            KUBELETS,
+            "upgrade.yml",
+            Disruption.NODE,
+            parameters={"target": self._target},
+            variables=variables,
+            undoes=True,
+        )
+
+    def needed(self, target: Target) -> str:  # noqa: ARG002 - as above
+        """As ``Work.needed``."""
+        return f"its kubelet becomes {self._target}"
+
+    def undo(self, target: Target) -> None:
+        """As ``Work.undo``; raises GpunodesError for a control plane."""
+        if target.role is Role.CONTROL_PLANE:
+            raise GpunodesError(
+                "the kubelet of a control plane is not taken back",
+                "a kubelet of its control plane's version",
+                "correct the cause, then `gpunodes rollout resume`",
+            )
+        super().undo(target)
+
+
+class Rollback(PlaybookWork):
+    """Takes a worker back to the kubelet before its last upgrade."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        super().__init__(inventory, ROLLBACK, "upgrade.yml", Disruption.NODE, parameters={}, variables={})
+
+    def needed(self, target: Target) -> str:  # noqa: ARG002 - the playbook refuses a worker without an earlier version
+        """As ``Work.needed``."""
+        return "its kubelet becomes the earlier one"
+
+    def prepare(self, target: Target) -> None:
+        """Nothing: the earlier packages are fetched when they are installed."""
+
+    def apply(self, target: Target) -> None:
+        """Install the earlier kubelet, and verify that its node is ready."""
+        self.undo(target)
+
+    def verify(self, target: Target) -> str:  # noqa: ARG002 - apply has verified it
+        """Nothing further."""
+        return ""
+
+
+class SystemUpgrade(PlaybookWork):
+    """Upgrades the packages of a node's operating system; ``reboot``: it is rebooted if one is due."""
+
+    def __init__(self, inventory: Inventory, *, security: bool, reboot: bool) -> None:
+        super().__init__(
+            inventory,
+            SYSTEM,
+            "os_upgrade.yml",
+            Disruption.NODE,
+            parameters={"security": _text(security), "reboot": _text(reboot)},
+            variables={"os_upgrade_security": security, "os_upgrade_reboot": reboot},
+        )
+
+    def needed(self, target: Target) -> str:  # noqa: ARG002 - the package manager tells, which is the work itself
+        """As ``Work.needed``."""
+        return "its packages are upgraded"
+
+
+class DriverUpgrade(PlaybookWork):
+    """Replaces the driver of a node's GPUs. Only pods that use GPUs leave, unless the machine may be rebooted."""
+
+    def __init__(self, inventory: Inventory, driver: str, *, reboot: bool) -> None:
+        gpu.check(gpu.RequestedSoftware("", driver))
+        self._driver = driver
+        super().__init__(
+            inventory,
+            DRIVER,
+            "gpu_upgrade.yml",
+            Disruption.NODE if reboot else Disruption.GPU_PODS,
+            parameters={"driver": driver, "reboot": _text(reboot)},
+            variables={"gpunodes_driver_branch": driver, "gpu_upgrade_reboot": reboot},
+            undoes=True,
+        )
+
+    def needed(self, target: Target) -> str:  # noqa: ARG002 - the plan selected the machines
+        """As ``Work.needed``."""
+        return f"its driver becomes {self._driver}"
+
+
+def control_planes(fleet: Fleet, parameters: Mapping[str, str]) -> ControlPlaneUpgrade:
+    """Make the work of a record; raises WrongInput for wrong parameters, as the following."""
+    return ControlPlaneUpgrade(_inventory(fleet), parameters.get("target", ""))
+
+
+def kubelets(fleet: Fleet, parameters: Mapping[str, str]) -> KubeletUpgrade:
+    """As ``control_planes``."""
+    return KubeletUpgrade(_inventory(fleet), parameters.get("target", ""))
+
+
+def rollback(fleet: Fleet, _: Mapping[str, str]) -> Rollback:
+    """As ``control_planes``."""
+    return Rollback(_inventory(fleet))
+
+
+def system(fleet: Fleet, parameters: Mapping[str, str]) -> SystemUpgrade:
+    """As ``control_planes``."""
+    security, reboot = _flag(parameters, "security"), _flag(parameters, "reboot")
+    return SystemUpgrade(_inventory(fleet), security=security, reboot=reboot)
+
+
+def driver(fleet: Fleet, parameters: Mapping[str, str]) -> DriverUpgrade:
+    """As ``control_planes``."""
+    return DriverUpgrade(_inventory(fleet), parameters.get("driver", ""), reboot=_flag(parameters, "reboot"))
+
+
+def _inventory(fleet: Fleet) -> Inventory:
+    if not isinstance(fleet, InventoryFleet):
+        raise WrongInput("this work is a playbook", "machines of an inventory", "name the inventory with -i")
+    return fleet.inventory
+
+
+def _exact(target: str) -> str:
+    found = versions.check(target)
+    if not versions.is_exact(found):
+        raise WrongInput(f"{target!r} is no exact version", "one such as 1.36.3", "name the patch release")
+    return found
+
+
+def _text(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _flag(parameters: Mapping[str, str], name: str) -> bool:
+    value = parameters.get(name, "")
+    if value not in {"yes", "no"}:
+        raise WrongInput(f"{name} of the roll-out is {value!r}", "yes or no", "`gpunodes rollout abandon` forgets it")
+    return value == "yes"

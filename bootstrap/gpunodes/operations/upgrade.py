@@ -1,0 +1,89 @@
+"""Upgrades of a whole cluster's Kubernetes: roll-outs of its control planes, of its kubelets, then its add-ons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunodes.engine import control_planes, events, journal, runner
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Event, Machine, Role, TaskEnded
+from gpunodes.operations.rolling import commands, status, upgrades
+from gpunodes.operations.rolling.context import Report
+from gpunodes.planner.upgrade_model import Part, UpgradePlan
+from gpunodes.rollout.options import RolloutOptions
+from gpunodes.rollout.result import RolloutResult
+
+PLAYBOOK = "upgrade.yml"
+
+
+def roll_out(
+    fleet: InventoryFleet,
+    plan: UpgradePlan,
+    machines: Sequence[Machine],
+    options: RolloutOptions,
+    report: Report,
+) -> list[RolloutResult]:
+    """Upgrade those of ``machines`` that have a step in ``plan``: control planes, kubelets, then the add-ons.
+
+    What follows a roll-out that did not end well is not begun: run the same command again. Raises GpunodesError as
+    ``commands.roll_out``, and if the add-ons cannot be updated.
+    """
+    inventory, results = fleet.inventory, list[RolloutResult]()
+    for part, work in (
+        (Part.CONTROL_PLANE, upgrades.ControlPlaneUpgrade(inventory, plan.target)),
+        (Part.NODE, upgrades.KubeletUpgrade(inventory, plan.target)),
+    ):
+        names = {step.machine for step in plan.steps if step.part is part}
+        chosen = [machine for machine in machines if machine.name in names]
+        if not chosen:
+            continue
+        results.append(commands.roll_out(fleet, chosen, work, options, report, "upgrade"))
+        if results[-1].exit_code is not ExitCode.DONE:
+            return results
+    remaining = {step.machine for step in plan.steps} - {machine.name for machine in machines}
+    if not remaining:
+        _update_addons(inventory, plan.target, report)
+    return results
+
+
+def check_unfinished(fleet: InventoryFleet, report: Report) -> None:
+    """Raise WrongInput unless an upgrade of Kubernetes stands unfinished in the cluster."""
+    found = status.read(fleet, report).rollout
+    if found is None or found.work not in {upgrades.CONTROL_PLANES, upgrades.KUBELETS}:
+        what = f"the unfinished roll-out is of {found.work}" if found else "no roll-out is unfinished"
+        raise WrongInput(what, "an upgrade of Kubernetes", "`gpunodes rollout status` shows it")
+
+
+def check_workers(machines: Sequence[Machine]) -> None:
+    """Raise WrongInput unless all machines are workers, whose kubelets alone can go back."""
+    for machine in machines:
+        if machine.role is not Role.WORKER:
+            raise WrongInput(
+                f"{machine.name} is a control plane",
+                "workers: a control plane does not return to an older version",
+                "restore a backup of etcd: `gpunodes help --page backup`",
+            )
+
+
+def _update_addons(inventory: Inventory, target: str, report: Report) -> None:
+    """Bring the network add-on and the device plugin to the versions of this gpunodes."""
+    control = control_planes.choose(inventory).machine
+    report("", "updating the network add-on and the device plugin")
+    failures: list[TaskEnded] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, TaskEnded) and event.outcome.is_failure:
+            failures.append(event)
+
+    play = runner.Play(PLAYBOOK, inventory, [control.name], variables={"upgrade_target": target}, tags=["addons"])
+    ended = runner.run(play, journal.open_run("upgrade"), on_event)
+    if ended.interrupted:
+        raise Interrupted
+    if not ended.ok:
+        raise GpunodesError(
+            f"the add-ons were not updated: {events.cause(failures[0]) if failures else ended.error_text}",
+            "add-ons of the new version",
+            f"run the same command again; the log is {ended.log}",
+        )

@@ -1,0 +1,146 @@
+"""Judges and orders an upgrade of Kubernetes: facts and a requested version in, a plan out. Pure.
+
+The rules are those of Kubernetes: one minor at a time, all control planes before any kubelet, and no kubelet newer than
+its control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.errors import WrongInput
+from gpunodes.model import PreflightFinding, Role
+from gpunodes.planner import tables, upgrade_checks, versions
+from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Component, Part, Step, Subject, UpgradePlan
+from gpunodes.planner.versions import numbers
+
+
+def plan(requested: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) -> UpgradePlan:
+    """The upgrade of ``cluster`` (from cluster_info) to ``requested``, a minor or an exact version.
+
+    Raises WrongInput for a version that gpunodes does not know, for a downgrade, and for a skipped minor.
+    """
+    wanted = versions.check(requested)
+    present = str(cluster["version"]).removeprefix("v")
+    check_order(wanted, present)
+    target, problem = resolve(wanted, subjects)
+    findings = [PreflightFinding(CLUSTER, "packages", problem)] if problem else []
+    findings += upgrade_checks.judge(target or wanted, subjects, cluster)
+    return UpgradePlan(
+        requested=wanted,
+        target=target,
+        version=present,
+        steps=_steps(target, subjects) if target else (),
+        components=_components(target or wanted, subjects),
+        findings=findings,
+        irreversible=_irreversible(target or wanted, present, subjects),
+    )
+
+
+def check_order(wanted: str, present: str) -> None:
+    """Raise WrongInput for a downgrade and for a skipped minor."""
+    before, after = numbers(present)[:2], numbers(wanted)[:2]
+    exact = versions.is_exact(wanted)
+    if after < before or (exact and numbers(wanted) < numbers(present)):
+        raise WrongInput(
+            f"the cluster runs Kubernetes {present}, and {wanted} is older",
+            "a newer version: a control plane cannot be downgraded",
+            "workers alone can return to an older kubelet: see `gpunodes help --page upgrades`",
+        )
+    allowed = tables.read("upgrades")["skew"]["control_plane"]
+    if after[1] > before[1] + allowed:
+        following = f"{before[0]}.{before[1] + allowed}"
+        raise WrongInput(
+            f"the cluster runs Kubernetes {present}, and {wanted} skips a minor",
+            f"the next minor, {following}: kubeadm upgrades by one at a time",
+            f"upgrade to {following} first",
+        )
+
+
+def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | None]:
+    """The exact version, and why there is none: the newest that the control plane's package source offers."""
+    if versions.is_exact(wanted):
+        return wanted, None
+    first = next((each for each in subjects if each.role is Role.CONTROL_PLANE and each.own), None)
+    if first is None or first.own is None:
+        return "", Problem(
+            "no control plane reported the versions in its package source",
+            "a control plane that responds",
+            f"correct its finding, or name an exact version such as {wanted}.1",
+        )
+    offered = [each for each in first.own["offered"].get("kubeadm", ()) if versions.minor_of(each) == wanted]
+    if offered:
+        return max(offered, key=numbers), None
+    reason = first.own["unread"] or "its index lists none"
+    return "", Problem(
+        f"the package source of {first.name} offers no version of Kubernetes {wanted}: {reason}",
+        f"kubeadm {wanted}.*",
+        "check gpunodes_kubernetes_packages_url, or name an exact version",
+    )
+
+
+def _steps(target: str, subjects: Sequence[Subject]) -> list[Step]:
+    """All control planes, then all kubelets, those of the control planes first; what has the version is left out."""
+    control = [each for each in subjects if each.role is Role.CONTROL_PLANE]
+    workers = [each for each in subjects if each.role is Role.WORKER]
+    steps = [
+        Step(each.name, Part.CONTROL_PLANE, each.control_plane, target, drained=False)
+        for each in control
+        if each.control_plane != target or (each.own or {}).get("unfinished")
+    ]
+    steps += [
+        Step(each.name, Part.NODE, each.kubelet, target, drained=True)
+        for each in (*control, *workers)
+        if each.kubelet != target or (each.own or {}).get("unfinished")
+    ]
+    return steps
+
+
+def _components(target: str, subjects: Sequence[Subject]) -> list[Component]:
+    """What kubeadm replaces, and the add-ons, which their roles bring to the versions of this gpunodes afterwards."""
+    own = next((each.own for each in subjects if each.own and each.own.get("cluster")), None)
+    if own is None:
+        return []
+    row = versions.minors()[versions.minor_of(target)]
+    cluster = own["cluster"]
+    found = [Component("etcd", own["images"]["etcd"], row["etcd"])] if "etcd" in own["images"] else []
+    if cluster["coredns"]:
+        found.append(Component("CoreDNS", _tag(cluster["coredns"]), row["coredns"]))
+    if cluster["proxy"]:
+        found.append(Component("kube-proxy", _tag(cluster["proxy"]), f"v{target}"))
+    return found + [
+        Component(image.rpartition("/")[2].partition(":")[0], _tag(image), "") for image in cluster["addons"]
+    ]
+
+
+def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> list[str]:
+    if versions.minor_of(target) == versions.minor_of(present):
+        return []
+    found = [
+        f"The control plane does not return to {versions.minor_of(present)}: only a backup of etcd brings it back."
+    ]
+    row = versions.minors()[versions.minor_of(target)]
+    tags = [str(each.own["images"].get("etcd", "")) for each in subjects if each.own]
+    if any(tag and numbers(tag)[:2] < numbers(row["etcd"])[:2] for tag in tags):
+        minor = ".".join(map(str, numbers(row["etcd"])[:2]))
+        found.append(f"etcd converts its data to {minor}, which an older etcd does not read.")
+    return found
+
+
+def images(target: str, control_plane: bool) -> list[str]:
+    """The images of an exact version that a machine fetches before it is drained."""
+    row = versions.minors().get(versions.minor_of(target))
+    names = ["kube-proxy", *(PROGRAMS if control_plane else ())]
+    found = [f"registry.k8s.io/{name}:v{target}" for name in names]
+    if row is None:
+        return found
+    if control_plane:
+        found += [f"registry.k8s.io/etcd:{row['etcd']}", f"registry.k8s.io/coredns/coredns:{row['coredns']}"]
+    return [*found, f"registry.k8s.io/pause:{row['pause']}"]
+
+
+def _tag(image: str) -> str:
+    """The tag of an image, without its digest."""
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[2]

@@ -1,0 +1,231 @@
+"""What is in the way of an upgrade of Kubernetes, machine by machine and in the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.errors import WrongInput
+from gpunodes.model import PreflightFinding, Role, Severity
+from gpunodes.planner import gates, tables, versions
+from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Subject
+from gpunodes.planner.versions import numbers
+
+_KUBEADM_CONFIG = "the ConfigMap kubeadm-config in kube-system"
+
+
+def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) -> list[PreflightFinding]:
+    """All findings, those of machines in their order, then those of the cluster."""
+    findings = []
+    for subject in subjects:
+        if subject.facts is None or subject.own is None:
+            problem = Problem(
+                subject.unreachable or "it did not report its versions",
+                "a machine that responds: the whole cluster is judged",
+                "start it, or correct its address and SSH settings in the inventory",
+            )
+            findings.append(PreflightFinding(subject.name, "reachable", problem))
+            continue
+        for name, check in _OF_MACHINES.items():
+            findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
+    known = {subject.node.get("name") for subject in subjects}
+    for node in cluster["nodes"]:
+        if node["name"] not in known:
+            problem = Problem(
+                f"the node {node['name']} ({node['version']}) is no machine of the inventory",
+                "all nodes in the inventory",
+                "add it, or upgrade it by hand",
+            )
+            findings.append(PreflightFinding(CLUSTER, "nodes", problem, Severity.WARNING))
+    return findings + [
+        PreflightFinding(CLUSTER, name, each) for name, check in _OF_CLUSTER.items() for each in check(target, subjects)
+    ]
+
+
+def _member(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    if not subject.node:
+        yield Problem("it is not a node of the cluster", "a node", f"run `gpunodes join {subject.name}` first")
+    elif not own["joined"]:
+        yield Problem(
+            "gpunodes did not make it a node",
+            "a machine that gpunodes joined, because it undoes only its own changes",
+            "upgrade it by hand, as kubeadm's documentation says",
+        )
+
+
+def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    # A machine whose upgrade was interrupted is not ready until that is continued.
+    if subject.node and not subject.node["ready"] and not own["unfinished"]:
+        yield Problem(
+            f"its node is not ready: {subject.node['reason']}",
+            "a ready node: afterwards nobody could tell whether the upgrade is the cause",
+            f"see `gpunodes health {subject.name}`",
+        )
+
+
+def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
+    if not subject.kubelet:
+        return
+    allowed = tables.read("upgrades")["skew"]["kubelet"]
+    own, wanted = numbers(subject.kubelet)[1], numbers(target)[1]
+    if own > wanted:
+        yield Problem(
+            f"its kubelet is {subject.kubelet}",
+            f"{target} or older: a kubelet is never newer than the control plane",
+            "install an older kubelet, or choose a newer version",
+        )
+    elif wanted - own > allowed:
+        yield Problem(
+            f"its kubelet is {subject.kubelet}",
+            f"1.{wanted - allowed} or newer: Kubernetes {versions.minor_of(target)} accepts no older kubelets",
+            "upgrade it to the version of the cluster first",
+        )
+
+
+def _cgroup(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
+    row = versions.minors()[versions.minor_of(target)]
+    if subject.facts and subject.facts["cgroup"] == 1 and row["cgroup_v1"] == "refused":
+        yield Problem(
+            "it runs cgroup v1",
+            f"cgroup v2: the kubelet of {versions.minor_of(target)} does not start with v1",
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        )
+
+
+def _runtime(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
+    packages = (subject.facts or {}).get("packages") or {}
+    installed = str(packages.get("containerd.io") or packages.get("containerd") or "")
+    for row in tables.read("upgrades")["runtime"]:
+        least = row["containerd"]
+        if (
+            installed
+            and numbers(target)[:2] >= numbers(row["from"])
+            and numbers(_plain(installed))[:2] < numbers(least)
+        ):
+            yield Problem(
+                f"containerd is {installed}",
+                f"{least} or newer: the kubelet of {versions.minor_of(target)} needs it",
+                "upgrade containerd first",
+            )
+
+
+def _plain(version: str) -> str:
+    """A package's version without its epoch."""
+    return version.rpartition(":")[2]
+
+
+def _kubelet_gates(target: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _judged(target, subject.gates, "gpunodes_feature_gates")
+    others = {name: value for name, value in own["kubelet_gates"].items() if name not in subject.gates}
+    yield from _judged(target, others, "featureGates of the ConfigMap kubelet-config in kube-system")
+
+
+def _component_gates(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    configured = (own.get("cluster") or {}).get("gates", {})
+    yield from _judged(target, configured, _KUBEADM_CONFIG)
+    for name, found in own["gates"].items():
+        others = {gate: value for gate, value in found.items() if gate not in configured}
+        for problem in _judged(target, others, f"/etc/kubernetes/manifests/{name}.yaml and perhaps {_KUBEADM_CONFIG}"):
+            yield replace(problem, found=f"{PROGRAMS.get(name, name)}: {problem.found}")
+
+
+def _judged(target: str, requested: Mapping[str, Any], place: str) -> Iterator[Problem]:
+    """What the gates' table says of gates; their remedies name the place that sets them."""
+    try:
+        found = gates.check(versions.minor_of(target), requested) if requested else []
+    except WrongInput as error:
+        found = [error.problem]
+    for problem in found:
+        yield replace(problem, remedy=f"{problem.remedy}; it is set in {place}")
+
+
+def _arguments(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    for row in tables.read("upgrades")["removed_argument"]:
+        kubelet = row["program"] == "kubelet"
+        present = own["kubelet_arguments"] if kubelet else own["arguments"].get(row["program"], ())
+        if row["name"] in present and numbers(target)[:2] >= numbers(row["removed_in"]) and row["by"] != "kubeadm":
+            place = "/var/lib/kubelet/kubeadm-flags.env" if kubelet else _KUBEADM_CONFIG
+            yield Problem(
+                f"the {row['program']} gets --{row['name']}, which Kubernetes {row['removed_in']} removes",
+                "arguments that the new version knows: it does not start with another one",
+                f"remove it from {place}",
+            )
+
+
+def _packages(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    if own["unread"]:
+        yield Problem(
+            f"its package source for Kubernetes {versions.minor_of(target)} cannot be read: {own['unread']}",
+            "a source that the machine reaches",
+            "check gpunodes_kubernetes_packages_url, the mirror and the proxy",
+        )
+    elif versions.is_exact(target):
+        missing = [name for name in ("kubeadm", "kubelet") if target not in own["offered"].get(name, ())]
+        if missing:
+            known = ", ".join(own["offered"].get(missing[0], [])[:5]) or "none"
+            yield Problem(
+                f"its package source has no {missing[0]} {target}; it offers {known}",
+                f"{' and '.join(missing)} {target}",
+                "choose another version, or add it to the mirror",
+            )
+
+
+def _deprecated(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
+    for own in _clusters(subjects):
+        for row in own["cluster"]["deprecated"]:
+            if numbers(row["removed"]) <= numbers(target)[:2]:
+                yield Problem(
+                    f"a program uses the API {row['api']}, which Kubernetes {row['removed']} removes",
+                    "programs that use newer APIs",
+                    "find it by the audit log, and upgrade it; the API server forgets at its next start what was used",
+                )
+
+
+def _etcd(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
+    wanted = str(versions.minors()[versions.minor_of(target)]["etcd"])
+    members = [(each.name, each.own["images"]) for each in subjects if each.own]
+    tags = {name: str(images["etcd"]) for name, images in members if "etcd" in images}
+    for row in tables.read("upgrades")["etcd"]:
+        crosses = numbers(wanted)[:2] >= numbers(row["to"])
+        old = {name: tag for name, tag in tags.items() if numbers(tag) < numbers(row["least"])}
+        if crosses and old and len(tags) > 1:
+            [(name, tag), *_] = old.items()
+            yield Problem(
+                f"etcd has {len(tags)} members, and that of {name} is {tag}",
+                f"{row['least']} or newer: older members are not compatible with members of {row['to']}",
+                f"set etcd.local.imageTag: {row['stepping_stone']} in the ConfigMap kubeadm-config in kube-system, run "
+                "`kubeadm upgrade apply` with the present version on the first control plane, `kubeadm upgrade node` "
+                "on each other one, remove imageTag again, then run this command again",
+            )
+
+
+def _coredns(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
+    wanted = str(versions.minors()[versions.minor_of(target)]["coredns"])
+    for own in _clusters(subjects):
+        tag = str(own["cluster"]["coredns"]).rpartition(":")[2]
+        if numbers(tag)[:2] > numbers(wanted)[:2]:
+            yield Problem(
+                f"CoreDNS is {tag}",
+                f"{wanted} or older: kubeadm migrates its configuration only forwards",
+                "choose a newer Kubernetes, or give CoreDNS back to kubeadm",
+            )
+
+
+def _clusters(subjects: Sequence[Subject]) -> list[Mapping[str, Any]]:
+    return [each.own for each in subjects if each.role is Role.CONTROL_PLANE and each.own and each.own.get("cluster")]
+
+
+_OF_MACHINES = {
+    "cluster": _member,
+    "ready": _ready,
+    "skew": _skew,
+    "cgroup": _cgroup,
+    "runtime": _runtime,
+    "gates": _kubelet_gates,
+    "component gates": _component_gates,
+    "arguments": _arguments,
+    "packages": _packages,
+}
+_OF_CLUSTER = {"deprecated": _deprecated, "etcd": _etcd, "coredns": _coredns}

@@ -1,0 +1,116 @@
+"""A cluster is backed up and restored; its certificates end and are renewed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from pathlib import Path
+
+from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
+
+LAB = LabSpec("debian13", workers=1, cluster=())
+MACHINES = LAB.machines
+CONFIG = ("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "json")
+
+
+def test_a_cluster_is_backed_up(operator: Operator) -> None:
+    operator.kubectl("create", "namespace", "precious")
+    operator.kubectl("-n", "precious", "create", "secret", "generic", "login", "--from-literal=word=correct-horse")
+    operator.kubectl("-n", "precious", "create", "deployment", "web", "--image=registry.k8s.io/pause:3.10.2")
+    before = operator.ssh("control-1", "ls -A /var/lib/etcd")
+    saved = operator.document("etcd", "backup", "--output", "first.tar")
+    path = Path(saved["path"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {part["name"] for part in saved["parts"]} >= {
+        *("etcd/snapshot.db", "pki/ca.key", "pki/sa.key", "kubernetes/encryption-configuration"),
+    }
+    assert operator.ssh("control-1", "ls -A /var/lib/etcd") == before
+    # The other file of this name stays.
+    operator.gpunodes("etcd", "backup", "--output", "first.tar", code=2)
+
+
+def test_a_killed_backup_leaves_nothing(operator: Operator) -> None:
+    running = operator.start("etcd", "backup", "--output", "second.tar")
+    operator.wait_for(running, "making a snapshot")
+    kill(running)
+    deadline = time.monotonic() + 120
+    while "gpunodes-" in operator.ssh("control-1", "ls -A /var/lib/etcd"):
+        assert time.monotonic() < deadline, "its snapshot is still there"
+        time.sleep(5)
+    assert not (operator.folder / "second.tar").exists()
+
+
+def test_status_shows_the_member_of_etcd(operator: Operator) -> None:
+    status = operator.document("status")
+    assert [(each["name"], each["leader"], each["healthy"]) for each in status["etcd"]] == [("control-1", True, True)]
+    assert status["warnings"] == []
+
+
+def test_a_damaged_file_is_refused_before_anything_is_touched(operator: Operator) -> None:
+    data = bytearray((operator.folder / "first.tar").read_bytes())
+    data[5000] ^= 1
+    (operator.folder / "damaged.tar").write_bytes(data)
+    assert "is not a usable backup" in operator.gpunodes("etcd", "restore", "damaged.tar", "--yes", code=2).stderr
+    operator.kubectl("get", "nodes")
+
+
+def test_a_killed_restore_is_continued(operator: Operator) -> None:
+    """A deleted namespace is back with its Secret, and controllers act on what is in it."""
+    operator.kubectl("delete", "namespace", "precious")
+    running = operator.start("etcd", "restore", "first.tar", "--yes")
+    operator.wait_for(running, "control-1: Restore etcd")
+    time.sleep(3)
+    kill(running)
+    operator.gpunodes("etcd", "restore", "first.tar", "--yes")
+    word = operator.kubectl("-n", "precious", "get", "secret", "login", "-o", "jsonpath={.data.word}")
+    assert word == "Y29ycmVjdC1ob3JzZQ=="
+    operator.kubectl("-n", "precious", "scale", "deployment", "web", "--replicas=3")
+    operator.kubectl("-n", "precious", "rollout", "status", "deployment", "web", "--timeout=180s")
+    kept = operator.ssh("control-1", "ls -d /var/lib/etcd/gpunodes-*").split()
+    assert len(kept) == 1
+    assert "before" in kept[0]
+    assert all(node["ready"] for node in operator.document("status")["nodes"])
+
+
+def test_certificates_of_ten_minutes_are_shown_and_end(operator: Operator) -> None:
+    config = json.loads(operator.kubectl(*CONFIG))["data"]["ClusterConfiguration"]
+    kept = [line for line in config.splitlines() if not line.startswith("certificateValidityPeriod")]
+    patch = {"data": {"ClusterConfiguration": "\n".join([*kept, "certificateValidityPeriod: 10m0s"]) + "\n"}}
+    operator.kubectl("-n", "kube-system", "patch", "configmap", "kubeadm-config", "-p", json.dumps(patch))
+    operator.gpunodes("certs", "renew", "--force")
+    found = operator.document("certs", code=3)
+    control = next(each for each in found["machines"] if each["machine"] == "control-1")
+    ends = {each["name"]: each["not_after"] for each in control["certificates"]}
+    assert ends["apiserver"] - time.time() < 700
+    assert any("gpunodes certs renew" in each for each in control["warnings"])
+    warned = operator.document("preflight", "worker-1")
+    assert "certificates" in {each["check"] for each in warned["findings"]}
+    time.sleep(max(0.0, max(ends["apiserver"], ends["admin.conf"]) - time.time()) + 30)
+    operator.kubectl("get", "nodes", code=1)
+
+
+def test_certificates_that_have_ended_are_renewed_after_a_kill(operator: Operator) -> None:
+    """No API responds by now: kubeadm then takes its defaults, a year."""
+    running = operator.start("certs", "renew")
+    operator.wait_for(running, "control-1: Renew the certificates")
+    time.sleep(10)
+    kill(running)
+    operator.gpunodes("certs", "renew")
+    operator.kubectl("get", "nodes")
+    deadline = time.monotonic() + 300
+    while not all(node["ready"] for node in operator.document("status", code=None)["nodes"]):
+        assert time.monotonic() < deadline
+        time.sleep(5)
+    assert operator.document("certs")["exit_code"] == 0
+    assert operator.ssh("control-1", "ls -A /etc/kubernetes/gpunodes-manifests") == ""
+
+
+def test_no_secret_leaks(operator: Operator) -> None:
+    search_for_secrets(operator, MACHINES)
+
+
+def test_reset_leaves_nothing(operator: Operator) -> None:
+    operator.gpunodes("reset", "--yes", *MACHINES)
+    for machine in MACHINES:
+        assert lines(operator.ssh(machine, BARE)) == operator.bare[machine]

@@ -1,0 +1,130 @@
+"""Control planes join a cluster of one; a join is killed while etcd has its learner; the leader leaves, a dead one too.
+
+The lab gives them a virtual address, and lets them elect leaders.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
+
+LAB = LabSpec("debian13", workers=0, control_planes=3)
+FIRST, SECOND, THIRD = CONTROLS = ("cp-1", "cp-2", "cp-3")
+CRICTL = "crictl --runtime-endpoint=unix:///run/containerd/containerd.sock"
+PKI = "/etc/kubernetes/pki/etcd"
+ETCDCTL = (
+    f"{CRICTL} exec $({CRICTL} ps --quiet --label io.kubernetes.container.name=etcd) etcdctl "
+    f"--cacert={PKI}/ca.crt --cert={PKI}/server.crt --key={PKI}/server.key --write-out=json"
+)
+KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
+SECRETS = f"{KUBECTL} --namespace kube-system get secrets --output name"
+
+
+def members(operator: Operator, machine: str = FIRST) -> dict[str, Mapping[str, Any]]:
+    """The members of etcd by name; "" is one that has not started."""
+    listed = json.loads(operator.ssh(machine, f"{ETCDCTL} member list"))["members"]
+    return {each.get("name", ""): each for each in listed}
+
+
+def voters(operator: Operator, machine: str = FIRST) -> set[str]:
+    return {name for name, each in members(operator, machine).items() if not each.get("isLearner")}
+
+
+def leftovers(operator: Operator) -> list[str]:
+    """Uploaded certificates and bootstrap tokens."""
+    found = lines(operator.ssh(FIRST, SECRETS))
+    return [name for name in found if "kubeadm-certs" in name or "bootstrap-token" in name]
+
+
+def regroup(operator: Operator, *controls: str) -> None:
+    """Leave only these machines in the group control_plane."""
+    path = operator.folder / "inventory/hosts.yml"
+    saved = operator.folder / "all-hosts.yml"
+    if not saved.exists():
+        saved.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    found = yaml.safe_load(saved.read_text(encoding="utf-8"))
+    hosts = found["control_plane"]["hosts"]
+    found["control_plane"]["hosts"] = {name: hosts[name] for name in controls}
+    path.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
+
+
+def test_two_are_refused(operator: Operator) -> None:
+    operator.bare = operator.each(CONTROLS, BARE)
+    regroup(operator, FIRST, SECOND)
+    done = operator.gpunodes("up", code=2)
+    assert "would have 2 control planes" in " ".join((done.stdout + done.stderr).split())
+    regroup(operator, FIRST)
+    operator.gpunodes("up")
+    assert voters(operator) == {FIRST}
+
+
+def test_a_killed_join_is_completed(operator: Operator) -> None:
+    """Killed when etcd has the new member, as a learner that has started or not."""
+    regroup(operator, *CONTROLS)
+    running = operator.start("join", SECOND)
+    operator.wait_for(running, f"{SECOND}: Join as a control plane")
+    deadline = time.monotonic() + 900
+    while len(found := members(operator)) == 1:
+        assert time.monotonic() < deadline, "no member was added"
+        time.sleep(1)
+    kill(running)
+    print(f"killed when etcd had {found}")
+    operator.gpunodes("join", SECOND)
+    assert voters(operator) == {FIRST, SECOND}
+    assert leftovers(operator) == []
+
+
+def test_the_third_joins(operator: Operator) -> None:
+    operator.gpunodes("join", THIRD)
+    assert voters(operator) == set(CONTROLS)
+    assert leftovers(operator) == []
+    path = "/etc/kubernetes/gpunodes/encryption.json"
+    assert len({tuple(each) for each in operator.each(CONTROLS, f"sha256sum {path}").values()}) == 1
+    assert {tuple(each) for each in operator.each(CONTROLS, f"stat --format=%a {path}").values()} == {("600",)}
+    assert {each["outcome"] for each in operator.document("up")["machines"]} == {"unchanged"}
+
+
+def test_one_of_several_is_not_reset(operator: Operator) -> None:
+    done = operator.gpunodes("reset", "--yes", SECOND, code=1)
+    assert "belongs to a cluster of several" in " ".join(done.stdout.split())
+    assert voters(operator) == set(CONTROLS)
+
+
+def test_the_leader_leaves_and_joins_again(operator: Operator) -> None:
+    found = members(operator)
+    status = json.loads(operator.ssh(FIRST, f"{ETCDCTL} endpoint status"))
+    leader = next(name for name, each in found.items() if each["ID"] == status[0]["Status"]["leader"])
+    operator.gpunodes("remove", "--yes", leader)
+    stays = next(name for name in CONTROLS if name != leader)
+    assert voters(operator, stays) == set(CONTROLS) - {leader}
+    assert f"node/{leader}" not in lines(operator.ssh(stays, f"{KUBECTL} get nodes --output name"))
+    assert lines(operator.ssh(leader, BARE)) == operator.bare[leader]
+    operator.gpunodes("join", leader)
+    assert voters(operator) == set(CONTROLS)
+
+
+def test_a_dead_one_is_removed_through_another(operator: Operator) -> None:
+    assert operator.lab("power", THIRD, "off").returncode == 0
+    operator.gpunodes("remove", "--yes", SECOND, "--dead", code=2)
+    operator.gpunodes("remove", "--yes", SECOND, code=1)
+    assert voters(operator) == set(CONTROLS), "etcd needs both"
+    operator.gpunodes("remove", "--yes", THIRD, "--dead")
+    assert voters(operator) == {FIRST, SECOND}
+    assert f"node/{THIRD}" not in lines(operator.ssh(FIRST, f"{KUBECTL} get nodes --output name"))
+
+
+def test_no_secret_leaks(operator: Operator) -> None:
+    search_for_secrets(operator, (FIRST, SECOND))
+
+
+def test_a_reset_of_all_ends_the_cluster(operator: Operator) -> None:
+    regroup(operator, FIRST, SECOND)
+    operator.gpunodes("reset", "--yes", FIRST, SECOND)
+    for machine in (FIRST, SECOND):
+        assert lines(operator.ssh(machine, BARE)) == operator.bare[machine]

@@ -1,0 +1,140 @@
+"""The driver of a node replaced in stages, interrupted, refused and put back; and upgrades of its operating system.
+
+The driver is the lab's stand-in: packages, DKMS, kernel modules and services are real, GPUs are not. Its branch 595
+does not build.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from .conftest import LabSpec, Operator, kill
+from .pods import start
+
+LAB = LabSpec("debian13", workers=0, gpu_workers=1)
+UP_LIMIT_S = 3000.0
+TAINT = "gpunodes.dev/repair"
+BUSYBOX = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+LOADED = "cat /sys/module/nvidia/version"
+OLD, NEW = "580.65.06", "590.44.01"
+
+
+def stage(operator: Operator, tags: str, driver: str, *more: str, code: int = 0) -> str:
+    """Run stages of the playbook; returns its output."""
+    words = ("--limit", "gpu-1", "--tags", tags, "-e", f"gpunodes_driver_branch={driver}", *more)
+    done = operator.gpunodes("playbook", "gpu_upgrade", *words, code=code)
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def uid(operator: Operator) -> str:
+    return operator.kubectl(
+        "get", "pod", "cpu", "-o", "jsonpath={.metadata.uid} {.status.containerStatuses[0].restartCount}"
+    )
+
+
+def test_a_node_with_the_old_driver_and_a_pod_without_gpus(operator: Operator) -> None:
+    operator.gpunodes("up", "--driver", "580", limit_s=UP_LIMIT_S)
+    assert operator.ssh("gpu-1", LOADED).strip() == OLD
+    tolerations: dict[str, Any] = {"tolerations": [{"operator": "Exists"}], "nodeName": "gpu-1"}
+    start(operator, "cpu", BUSYBOX, "sleep 36000", {}, **tolerations)
+    operator.kubectl("wait", "--for=condition=Ready", "pod/cpu", "--timeout=180s")
+
+
+def test_a_plan_touches_nothing(operator: Operator) -> None:
+    before = operator.ssh("gpu-1", "dpkg-query -W; ls -R /var/cache/gpunodes 2>&1")
+    document = operator.document("gpu", "upgrade", "plan", "gpu-1", "--driver", "590")
+    [machine] = document["machines"]
+    assert (machine["upgrade"]["installed"], machine["upgrade"]["needed"]) == (OLD, True)
+    assert not operator.document("gpu", "upgrade", "plan", "gpu-1", "--driver", "580")["machines"][0]["upgrade"][
+        "needed"
+    ]
+    refused = operator.document("gpu", "upgrade", "plan", "gpu-1", "--driver", "590.99.99", code=1)
+    assert f"one of {NEW}-1" in json.dumps(refused["machines"][0]["conflicts"])
+    assert operator.ssh("gpu-1", "dpkg-query -W; ls -R /var/cache/gpunodes 2>&1") == before
+
+
+def test_without_a_tag_nothing_is_changed(operator: Operator) -> None:
+    operator.gpunodes("playbook", "gpu_upgrade", "--limit", "gpu-1", "-e", "gpunodes_driver_branch=590")
+    assert operator.ssh("gpu-1", LOADED).strip() == OLD
+
+
+def test_both_drivers_are_kept_before_anything_is_changed(operator: Operator) -> None:
+    stage(operator, "prepare", "590")
+    assert operator.ssh("gpu-1", "ls /var/cache/gpunodes/driver").split() == [OLD, NEW]
+    assert operator.ssh("gpu-1", LOADED).strip() == OLD
+    assert "changed=0" in stage(operator, "prepare", "590")
+
+
+def test_a_driver_in_use_is_left_as_it_was(operator: Operator) -> None:
+    operator.kubectl("taint", "node", "gpu-1", f"{TAINT}=test:NoExecute")
+    time.sleep(30)
+    operator.ssh("gpu-1", "systemd-run --unit=holder sh -c 'exec 3</dev/nvidia0; exec sleep 3600'")
+    output = stage(operator, "apply", "590", code=2)
+    assert "of holder.service) uses the GPUs" in output
+    assert operator.ssh("gpu-1", LOADED).strip() == OLD
+    assert operator.ssh("gpu-1", "systemctl is-active nvidia-persistenced").strip() == "active"
+    operator.ssh("gpu-1", "systemctl stop holder")
+
+
+def test_a_killed_replacement_continues(operator: Operator) -> None:
+    words = ("--limit", "gpu-1", "--tags", "apply", "-e", "gpunodes_driver_branch=590")
+    process = operator.start("playbook", "gpu_upgrade", *words)
+    operator.wait_for(process, "Replace the driver and load it")
+    time.sleep(20)
+    kill(process)
+    stage(operator, "apply,verify", "590")
+    assert operator.ssh("gpu-1", LOADED).strip() == NEW
+    assert "changed=0" in stage(operator, "apply", "590")
+    label = "jsonpath={.metadata.labels.gpunodes\\.dev/gpu-driver}"
+    assert operator.kubectl("get", "node", "gpu-1", "-o", label).strip() == NEW
+
+
+def test_a_driver_that_does_not_build_is_put_back(operator: Operator) -> None:
+    stage(operator, "prepare", "595")
+    output = stage(operator, "apply", "595", code=2)
+    assert "does not build for the kernel" in output
+    stage(operator, "undo", "595")
+    assert operator.ssh("gpu-1", LOADED).strip() == NEW
+    held = operator.ssh("gpu-1", "apt-mark showhold").split()
+    assert {"nvidia-open", "nvidia-driver-pinning-590"} <= {*held}
+    assert not [name for name in operator.ssh("gpu-1", "dpkg-query -W").splitlines() if "pinning-595" in name]
+
+
+def test_pods_get_gpus_again_and_the_other_pod_never_noticed(operator: Operator) -> None:
+    operator.kubectl("taint", "node", "gpu-1", f"{TAINT}-")
+    operator.gpunodes("gpu", "verify", "gpu-1")
+    assert uid(operator).endswith(" 0")
+
+
+def test_the_next_boot_loads_the_new_driver(operator: Operator) -> None:
+    operator.ssh("gpu-1", "systemctl reboot", code=None)
+    time.sleep(60)
+    for _ in range(60):
+        if operator.ssh("gpu-1", LOADED, code=None).strip() == NEW:
+            return
+        time.sleep(10)
+    raise AssertionError(operator.ssh("gpu-1", "dmesg | tail -50"))
+
+
+def test_the_plan_of_the_operating_system_touches_nothing(operator: Operator) -> None:
+    before = operator.ssh("gpu-1", "dpkg-query -W; ls -l --time-style=full-iso /var/lib/apt/lists")
+    [machine] = operator.document("os", "plan", "gpu-1")["machines"]
+    assert not machine["unreadable"]
+    assert operator.ssh("gpu-1", "dpkg-query -W; ls -l --time-style=full-iso /var/lib/apt/lists") == before
+
+
+def test_an_upgrade_of_the_operating_system_keeps_driver_and_kubernetes(operator: Operator) -> None:
+    versions = "dpkg-query -W 'nvidia-*' 'kube*' containerd"
+    before = operator.ssh("gpu-1", versions, code=None)
+    for _ in range(2):
+        operator.gpunodes("playbook", "os_upgrade", "--limit", "gpu-1", "--tags", "prepare,apply,verify")
+    assert operator.ssh("gpu-1", versions, code=None) == before
+    assert [each for each in operator.document("os", "plan", "gpu-1")["machines"][0]["packages"] if each["old"]] == []
+
+
+def test_a_reset_leaves_no_driver_and_no_kept_packages(operator: Operator) -> None:
+    operator.gpunodes("remove", "gpu-1", "--yes")
+    assert operator.ssh("gpu-1", "ls -d /var/cache/gpunodes /sys/module/nvidia", code=None) == ""
+    assert operator.ssh("gpu-1", "apt-mark showhold").split() == []

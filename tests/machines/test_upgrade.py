@@ -1,0 +1,179 @@
+"""Kubernetes 1.35 becomes 1.36 on one control plane and one worker, whose pods answer meanwhile; kills and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from .conftest import BARE, LONG, LabSpec, Operator, lines
+
+# Pods move to the control plane while the worker is drained.
+LAB = LabSpec(
+    "debian13",
+    workers=1,
+    kubernetes="1.35",
+    up_options=("--kubernetes-version", "1.36"),
+    cluster=("--kubernetes-version", "1.35"),
+    settings={"gpunodes_control_plane_schedulable": True},
+)
+IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+COUNTER = """
+while [ ! -e /run/stop ]; do
+    if curl -sf -m 2 http://$1:8080/ >/dev/null; then echo ok; else echo failed; fi
+    sleep 0.2
+done >/run/requests
+"""
+
+
+def playbook(operator: Operator, *words: str) -> list[str]:
+    """The command line of the playbook for the target of this test."""
+    target = operator.document("upgrade", "plan", "1.36")["target"]
+    return ["playbook", "upgrade", "-e", f"upgrade_target={target}", *words]
+
+
+def versions(operator: Operator) -> dict[str, str]:
+    return {node["name"]: node["version"].rpartition(".")[0] for node in operator.document("status")["nodes"]}
+
+
+def serve(operator: Operator) -> None:
+    """Two pods that answer, of which one must always be there, and a program that counts the answers."""
+    labels = {"app": "web"}
+    container = {
+        "name": "web",
+        "image": IMAGE,
+        "command": ["busybox", "sh", "-c", "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"],
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
+        # A request that began is answered; kube-proxy forgets the pod meanwhile.
+        "lifecycle": {"preStop": {"exec": {"command": ["busybox", "sleep", "10"]}}},
+    }
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 15},
+    }
+    objects: list[dict[str, Any]] = [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "web"},
+            "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": template},
+        },
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "web"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web"},
+            "spec": {"selector": labels, "ports": [{"port": 8080}]},
+        },
+    ]
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    operator.ssh("control-1", f"cat >/run/web.json <<'END'\n{document}\nEND")
+    operator.kubectl("apply", "-f", "/run/web.json")
+    operator.kubectl("rollout", "status", "deployment/web", "--timeout=300s")
+    address = operator.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").strip()
+    operator.ssh("control-1", f"cat >/run/count.sh <<'END'\n{COUNTER}\nEND")
+    operator.ssh("control-1", f"systemd-run --unit=counter --collect sh /run/count.sh {address}")
+
+
+def test_the_plan_names_the_order_and_changes_nothing(operator: Operator) -> None:
+    before = {machine: operator.ssh(machine, "cat /var/lib/gpunodes/ledger.json") for machine in LAB.machines}
+    plan = operator.document("upgrade", "plan", "1.36")
+    assert plan["possible"], plan["findings"]
+    assert [(step["machine"], step["part"]) for step in plan["steps"]] == [
+        ("control-1", "control_plane"),
+        ("control-1", "node"),
+        ("worker-1", "node"),
+    ]
+    assert {each["name"] for each in plan["components"]} >= {"etcd", "CoreDNS", "kube-proxy"}
+    assert {machine: operator.ssh(machine, "cat /var/lib/gpunodes/ledger.json") for machine in LAB.machines} == before
+
+
+def test_a_skipped_minor_and_a_downgrade_are_refused(operator: Operator) -> None:
+    assert "upgrade to 1.36 first" in operator.gpunodes("upgrade", "plan", "1.37", code=2).stderr
+    assert "cannot be downgraded" in operator.gpunodes("upgrade", "plan", "1.34", code=2).stderr
+
+
+def test_a_removed_gate_is_refused(operator: Operator) -> None:
+    folder = operator.folder / "inventory" / "host_vars"
+    (folder / "worker-1.yml").write_text("gpunodes_feature_gates: {CSIMigrationPortworx: true}\n")
+    try:
+        plan = operator.document("upgrade", "plan", "1.36", code=1)
+    finally:
+        (folder / "worker-1.yml").unlink()
+    assert [(each["machine"], each["check"]) for each in plan["findings"]] == [("worker-1", "gates")]
+    assert "removed in Kubernetes 1.36" in plan["findings"][0]["fact"]
+
+
+def test_a_killed_upgrade_of_the_control_plane_is_continued(operator: Operator) -> None:
+    serve(operator)
+    operator.gpunodes(*playbook(operator, "--tags", "prepare"))
+    assert operator.ssh("worker-1", "kubelet --version").startswith("Kubernetes v1.35")
+    words = playbook(operator, "--tags", "apply", "-e", '{"upgrade_parts": ["control_plane"]}')
+    running = operator.start(*words)
+    deadline = time.monotonic() + LONG
+    # The new API server's manifest is there: etcd is done, the others are not.
+    wanted = "grep -q kube-apiserver:v1.36 /etc/kubernetes/manifests/kube-apiserver.yaml"
+    while operator.lab("ssh", "control-1", wanted).returncode:
+        assert time.monotonic() < deadline, "kubeadm has not replaced the API server"
+        time.sleep(1)
+    operator.ssh("control-1", "pkill -KILL -x kubeadm")
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert json.loads(operator.ssh("control-1", "cat /var/lib/gpunodes/ledger.json"))["upgrade"] == "apply"
+    operator.gpunodes(*words)
+    assert json.loads(operator.ssh("control-1", "cat /var/lib/gpunodes/ledger.json"))["upgrade"] == ""
+    assert operator.document("status")["version"].startswith("v1.36")
+    assert set(versions(operator).values()) == {"v1.35"}
+
+
+def test_the_kubelets_follow_one_by_one(operator: Operator) -> None:
+    for machine in LAB.machines:
+        words = playbook(operator, "--limit", machine, "-e", '{"upgrade_parts": ["node"]}')
+        operator.kubectl("drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
+        operator.gpunodes(*words, "--tags", "apply")
+        operator.gpunodes(*words, "--tags", "verify")
+        operator.kubectl("uncordon", machine)
+    assert set(versions(operator).values()) == {"v1.36"}
+    operator.gpunodes(*playbook(operator, "--tags", "addons", "--limit", "control-1"))
+    operator.ssh("control-1", "touch /run/stop; sleep 3")
+    answers = lines(operator.ssh("control-1", "cat /run/requests"))
+    assert len(answers) > 100
+    assert answers.count("failed") / len(answers) < 0.05, "the Service was away"
+
+
+def test_another_run_changes_nothing(operator: Operator) -> None:
+    assert operator.document("upgrade", "plan", "1.36")["steps"] == []
+    before = {machine: operator.ssh(machine, "cat /var/lib/gpunodes/ledger.json") for machine in LAB.machines}
+    operator.gpunodes(*playbook(operator, "--tags", "apply"))
+    assert {machine: operator.ssh(machine, "cat /var/lib/gpunodes/ledger.json") for machine in LAB.machines} == before
+    results = operator.document("up", "--kubernetes-version", "1.36", "--dry-run")["machines"]
+    assert {each["outcome"] for each in results} == {"unchanged"}
+
+
+def test_a_worker_returns_to_its_older_kubelet(operator: Operator) -> None:
+    words = playbook(operator, "--limit", "worker-1", "-e", '{"upgrade_parts": ["node"]}')
+    operator.gpunodes(*words, "--tags", "undo")
+    deadline = time.monotonic() + LONG
+    while versions(operator)["worker-1"] != "v1.35":
+        assert time.monotonic() < deadline
+        time.sleep(5)
+    assert operator.kubectl("get", "node", "worker-1", "--no-headers").split()[1] == "Ready"
+    assert lines(operator.ssh("worker-1", "apt-mark showhold | grep -c ^kube")) == ["2"]
+    assert (
+        "cannot return"
+        in operator.gpunodes(*playbook(operator, "--limit", "control-1", "--tags", "undo"), code=None).stdout
+    )
+    operator.gpunodes(*words, "--tags", "apply")
+    assert versions(operator)["worker-1"] == "v1.36"
+
+
+def test_a_reset_still_leaves_a_bare_machine(operator: Operator) -> None:
+    operator.gpunodes("remove", "--yes", "worker-1")
+    assert lines(operator.ssh("worker-1", BARE)) == operator.bare["worker-1"]

@@ -1,0 +1,187 @@
+"""A roll-out to hundreds of nodes on a real API server: budget, resumption after a kill, linear cost.
+
+An independent watcher sees that the budget holds, also when the command is killed and another controller resumes.
+
+Real: etcd, kube-apiserver and gpunodes. The kubelets are KWOK's. The machines are files (rollout_process.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import apiserver, kwok
+from .apiserver import ApiServer
+from .rollout_process import PROGRAM
+
+NODES = 200
+MACHINES = 60
+"""How many of the nodes the roll-out goes to; each takes some dozens of requests."""
+POOLS = 2
+BUDGET = 8
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made, kwok.running(made):
+        for index in range(NODES):
+            made.call("POST", "/api/v1/nodes", kwok.node(f"n{index:04}", {"test/pool": f"p{index % POOLS}"}))
+        kwok.wait_ready(made, NODES)
+        yield made
+
+
+class Watcher:
+    """Follows every change of a node by a watch: the most nodes of a pool that were cordoned at once."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._pools = {f"n{index:04}": f"p{index % POOLS}" for index in range(NODES)}
+        self._cordoned: set[str] = set()
+        self.ever: list[str] = []
+        """Nodes in the order in which they were cordoned first."""
+        self.most = 0
+
+    def __enter__(self) -> Watcher:
+        folder, path = self._server.folder, f"https://127.0.0.1:{self._server.port}/api/v1/nodes?watch=true"
+        certificates: list[str | Path] = [
+            "--cacert",
+            folder / "ca.crt",
+            "--cert",
+            folder / "admin.crt",
+            "--key",
+            folder / "admin.key",
+        ]
+        self._process = subprocess.Popen(
+            ["curl", "--silent", "--no-buffer", "--noproxy", "*", *certificates, path],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(0.5)
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        self._thread.join()
+
+    def _run(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            node = json.loads(line)["object"]
+            name = node["metadata"]["name"]
+            if node["spec"].get("unschedulable"):
+                self._cordoned.add(name)
+                if name not in self.ever:
+                    self.ever.append(name)
+            else:
+                self._cordoned.discard(name)
+            for pool in set(self._pools.values()):
+                self.most = max(self.most, sum(self._pools[each] == pool for each in self._cordoned))
+
+
+def prepare(folder: Path, server: ApiServer, names: Sequence[str]) -> Path:
+    """The machines' files, and a pod on each tenth machine."""
+    machines = folder / "machines"
+    machines.mkdir()
+    for name in names:
+        (machines / f"{name}.json").write_text(json.dumps({"version": "1", "prepared": 0, "applied": 0}))
+    for name in names[::10]:
+        server.call("POST", "/api/v1/namespaces/default/pods", kwok.pod(f"job-{name}", name, "ReplicaSet"))
+    return machines
+
+
+def start(folder: Path, number: int, server: ApiServer, machines: Path, what: str) -> subprocess.Popen[str]:
+    """A controller with its own state folder."""
+    state = folder / f"controller-{number}"
+    state.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), what, str(BUDGET)],
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        stdout=subprocess.PIPE,
+        stderr=(folder / f"controller-{number}.log").open("a"),
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, "\n".join(path.read_text()[-3000:] for path in folder.glob("*.log"))
+    document: dict[str, Any] = json.loads(out)
+    assert document["exit_code"] == 0, document
+    return document
+
+
+def read(machines: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in machines.glob("*.json")}
+
+
+def clean(server: ApiServer) -> None:
+    """Nothing of the roll-out is left in the cluster."""
+    assert server.call("GET", f"{LEASES}?labelSelector=app.kubernetes.io/managed-by=gpunodes")["items"] == []
+    nodes = server.call("GET", "/api/v1/nodes")["items"]
+    assert [node["metadata"]["name"] for node in nodes if node["spec"].get("unschedulable")] == []
+    assert [node["metadata"]["name"] for node in nodes if "gpunodes.dev/rollout" in str(node["metadata"])] == []
+
+
+def test_the_budget_holds_through_a_kill_and_a_resume(server: ApiServer, tmp_path: Path) -> None:
+    names = [f"n{index:04}" for index in range(MACHINES)]
+    machines = prepare(tmp_path, server, names)
+    began = time.monotonic()
+    with Watcher(server) as watcher:
+        killed = start(tmp_path, 1, server, machines, "begin")
+        deadline = time.monotonic() + 900
+        try:
+            while sum(each["version"] == "2" for each in read(machines).values()) < MACHINES // 4:
+                assert time.monotonic() < deadline, (tmp_path / "controller-1.log").read_text()[-3000:]
+                assert killed.poll() is None, (tmp_path / "controller-1.log").read_text()[-3000:]
+                time.sleep(0.1)
+        finally:
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+        record = json.loads(
+            server.call("GET", f"{LEASES}/gpunodes-rollout")["metadata"]["annotations"]["gpunodes.dev/record"]
+        )
+        # Another controller, which knows the first one only from the cluster. It runs on the same host, so that it sees
+        # that the first process is dead; on another host the locks would have to expire.
+        result = finish(start(tmp_path, 2, server, machines, "resume"), tmp_path)
+    assert record["running"], "it was killed in the middle"
+    assert {each["outcome"] for each in result["machines"]} == {"done"}
+    found = read(machines)
+    assert {each["version"] for each in found.values()} == {"2"}
+    again = [name for name, each in found.items() if each["applied"] > 1]
+    assert set(again) <= set(record["running"]), "only what the kill interrupted was applied again"
+    assert 1 < watcher.most <= BUDGET, watcher.most
+    assert set(watcher.ever) == set(names)
+    assert set(watcher.ever[:2]) == {"n0000", "n0001"}, "the canaries"
+    assert server.call("GET", "/api/v1/namespaces/default/pods")["items"] == []
+    clean(server)
+    print(f"\n{MACHINES} of {NODES} nodes in {time.monotonic() - began:.0f} s; unavailable {watcher.most} of {BUDGET}")
+
+
+def test_cost_is_linear(server: ApiServer, tmp_path: Path) -> None:
+    calls = {}
+    for number in (6, 24):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        machines = prepare(folder, server, [f"n{index:04}" for index in range(number)])
+        calls[number] = finish(start(folder, 1, server, machines, "begin"), folder)["calls"]
+        clean(server)
+    print(f"\nAPI calls: {calls}")
+    assert calls[24] <= calls[6] * 4 * 1.2
+    assert calls[24] <= 24 * 40

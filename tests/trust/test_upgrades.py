@@ -1,0 +1,67 @@
+"""The stages of upgrades: Ansible is real, the machines are stand-ins, and what they report is an attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile import ATTACKS, Machines, cluster_report, machine_report, machines
+from tests.trust.test_walk import playbook
+
+NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "reboot": []}
+DRIVER = {"module": "580.65.06", "loaded": True, "origin": "nvidia-repository", "packages": {}, "flavour": "open"}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    """A GPU node with a driver."""
+    settings = {"gpunodes_driver_branch": "590"}
+    made = machines(tmp_path, {"control_plane": ["control-1"], "workers": ["worker-1"]}, settings)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    report = machine_report("worker-1", 2)
+    made.answer("worker-1", "host_facts", {"host_facts": {**report, "gpu": {**report["gpu"], "driver": DRIVER}}})
+    made.answer("control-1", "cluster_info", {"cluster": cluster_report({"control-1": 1, "worker-1": 2})})
+    return made
+
+
+def stage(made: Machines, name: str, tags: str) -> str:
+    return " ".join(playbook(made, name, "--limit", "worker-1", "--tags", tags).split())
+
+
+def asked(made: Machines) -> set[str]:
+    return {line.partition("/")[2] for line in made.asked if line.startswith("worker-1/")} - {"host_facts"}
+
+
+@pytest.mark.parametrize("attack", ATTACKS[:3])
+def test_hostile_pending_packages_of_a_stand_in_machine_stop_its_upgrade(fleet: Machines, attack: str) -> None:
+    fleet.answer("worker-1", "os_pending", {"os_pending": {**NOTHING, "kernels": [attack]}})
+    output = stage(fleet, "os_upgrade.yml", "prepare")
+    assert "worker-1: of its pending upgrades, " in output
+    assert asked(fleet) == {"os_pending"}
+    assert not fleet.ran
+
+
+def test_the_stages_of_a_stand_in_machine_send_their_modules(fleet: Machines) -> None:
+    fleet.answer("worker-1", "os_pending", {"os_pending": NOTHING})
+    fleet.answer("worker-1", "os_upgrade", {"notes": [ATTACKS[1]], "reboot": [ATTACKS[1]], "changed": True})
+    output = stage(fleet, "os_upgrade.yml", "prepare,apply,verify")
+    assert asked(fleet) == {"os_pending", "os_upgrade"}, output
+    assert "failed=0" in output
+
+
+@pytest.mark.parametrize("tags", ["prepare", "apply", "undo"])
+def test_a_stage_of_a_driver_upgrade_of_a_stand_in_machine(fleet: Machines, tags: str) -> None:
+    fleet.answer("worker-1", "gpu_upgrade", {"version": ATTACKS[1], "reboot": "", "changed": True})
+    output = stage(fleet, "gpu_upgrade.yml", tags)
+    assert asked(fleet) == {"gpu_upgrade"}, output
+    assert "failed=0" in output
+
+
+def test_a_driver_that_needs_a_reboot_is_the_failure_of_a_stand_in_machine(fleet: Machines) -> None:
+    fleet.answer("worker-1", "gpu_upgrade", {"version": "", "reboot": f"Xorg {ATTACKS[1]}", "changed": True})
+    output = stage(fleet, "gpu_upgrade.yml", "apply")
+    assert "a reboot is required: allow it" in output
+    assert not fleet.ran

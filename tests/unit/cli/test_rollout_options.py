@@ -1,0 +1,101 @@
+"""The options that all roll-outs share, and the commands around a roll-out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from gpunodes import settings
+from gpunodes.cli import rollout_options
+from gpunodes.cli.rollout_options import RolloutFlags
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.repair.policy import Budget
+from gpunodes.rollout.record import RolloutOutcome
+from gpunodes.rollout.result import MachineRollout, RolloutResult
+from gpunodes.rollout.times import Window
+from gpunodes.views import rollout as views
+
+
+def flags(*argv: str) -> RolloutFlags:
+    found: list[RolloutFlags] = []
+
+    @click.command()
+    @rollout_options.rollout_options
+    def command(rollout_flags: RolloutFlags) -> None:
+        found.append(rollout_flags)
+
+    result = CliRunner().invoke(command, argv, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return found[0]
+
+
+def test_options_over_settings_over_defaults() -> None:
+    given = dict(settings.defaults())
+    default = rollout_options.request(flags(), given)
+    assert (default.max_unavailable, default.canary, default.soak_s, default.windows) == (Budget(1), 0, 0.0, ())
+    given |= {"gpunodes_rollout_max_unavailable": "10%", "gpunodes_rollout_windows": ["22:00-05:00"]}
+    by_settings = rollout_options.request(flags("--canary", "2", "--wait-for-jobs", "2h"), given)
+    assert by_settings.max_unavailable == Budget(10, percent=True)
+    assert (by_settings.canary, by_settings.soak_s, by_settings.wait_for_jobs_s) == (2, 600.0, 7200.0)
+    assert by_settings.windows == (Window(22 * 60, 5 * 60),)
+    named = rollout_options.request(flags("--max-unavailable", "3", "--canary", "1", "--soak", "30s"), given)
+    assert (named.max_unavailable, named.soak_s) == (Budget(3), 30.0)
+
+
+def test_a_soak_needs_a_canary() -> None:
+    with pytest.raises(WrongInput, match="no canary"):
+        flags("--soak", "10m")
+
+
+@pytest.mark.parametrize(
+    "argv", [("--max-unavailable", "0"), ("--canary", "1", "--soak", "soon"), ("--wait-for-jobs", "1 h")]
+)
+def test_wrong_values_are_refused(argv: tuple[str, ...]) -> None:
+    with pytest.raises(WrongInput):
+        rollout_options.request(flags(*argv), settings.defaults())
+
+
+def test_only_narrows_the_selection(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        "control_plane: {hosts: {c0: }}\nworkers: {hosts: {w0: , w1: , w2: }}\nrack: {hosts: {w1: , w2: }}\n"
+    )
+    inventory = Inventory(path)
+
+    def names(patterns: tuple[str, ...], *argv: str) -> list[str]:
+        return [machine.name for machine in rollout_options.select(inventory, patterns, flags(*argv))]
+
+    assert names(()) == ["c0", "w0", "w1", "w2"]
+    assert names((), "--only", "rack") == ["w1", "w2"]
+    assert names(("w0", "w1"), "--only", "rack", "--only", "control_plane") == ["w1"]
+    with pytest.raises(WrongInput, match="--only leaves no machine"):
+        names(("w0",), "--only", "rack")
+    with pytest.raises(WrongInput):
+        names((), "--only", "no-such-group")
+
+
+def test_a_result_for_people_and_programs() -> None:
+    result = RolloutResult(
+        "id",
+        "os",
+        [
+            MachineRollout("w0", RolloutOutcome.DONE, "", 61.04),
+            MachineRollout("w1", RolloutOutcome.NOT_DRAINED, "these pods\x1b[2J cannot be evicted: a/b"),
+            MachineRollout("w2", None),
+        ],
+        finished=False,
+        stopped="w1: why",
+    )
+    shown = views.summary(result)
+    assert "\x1b" not in shown
+    assert shown.splitlines()[-1].startswith("unfinished: `gpunodes rollout resume`")
+    assert "os: 1 done, 1 not ended, 1 not-drained" in shown
+    document: Any = views.document(result)
+    assert (document["schema"], document["exit_code"], document["finished"]) == ("gpunodes.rollout/1", 3, False)
+    assert document["machines"][0] == {"name": "w0", "outcome": "done", "why": "", "seconds": 61.0}
+    assert document["machines"][2]["outcome"] is None

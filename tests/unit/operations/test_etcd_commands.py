@@ -1,0 +1,285 @@
+"""`etcd restore`, `certs`, `certs renew` and the members of etcd in `status`: what the commands decide and show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from gpunodes.cli import common, root, status
+from gpunodes.engine.remote import stream
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import MachineResult, Outcome, RunResult
+from gpunodes.operations import kubeconfig, nodes, preflight
+from gpunodes.operations import status as cluster_status
+from gpunodes.operations.certs import ends, renew
+from gpunodes.operations.etcd import restore
+from gpunodes.views import certificates as view
+
+from tests.unit.operations.test_etcd_archive import ABOUT, made, snapshot
+
+SHA = hashlib.sha256(snapshot()).hexdigest()
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {control-1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
+    (tmp_path / "b.tar").write_bytes(made())
+    return Inventory(path)
+
+
+def run(inventory: Inventory, *words: str) -> Result:
+    return CliRunner().invoke(root, [*words, "-i", str(inventory.path)], standalone_mode=False)
+
+
+# Restore
+
+RECEIVES = f"""
+import hashlib, sys
+out = sys.stdout
+print(); print("gpunodes-answer-follows", flush=True)
+sys.stdin.buffer.readline()
+print('{{"state": "send"}}', flush=True)
+data = sys.stdin.buffer.read({len(snapshot())})
+open("received", "wb").write(data)
+print('{{"state": "present"}}', flush=True)
+"""
+# It reads its start first, as the program on a machine does: one that has ended takes no data.
+ANSWERS = """
+import sys; sys.stdin.readline(); print(); print("gpunodes-answer-follows"); print({!r}, flush=True)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The program that runs in the place of that on the machine; the options of each exchange follow it."""
+    programs = [RECEIVES]
+
+    def started(name: str, _: str, __: Any, program: str, options: Any) -> stream.Stream:
+        assert program == "etcd_upload"
+        programs.append(json.dumps(options))
+        (tmp_path / "machine.py").write_text(programs[0])
+        return stream.Stream(name, [sys.executable, str(tmp_path / "machine.py")], b"\n")
+
+    monkeypatch.setattr(stream, "over_ssh", started)
+    return programs
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The options with which the playbook would run."""
+    done: list[Any] = []
+
+    def carry_out(operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
+        done.append(options)
+        results = [MachineResult(each.name, Outcome.CHANGED) for each in machines]
+        return RunResult(operation.name, results, dry_run=options.dry_run)
+
+    seen = preflight.Inspection((), "control-1", None, None, "", False, Path())
+    monkeypatch.setattr(common, "carry_out", carry_out)
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, {}))
+    return done
+
+
+def test_a_restore_needs_a_confirmation(inventory: Inventory, machine: list[str], carried: list[Any]) -> None:
+    assert "is not confirmed" in str(run(inventory, "etcd", "restore", "b.tar").exception)
+    assert len(machine) == 1
+    assert carried == []
+
+
+def test_a_confirmed_restore_sends_the_snapshot(inventory: Inventory, machine: list[str], carried: list[Any]) -> None:
+    done = run(inventory, "etcd", "restore", "b.tar", "--yes")
+    assert done.return_value == ExitCode.DONE, done.exception
+    assert Path("received").read_bytes() == snapshot()
+    assert json.loads(machine[1]) == {"size": len(snapshot()), "sha256": SHA, "ca_hash": ABOUT["ca_hash"]}
+    assert carried[0].variables["etcd_restored_snapshot"] == SHA
+    assert carried[0].variables["etcd_restored_revision"] == 7
+
+
+def test_a_dry_run_sends_nothing(inventory: Inventory, machine: list[str], carried: list[Any]) -> None:
+    assert run(inventory, "etcd", "restore", "b.tar", "--dry-run").return_value == ExitCode.DONE
+    assert len(machine) == 1
+    assert carried[0].dry_run
+
+
+def test_a_damaged_file_is_refused_before_any_machine_is_contacted(
+    inventory: Inventory, machine: list[str], carried: list[Any]
+) -> None:
+    data = bytearray(made())
+    data[2000] ^= 1
+    Path("b.tar").write_bytes(data)
+    error = run(inventory, "etcd", "restore", "b.tar", "--yes").exception
+    assert isinstance(error, WrongInput)
+    assert len(machine) == 1
+    assert carried == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('{"error": {"found": "another CA", "wanted": "this", "remedy": "that"}}', "control-1: another CA"),
+        ('{"error": "x"}', "its report is invalid"),
+        ('{"state": "x"}', "its report is invalid"),
+        ("[]", "something else than the program's output"),
+    ],
+)
+def test_an_error_of_the_machine_ends_the_restore(
+    inventory: Inventory, machine: list[str], carried: list[Any], answer: str, message: str
+) -> None:
+    machine[0] = ANSWERS.format(answer)
+    assert message in str(run(inventory, "etcd", "restore", "b.tar", "--yes").exception)
+    assert carried == []
+
+
+def test_a_snapshot_that_is_there_is_not_sent_again(
+    inventory: Inventory, machine: list[str], carried: list[Any]
+) -> None:
+    machine[0] = ANSWERS.format('{"state": "present"}')
+    assert run(inventory, "etcd", "restore", "b.tar", "--yes").return_value == ExitCode.DONE
+    assert not Path("received").exists()
+    assert carried
+
+
+def test_a_file_that_changes_after_its_check_is_refused(inventory: Inventory, machine: list[str]) -> None:
+    assert machine
+    source = restore.Source(Path("b.tar"))
+    backup = source.check()
+    Path("b.tar").write_bytes(made({"etcd/snapshot.db": snapshot(400 << 10)}))
+    with pytest.raises(GpunodesError, match="has changed"):
+        restore.upload(inventory, source, backup, lambda _: None)
+
+
+def test_the_other_control_planes_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "h.yml"
+    path.write_text("control_plane: {hosts: {a: {}, b: {}, c: {}}}\n")
+    steps = restore.next_steps(Inventory(path))
+    assert steps == ["gpunodes reset b && gpunodes join b", "gpunodes reset c && gpunodes join c"]
+
+
+# Certificates
+
+
+def row(days: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "apiserver",
+        "path": "/etc/x",
+        "subject": "kube-apiserver",
+        "not_after": int(days * 86400),
+        "problem": "",
+        "renewal": "renew",
+        **changes,
+    }
+
+
+def test_certificates_are_shown_the_first_to_end_first() -> None:
+    report = [row(300, name="ca", renewal="none"), row(10), row(5, name="admin.conf", not_after=None, problem="x")]
+    found = [ends.assemble("control-1", report, "", 0.0), ends.assemble("gpu-1", None, "unreachable", 0.0)]
+    assert [each.name for each in found[0].certificates] == ["admin.conf", "apiserver", "ca"]
+    text = view.table(found, None)
+    assert "1970-01-11 00:00  10    gpunodes certs renew" in text
+    assert "control-1: the certificate apiserver ends 1970-01-11" in text
+    assert "gpu-1: unreachable" in text
+    assert ends.exit_code(found) == ExitCode.PARTLY
+    document = json.loads(view.dump(found, 3))
+    assert document["machines"][0]["certificates"][1]["days"] == 10
+
+
+def test_the_exit_code_says_whether_a_person_must_act() -> None:
+    good, soon = ends.assemble("a", [row(100)], "", 0.0), ends.assemble("b", [row(29)], "", 0.0)
+    lost = ends.assemble("c", [{"name": "\x1b[2J"}], "", 0.0)
+    assert lost.certificates == ()
+    assert "invalid" in lost.cause
+    assert [ends.exit_code(each) for each in ([good], [good, soon], [good, lost], [lost])] == [0, 3, 3, 1]
+
+
+@pytest.mark.parametrize("words", [["certs", "-i", "x.yml", "renew"], ["certs", "--json", "renew"]])
+def test_options_before_the_sub_command_are_refused(inventory: Inventory, words: list[str]) -> None:
+    """`certs -i OTHER renew` must not renew the certificates of the default inventory."""
+    error = run(inventory, *words).exception
+    assert isinstance(error, WrongInput)
+    assert "options before the sub-command" in str(error)
+
+
+def config(ca: str) -> dict[str, Any]:
+    cluster = {"name": "c", "cluster": {"certificate-authority-data": ca, "server": "https://x"}}
+    return {"clusters": [cluster], "users": [], "contexts": [], "current-context": "c"}
+
+
+@pytest.mark.parametrize(
+    ("own", "written"),
+    [(config("ours"), True), (config("theirs"), False), ([], False), ({"clusters": [1]}, False), (None, False)],
+)
+def test_only_this_cluster_s_kubeconfig_is_fetched_again(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Any, written: bool
+) -> None:
+    path = tmp_path / ".kube/gpunodes.conf"
+    if own is not None:
+        path.parent.mkdir()
+        path.write_text(yaml.safe_dump(own))
+    monkeypatch.setattr(kubeconfig, "fetch", lambda _: {**config("ours"), "users": ["new"]})
+    said = renew.refresh(inventory)
+    assert ("has the new certificate" in said) is written
+    assert "`gpunodes kubeconfig`" in said
+    assert path.exists() is (own is not None)
+    assert not path.exists() or ("new" in path.read_text()) is written
+    if written:
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_kubeconfig_that_cannot_be_fetched_is_said_to_be_stale(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(_: Inventory) -> None:
+        raise GpunodesError("no connection")
+
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube/gpunodes.conf").write_text(yaml.safe_dump(config("ours")))
+    monkeypatch.setattr(kubeconfig, "fetch", fails)
+    assert "is stale: no connection" in renew.refresh(inventory)
+
+
+def test_preflight_warns_of_certificates_of_the_control_plane() -> None:
+    cluster = {"version": "v1.36.3", "nodes": [], "ca_hash": "", "endpoint": "", "certificates": [row(1)]}
+    seen = preflight.Inspection((), "control-1", cluster, None, "", False, Path())
+    found = preflight.judge(seen, "1.36")
+    assert [(each.machine, each.check, each.severity) for each in found] == [("control-1", "certificates", "warning")]
+
+
+# Members of etcd
+
+MEMBER = {
+    "id": "8e9e",
+    "name": "control-1",
+    "learner": False,
+    "leader": True,
+    "healthy": True,
+    "db_size": 3 << 20,
+}
+
+
+def test_status_shows_the_members_of_etcd() -> None:
+    dead = {**MEMBER, "id": "1", "name": "", "leader": False, "healthy": False, "learner": True}
+    members, problem = cluster_status.members({"problem": "", "members": [MEMBER, dead]})
+    found = cluster_status.ClusterStatus("e", "v1.36.3", (), (), etcd=members, etcd_problem=problem, warnings=["w"])
+    text = status._table(found, None)
+    assert "control-1    leader   healthy        3.0 MiB" in text
+    assert "1            learner  never started  -" in text
+    assert text.endswith("warning: w")
+
+
+@pytest.mark.parametrize("report", [{}, {"problem": "", "members": [{**MEMBER, "id": "x y"}]}, {"members": []}])
+def test_an_invalid_report_of_members_is_a_sentence(report: Any) -> None:
+    members, problem = cluster_status.members(report)
+    assert members == ()
+    found = cluster_status.ClusterStatus("e", "v1", (), (), etcd=members, etcd_problem=problem)
+    assert "etcd: its members are unknown: its answer is invalid" in status._table(found, None)

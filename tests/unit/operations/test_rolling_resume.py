@@ -1,0 +1,343 @@
+"""Roll-outs that were killed, resumed, abandoned; and records in the cluster that gpunodes did not write."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import pytest
+from gpunodes.engine import records
+from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.operations.rolling import abandon, running, status
+from gpunodes.operations.rolling.work import Target
+from gpunodes.repair import record as repair_record
+from gpunodes.repair.policy import Budget
+from gpunodes.rollout import record as recording
+from gpunodes.rollout import state
+from gpunodes.rollout.record import Disruption, RolloutOutcome, RolloutRecord, Stage
+from gpunodes.views import rollout as views
+
+from tests.repair_fleet import Fleet, bury, fleet
+from tests.rollout_fleet import LEASE, Killed, MemoryWork, clean, hurry, known, outcomes, resume, roll_out
+
+RECORD = "gpunodes.dev/record"
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own state folder, and very short time limits."""
+    hurry(monkeypatch, tmp_path)
+
+
+def killed_at_request(place: Fleet, work: MemoryWork, number: int, **options: Any) -> bool:
+    """Roll out, and die at the ``number``-th request that changes the cluster; False if there are not so many.
+
+    From then on the API gets nothing of this command: its threads end, and it releases nothing.
+    """
+    counted = itertools.count(1)
+    dead: list[int] = []
+
+    def before(method: str, _path: str) -> None:
+        if dead or (method not in {"GET", "LOCK"} and next(counted) == number):
+            dead.append(1)
+            raise Killed
+
+    place.api.before = before
+    try:
+        roll_out(place, work, **options)
+    except (Killed, Exception):
+        assert dead
+    finally:
+        place.api.before = lambda *_: None
+    bury(place)
+    return bool(dead)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
+def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
+    resumed = 0
+    for number in itertools.count(1):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"a{number}"))
+        place = fleet(2)
+        place.api.add_pod("train", "w0")
+        work = known(monkeypatch, MemoryWork(place))
+        if not killed_at_request(place, work, number):
+            break
+        if elsewhere:
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"b{number}"))
+        if LEASE in place.api.leases and place.api.leases[LEASE]["metadata"]["annotations"].get(RECORD):
+            result = resume(place)
+            resumed += 1
+        else:
+            result = roll_out(place, work)  # before the first record, or after the end
+        assert set(outcomes(result).values()) == {RolloutOutcome.DONE}, number
+        assert set(work.versions.values()) == {"2"}
+        assert "train" not in place.api.pods
+        clean(place)
+    assert resumed > 20
+
+
+@pytest.mark.parametrize("stage", ["prepare", "apply", "verify"])
+def test_killed_in_the_middle_of_a_stage(stage: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+
+    def die(now: str, target: Target) -> None:
+        if now == stage and target.name == "w1":
+            place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
+            raise Killed
+
+    work.during = die
+    with pytest.raises((Killed, Exception)):
+        roll_out(place, work)
+    place.api.before = lambda *_: None
+    work.during = lambda *_: None
+    bury(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    assert work.stages("w1")[-1] == "verify", "what may have been applied is verified"
+    clean(place)
+
+
+def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    reap = running.Running.reap
+
+    def interrupt(*_: Any) -> Any:
+        monkeypatch.setattr(running.Running, "reap", reap)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running.Running, "reap", interrupt)
+    result = roll_out(place, work)
+    assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_a_resumed_roll_out_keeps_its_options_and_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(6)
+    work = known(monkeypatch, MemoryWork(place, failing={"w1": "apply"}))
+    roll_out(place, work, max_unavailable=Budget(2), canary=1)
+    work.failing.clear()
+    most = []
+    work.during = lambda *_: most.append(
+        sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values())
+    )
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert max(most) == 2
+
+
+def test_a_deleted_lease_is_found_by_the_marks_of_the_node(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
+    roll_out(place, work)
+    del place.api.leases["gpunodes-machine-w0"]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    work.failing.clear()
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_nothing_to_resume_is_one_sentence() -> None:
+    with pytest.raises(WrongInput, match="no roll-out is unfinished"):
+        resume(fleet(1))
+
+
+def test_an_unknown_work_is_refused_before_any_change() -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    before = copy.deepcopy(place.api.nodes)
+    with pytest.raises(WrongInput, match="'memory', which this gpunodes does not know"):
+        resume(place)
+    assert place.api.nodes == before
+    assert LEASE in place.api.leases
+
+
+# Status
+
+
+def test_the_status_comes_from_the_cluster_alone(tmp_path: Any) -> None:
+    place = fleet(3)
+    work = MemoryWork(place)
+    seen = []
+
+    def look(stage: str, target: Target) -> None:
+        if (stage, target.name) == ("apply", "w1"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+                seen.append(status.read(place, lambda *_: None))
+
+    work.during = look
+    roll_out(place, work)
+    (found,) = seen
+    assert "`gpunodes test` of" in found.holder
+    document = views.status_document(found)["rollout"]
+    assert (document["done"], document["waiting"]) == (["w0"], ["w2"])
+    assert document["machines"] == [{"name": "w1", "state": "running", "stage": "apply", "why": ""}]
+    assert document["next"] == "w2"
+    shown = views.status(found)
+    assert "done: 1 of 3" in shown
+    assert "version 2" in shown
+    assert views.status(status.read(place, lambda *_: None)) == "no roll-out is unfinished"
+
+
+# Abandon
+
+
+def test_abandon_gives_healthy_nodes_back_and_forgets() -> None:
+    place = fleet(3)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    result = abandon.abandon(place, lambda *_: None)
+    assert [each.machine for each in result.machines] == ["w0"]
+    clean(place)
+    with pytest.raises(WrongInput, match="no roll-out is unfinished"):
+        abandon.abandon(place, lambda *_: None)
+
+
+def test_abandon_marks_a_node_that_is_not_healthy() -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    place.api.nodes["w0"]["status"]["conditions"][0]["status"] = "False"
+    result = abandon.abandon(place, lambda *_: None)
+    assert result.exit_code is ExitCode.PARTLY
+    node = place.api.nodes["w0"]
+    assert node["spec"]["unschedulable"]
+    assert "its kubelet is not ready" in node["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
+    assert not {name for name in node["metadata"]["annotations"] if "rollout" in name}
+    assert place.api.leases == {}
+
+
+def test_abandon_needs_no_valid_record() -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    for lease in place.api.leases.values():
+        lease["metadata"]["annotations"][RECORD] = "{"
+    assert "not valid" in status.read(place, lambda *_: None).problem
+    abandon.abandon(place, lambda *_: None)
+    assert place.api.leases == {}
+    assert not place.api.nodes["w0"]["spec"]["unschedulable"]
+
+
+def test_abandon_leaves_a_running_roll_out_alone() -> None:
+    place = fleet(1)
+    work = MemoryWork(place)
+    refused = []
+
+    def try_it(stage: str, _target: Target) -> None:
+        if stage == "apply":
+            with pytest.raises(Exception, match="is locked by") as caught:
+                abandon.abandon(place, lambda *_: None)
+            refused.append(caught.value)
+
+    work.during = try_it
+    roll_out(place, work)
+    assert refused
+    clean(place)
+
+
+# Hostile records
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Fleet, MemoryWork]:
+    """A roll-out that stopped at w0, with changes of its record in the cluster."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
+    roll_out(place, work)
+    work.failing.clear()
+    work.done.clear()
+    annotations = place.api.leases[LEASE]["metadata"]["annotations"]
+    annotations[RECORD] = json.dumps({**json.loads(annotations[RECORD]), **changes})
+    return place, work
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"work": "../../evil"}, {"work": "{{ lookup('pipe', 'id') }}"}, {"work": ["memory"]},
+        {"waiting": ["w1; reboot"]}, {"waiting": ["../x"]}, {"waiting": "w1"}, {"waiting": [1]},
+        {"waiting": ["w0"], "running": ["w0"]}, {"done": ["w1"], "waiting": ["w1"]},
+        {"waiting": ["not-in-the-inventory"]}, {"id": "a/b"}, {"id": ""},
+        {"options": {}}, {"options": {"max_unavailable": "100000000000000%"}},
+        {"options": {"max_unavailable": "1", "canary": -1, "soak_s": 0, "windows": [], "wait_for_jobs_s": 0}},
+        {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 1e400, "windows": [], "wait_for_jobs_s": 0}},
+        {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 0, "windows": ["x"], "wait_for_jobs_s": 0}},
+        {"parameters": {"version": {"a": 1}}}, {"parameters": []}, {"started": "now"}, {"stopped": None},
+        {"ended": {"w0": {"outcome": "rooted", "why": ""}}}, {"canaries": ["w1"]},
+    ],
+)  # fmt: skip
+def test_a_record_of_another_shape_changes_nothing(changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, work = stopped(monkeypatch, **changes)
+    before = copy.deepcopy(place.api.nodes)
+    with pytest.raises(WrongInput):
+        resume(place)
+    assert work.done == []
+    assert place.api.nodes == before
+    views.status(status.read(place, lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "1" * 100000, "[" * 100000, '{"id": "x"}', "\x1b[2J", "é" * 10]
+)
+def test_texts_that_are_no_records(text: str) -> None:
+    with pytest.raises(ValueError, match="not"):
+        state.parse(text)
+    with pytest.raises(ValueError, match="not a record"):
+        recording.parse(text)
+
+
+def test_what_a_machines_record_says_of_the_work_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot avoid the drain, nor skip the verification."""
+    place, work = stopped(monkeypatch)
+    place.api.add_pod("train", "w0")
+    annotations = place.api.leases["gpunodes-machine-w0"]["metadata"]["annotations"]
+    record = json.loads(annotations[RECORD])
+    annotations[RECORD] = json.dumps(
+        {**record, "disrupts": "nothing", "stage": "apply", "work": "evil", "cluster": "../../x", "undoes": True}
+    )
+    for path in records._folder(records.ROLLOUTS).glob("*.json"):
+        path.unlink()
+    place.api.nodes["w0"]["spec"]["unschedulable"] = False
+    seen = []
+    work.during = lambda stage, target: seen.append((stage, "train" in place.api.pods))
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert ("apply", True) not in seen
+    clean(place)
+
+
+def test_a_record_for_another_node_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, work = stopped(monkeypatch)
+    annotations = place.api.leases["gpunodes-machine-w0"]["metadata"]["annotations"]
+    annotations[RECORD] = json.dumps({**json.loads(annotations[RECORD]), "node": "w1"})
+    for path in records._folder(records.ROLLOUTS).glob("*.json"):
+        path.unlink()
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w1") == ["prepare", "apply", "verify"]
+    clean(place)
+
+
+def test_records_keep_their_fields() -> None:
+    record = RolloutRecord(
+        "id", "work", "m", "c", "n", Disruption.GPU_PODS, 1.0, Stage.VERIFY, 2.0, True, True, gpus=8,
+        outcome=RolloutOutcome.FAILED, why="{{ x }}",
+    )  # fmt: skip
+    assert recording.parse(record.text()) == record
+    assert set(json.loads(record.text())) == {field.name for field in dataclasses.fields(RolloutRecord)}
+    with pytest.raises(ValueError, match="not a repair record"):
+        repair_record.parse(record.text())
+
+
+def test_too_many_machines_for_one_record_are_refused_before_any_change() -> None:
+    place = fleet(2)
+    work = MemoryWork(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "MOST_BYTES", 200)
+        with pytest.raises(WrongInput, match="too many for one roll-out"):
+            roll_out(place, work)
+    assert work.done == []
+    clean(place)

@@ -1,0 +1,191 @@
+"""The works of upgrades: made again from a record, which may be hostile, and started by their commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.cli import main
+from gpunodes.engine import control_planes, runner
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, Role
+from gpunodes.operations import upgrade
+from gpunodes.operations.rolling import commands, status, upgrades, works
+from gpunodes.operations.rolling.work import Target
+from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
+from gpunodes.rollout.options import RolloutOptions
+from gpunodes.rollout.record import Disruption, RolloutOutcome
+from gpunodes.rollout.result import MachineRollout, RolloutResult
+from gpunodes.rollout.state import Rollout
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {cp-1: , cp-2: }}\nworkers: {hosts: {w-1: , w-2: }}\n")
+    return Inventory(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "disrupts", "undoes"),
+    [
+        (upgrades.CONTROL_PLANES, {"target": "1.36.3"}, Disruption.NOTHING, False),
+        (upgrades.KUBELETS, {"target": "1.36.3"}, Disruption.NODE, True),
+        (upgrades.ROLLBACK, {}, Disruption.NODE, False),
+        (upgrades.SYSTEM, {"security": "yes", "reboot": "no"}, Disruption.NODE, False),
+        (upgrades.DRIVER, {"driver": "590", "reboot": "no"}, Disruption.GPU_PODS, True),
+        (upgrades.DRIVER, {"driver": "590", "reboot": "yes"}, Disruption.NODE, True),
+    ],
+)
+def test_a_work_is_made_again_from_its_record(
+    inventory: Inventory, name: str, parameters: Mapping[str, str], disrupts: Disruption, undoes: bool
+) -> None:
+    work = works.make(InventoryFleet(inventory), name, parameters)
+    assert (work.name, work.disrupts, work.undoes) == (name, disrupts, undoes)
+    assert work.parameters == parameters
+
+
+ATTACK = "{{ lookup('pipe', 'touch /tmp/x') }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        (upgrades.CONTROL_PLANES, {}),
+        (upgrades.CONTROL_PLANES, {"target": "1.36"}),
+        (upgrades.KUBELETS, {"target": ATTACK}),
+        (upgrades.KUBELETS, {"target": "1.36.3; reboot"}),
+        (upgrades.SYSTEM, {"security": ATTACK, "reboot": "no"}),
+        (upgrades.SYSTEM, {"security": "yes"}),
+        (upgrades.DRIVER, {"driver": ATTACK, "reboot": "no"}),
+        (upgrades.DRIVER, {"driver": "590", "reboot": "maybe"}),
+        ("upgrade.yml", {"target": "1.36.3"}),
+    ],
+)
+def test_a_hostile_record_makes_no_work(inventory: Inventory, name: str, parameters: Mapping[str, str]) -> None:
+    with pytest.raises(WrongInput):
+        works.make(InventoryFleet(inventory), name, parameters)
+
+
+def test_the_kubelet_of_a_control_plane_is_not_taken_back(inventory: Inventory) -> None:
+    work = upgrades.KubeletUpgrade(inventory, "1.36.3")
+    with pytest.raises(GpunodesError, match="control plane"):
+        work.undo(Target(inventory.control_planes()[0]))
+    with pytest.raises(WrongInput, match="cp-1 is a control plane"):
+        upgrade.check_workers(inventory.machines(Role.CONTROL_PLANE))
+
+
+def _plan(*steps: tuple[str, Part]) -> UpgradePlan:
+    made = [Step(name, part, "1.35.4", "1.36.3", drained=part is Part.NODE) for name, part in steps]
+    return UpgradePlan("1.36", "1.36.3", "1.35.4", made, (), (), ())
+
+
+class Rolled:
+    """Roll-outs that end as ``bad`` says, and the plays that were run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bad: str = "") -> None:
+        self.rollouts: list[tuple[str, list[str]]] = []
+        self.plays: list[runner.Play] = []
+        self._bad = bad
+        monkeypatch.setattr(commands, "roll_out", self.roll_out)
+        monkeypatch.setattr(runner, "run", self.run)
+        monkeypatch.setattr(control_planes, "choose", upgrade_choice)
+
+    def roll_out(self, _: Any, machines: list[Machine], work: Any, *__: Any) -> RolloutResult:
+        self.rollouts.append((work.name, [machine.name for machine in machines]))
+        outcome = RolloutOutcome.FAILED if work.name == self._bad else RolloutOutcome.DONE
+        return RolloutResult("id", work.name, [MachineRollout(machine.name, outcome) for machine in machines])
+
+    def run(self, play: runner.Play, *_: Any) -> runner.PlayResult:
+        self.plays.append(play)
+        return runner.PlayResult(ok=True, interrupted=False, log=Path("log"))
+
+
+def upgrade_choice(inventory: Inventory) -> Any:
+    return control_planes.Choice(inventory.control_planes()[0])
+
+
+CONTROLS = [("cp-1", Part.CONTROL_PLANE), ("cp-2", Part.CONTROL_PLANE)]
+NODES = [(name, Part.NODE) for name in ("cp-1", "cp-2", "w-1", "w-2")]
+
+
+def _roll(inventory: Inventory, plan: UpgradePlan, only: tuple[str, ...] = ()) -> list[RolloutResult]:
+    machines = [each for each in inventory.machines() if not only or each.name in only]
+    return upgrade.roll_out(InventoryFleet(inventory), plan, machines, RolloutOptions(), lambda *_: None)
+
+
+def test_control_planes_come_before_kubelets_and_the_add_ons_last(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled = Rolled(monkeypatch)
+    _roll(inventory, _plan(*CONTROLS, *NODES))
+    assert rolled.rollouts == [
+        (upgrades.CONTROL_PLANES, ["cp-1", "cp-2"]),
+        (upgrades.KUBELETS, ["cp-1", "cp-2", "w-1", "w-2"]),
+    ]
+    assert [(play.playbook, play.machines, play.tags) for play in rolled.plays] == [
+        ("upgrade.yml", ["cp-1"], ["addons"])
+    ]
+
+
+def test_nothing_follows_a_roll_out_that_failed(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    rolled = Rolled(monkeypatch, bad=upgrades.CONTROL_PLANES)
+    assert [each.exit_code for each in _roll(inventory, _plan(*CONTROLS, *NODES))] == [ExitCode.PARTLY]
+    assert [name for name, _ in rolled.rollouts] == [upgrades.CONTROL_PLANES]
+    assert not rolled.plays
+
+
+def test_what_is_left_out_keeps_the_add_ons(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    rolled = Rolled(monkeypatch)
+    _roll(inventory, _plan(*NODES), only=("w-1",))
+    assert rolled.rollouts == [(upgrades.KUBELETS, ["w-1"])]
+    assert not rolled.plays
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("upgrade", "--yes"),
+        ("upgrade", "1.37", "--resume", "--yes"),
+        ("upgrade", "--resume", "--canary", "1", "--yes"),
+        ("upgrade", "start", "--resume", "1.37", "--yes"),
+    ],
+)
+def test_an_upgrade_has_a_version_or_is_resumed(
+    argv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpunodes", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    assert "a version, or --resume alone" in capsys.readouterr().err
+
+
+def test_an_upgrade_is_resumed_as_it_began(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Machines that --only left out are not in the record: they stay as they are."""
+    rolled, resumed = Rolled(monkeypatch), RolloutResult("id", upgrades.KUBELETS, [])
+    began = Rollout("id", upgrades.KUBELETS, {"target": "1.36.3"}, RolloutOptions(), 1.0, "ann", waiting=["w-1"])
+    monkeypatch.setattr(status, "read", lambda *_: status.RolloutStatus(began, "", {}, (), ""))
+    monkeypatch.setattr(commands, "resume", lambda *_: resumed)
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "--resume", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.DONE
+    assert not rolled.rollouts
+    assert "for what this roll-out left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("work", ["", upgrades.SYSTEM])
+def test_only_an_upgrade_of_kubernetes_is_resumed_by_it(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    began = Rollout("id", work, {}, RolloutOptions(), 1.0, "ann") if work else None
+    monkeypatch.setattr(status, "read", lambda *_: status.RolloutStatus(began, "", {}, (), ""))
+    with pytest.raises(WrongInput, match="roll-out is"):
+        upgrade.check_unfinished(InventoryFleet(inventory), lambda *_: None)

@@ -1,0 +1,242 @@
+"""The plan of an upgrade: order, versions, and everything that must be in its way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gpunodes.errors import WrongInput
+from gpunodes.model import Role, Severity
+from gpunodes.planner import reports, upgrade
+from gpunodes.planner.upgrade_model import Part, Subject, UpgradePlan
+
+from tests.hostile import ATTACKS
+
+OWN: dict[str, Any] = {
+    "kubeadm": "1.35.4",
+    "kubelet": "1.35.4",
+    "images": {},
+    "arguments": {},
+    "gates": {},
+    "kubelet_arguments": ["node-ip"],
+    "kubelet_gates": {},
+    "joined": True,
+    "unfinished": False,
+    "offered": {name: ["1.36.3", "1.36.1"] for name in ("kubeadm", "kubectl", "kubelet")},
+    "unread": "",
+    "cluster": None,
+}
+CONTROL: dict[str, Any] = {
+    **OWN,
+    "images": {
+        "kube-apiserver": "v1.35.4",
+        "kube-controller-manager": "v1.35.4",
+        "kube-scheduler": "v1.35.4",
+        "etcd": "3.6.6-0",
+    },
+    "arguments": {"kube-apiserver": ["profiling"]},
+    "gates": {"kube-apiserver": {}},
+    "cluster": {
+        "configured": "1.35.4",
+        "gates": {},
+        "coredns": "registry.k8s.io/coredns/coredns:v1.13.1",
+        "proxy": "registry.k8s.io/kube-proxy:v1.35.4",
+        "addons": ["ghcr.io/flannel-io/flannel:v0.26.7"],
+        "deprecated": [],
+    },
+}
+
+
+def subject(name: str, role: Role = Role.WORKER, version: str = "1.35.4", **own: Any) -> Subject:
+    base = CONTROL if role is Role.CONTROL_PLANE else OWN
+    return Subject(
+        name,
+        role,
+        facts={"cgroup": 2, "packages": {"containerd": "2.2.9-1"}},
+        own={**copy.deepcopy(base), "kubelet": version, **own},
+        node={"name": name, "version": f"v{version}", "ready": True, "reason": ""},
+    )
+
+
+def planned(requested: str, *subjects: Subject, version: str = "1.35.4") -> UpgradePlan:
+    nodes = [each.node for each in subjects if each.node]
+    return upgrade.plan(requested, subjects, {"version": f"v{version}", "nodes": nodes})
+
+
+def errors(plan: UpgradePlan) -> list[str]:
+    return [f"{each.machine}: {each.problem}" for each in plan.findings if each.severity is Severity.ERROR]
+
+
+CP1, CP2 = subject("cp-1", Role.CONTROL_PLANE), subject("cp-2", Role.CONTROL_PLANE, cluster=None)
+WORKER = subject("worker-1")
+
+
+def test_all_control_planes_come_before_any_kubelet() -> None:
+    plan = planned("1.36", WORKER, CP1, CP2)
+    assert errors(plan) == []
+    assert plan.target == "1.36.3"
+    assert [(step.machine, step.part, step.present, step.drained) for step in plan.steps] == [
+        ("cp-1", Part.CONTROL_PLANE, "1.35.4", False),
+        ("cp-2", Part.CONTROL_PLANE, "1.35.4", False),
+        ("cp-1", Part.NODE, "1.35.4", True),
+        ("cp-2", Part.NODE, "1.35.4", True),
+        ("worker-1", Part.NODE, "1.35.4", True),
+    ]
+    assert {each.name: (each.present, each.target) for each in plan.components} == {
+        "etcd": ("3.6.6-0", "3.6.8-0"),
+        "CoreDNS": ("v1.13.1", "v1.14.2"),
+        "kube-proxy": ("v1.35.4", "v1.36.3"),
+        "flannel": ("v0.26.7", ""),
+    }
+    assert "backup of etcd" in plan.irreversible[0]
+
+
+def test_an_interrupted_upgrade_goes_on_where_it_stopped() -> None:
+    images = {**CONTROL["images"], **dict.fromkeys(("kube-apiserver", "kube-scheduler"), "v1.36.3")}
+    half = subject("cp-1", Role.CONTROL_PLANE, images=images, unfinished=True)
+    done = subject("worker-2", version="1.36.3")
+    plan = planned("1.36.3", half, WORKER, done, version="1.36.3")
+    assert [(step.machine, step.part) for step in plan.steps] == [
+        ("cp-1", Part.CONTROL_PLANE),
+        ("cp-1", Part.NODE),
+        ("worker-1", Part.NODE),
+    ]
+
+
+def test_nothing_is_left_to_do_afterwards() -> None:
+    images = {name: "v1.36.3" for name in CONTROL["images"] if name != "etcd"}
+    plan = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, "1.36.3", images=images), version="1.36.3")
+    assert (plan.steps, errors(plan)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("requested", "version", "words"),
+    [
+        ("1.37", "1.35.4", ["skips a minor", "1.36", "upgrade to 1.36 first"]),
+        ("1.37.2", "1.35.4", ["skips a minor"]),
+        ("1.35", "1.36.3", ["is older", "cannot be downgraded"]),
+        ("1.36.1", "1.36.3", ["is older"]),
+        ("1.99", "1.36.3", ["cannot install"]),
+        ("latest", "1.36.3", ["not a Kubernetes version"]),
+    ],
+)
+def test_impossible_versions_are_wrong_input(requested: str, version: str, words: list[str]) -> None:
+    with pytest.raises(WrongInput) as error:
+        planned(requested, CP1, version=version)
+    assert all(word in str(error.value) for word in words)
+
+
+def with_cluster(**changed: Any) -> dict[str, Any]:
+    return {"cluster": {**CONTROL["cluster"], **changed}}
+
+
+@pytest.mark.parametrize(
+    ("target", "machine", "words"),
+    [
+        ("1.36", replace(WORKER, facts=None, own=None, unreachable="it is off"), ["worker-1: it is off"]),
+        ("1.36", replace(WORKER, node={}), ["is not a node", "gpunodes join worker-1"]),
+        ("1.36", subject("worker-1", joined=False), ["gpunodes did not make it a node"]),
+        ("1.36", replace(WORKER, node={**WORKER.node, "ready": False, "reason": "no disk"}), ["not ready: no disk"]),
+        ("1.36", subject("worker-1", version="1.32.9"), ["its kubelet is 1.32.9", "1.33 or newer"]),
+        ("1.36", subject("worker-1", version="1.37.0"), ["a kubelet is never newer"]),
+        ("1.36", replace(WORKER, facts={"cgroup": 1, "packages": {}}), ["cgroup v1"]),
+        ("1.36", replace(WORKER, gates={"CSIMigrationPortworx": True}), ["removed", "gpunodes_feature_gates"]),
+        ("1.36", subject("worker-1", kubelet_gates={"CSIMigrationPortworx": True}), ["removed", "kubelet-config"]),
+        ("1.36", subject("worker-1", offered={}, unread="timed out"), ["cannot be read: timed out"]),
+        ("1.36.9", WORKER, ["has no kubeadm 1.36.9", "1.36.3, 1.36.1"]),
+    ],
+)
+def test_what_is_in_the_way_of_a_machine(target: str, machine: Subject, words: list[str]) -> None:
+    found = errors(planned(target, CP1, machine))
+    assert any(all(word in each for word in words) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (
+            {"gates": {"kube-scheduler": {"CSIMigrationPortworx": True}}},
+            ["the scheduler: ", "removed in Kubernetes 1.36"],
+        ),
+        (with_cluster(gates={"CSIMigrationPortworx": True}), ["removed in Kubernetes 1.36", "kubeadm-config"]),
+        (with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.36"}]), ["uses the API a/v1 b"]),
+        (with_cluster(coredns="x/coredns:v1.15.0"), ["CoreDNS is v1.15.0"]),
+    ],
+)
+def test_what_is_in_the_way_of_a_control_plane(own: Mapping[str, Any], words: list[str]) -> None:
+    found = errors(planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own)))
+    assert any(all(word in each for word in words) for each in found), found
+
+
+def test_what_is_not_yet_removed_is_not_in_the_way() -> None:
+    own = with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.37"}])
+    gate = {"kube-apiserver": {"MemoryQoS": True}}
+    arguments: dict[str, Any] = {"kubelet_arguments": ["containerd", "pod-infra-container-image"]}
+    assert errors(planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own, **arguments, gates=gate))) == []
+
+
+def to_37(name: str, etcd: str, **own: Any) -> Subject:
+    images = dict.fromkeys(CONTROL["images"], "v1.36.3") | {"etcd": etcd}
+    offered = {each: ["1.37.2"] for each in ("kubeadm", "kubelet")}
+    return subject(name, Role.CONTROL_PLANE, "1.36.3", images=images, offered=offered, **own)
+
+
+@pytest.mark.parametrize(
+    ("members", "refused"),
+    [(["3.6.8-0"], False), (["3.6.16-0", "3.6.8-0"], True), (["3.6.11-0", "3.6.16-0"], False)],
+)
+def test_old_etcd_members_do_not_meet_new_ones(members: list[str], refused: bool) -> None:
+    found = errors(planned("1.37", *(to_37(f"cp-{i}", tag) for i, tag in enumerate(members)), version="1.36.3"))
+    assert any("etcd.local.imageTag: 3.6.16-0" in each for each in found) is refused
+    assert refused or found == []
+
+
+def test_an_argument_that_kubeadm_does_not_remove_is_in_the_way() -> None:
+    arguments = ["containerd", "pod-infra-container-image"]
+    found = errors(planned("1.37", to_37("cp-1", "3.6.8-0", kubelet_arguments=arguments), version="1.36.3"))
+    assert len(found) == 1
+    assert "--containerd, which Kubernetes 1.37 removes" in found[0]
+
+
+def test_a_minor_that_no_source_offers_has_no_steps() -> None:
+    plan = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, offered={}, unread="it responds 404"))
+    assert (plan.target, plan.steps) == ("", ())
+    assert "offers no version of Kubernetes 1.36: it responds 404" in errors(plan)[0]
+
+
+def test_a_node_outside_the_inventory_is_a_warning() -> None:
+    node = {"name": "other", "version": "v1.35.4"}
+    plan = upgrade.plan("1.36", [CP1], {"version": "v1.35.4", "nodes": [CP1.node, node]})
+    assert plan.possible
+    assert [(each.severity, "other" in each.problem.found) for each in plan.findings] == [(Severity.WARNING, True)]
+
+
+def test_images_of_a_machine() -> None:
+    assert upgrade.images("1.36.3", control_plane=False) == [
+        "registry.k8s.io/kube-proxy:v1.36.3",
+        "registry.k8s.io/pause:3.10.2",
+    ]
+    assert "registry.k8s.io/etcd:3.6.8-0" in upgrade.images("1.36.3", control_plane=True)
+
+
+CHANGES: list[Callable[[dict[str, Any], Any], None]] = [
+    lambda own, odd: own.update(kubelet=odd),
+    lambda own, odd: own["images"].update(etcd=odd),
+    lambda own, odd: own.update(kubelet_arguments=[odd]),
+    lambda own, odd: own["gates"].update({"kube-apiserver": {odd: True}}),
+    lambda own, odd: own["offered"].update(kubeadm=[odd]),
+    lambda own, odd: own["cluster"].update(coredns=odd),
+    lambda own, odd: own["cluster"].update(deprecated=[{"api": odd, "removed": "1.37"}]),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_odd_reports_are_refused(change: Callable[[dict[str, Any], Any], None]) -> None:
+    assert reports.upgrade_problem(CONTROL) == reports.upgrade_problem(OWN) == ""
+    for odd in (*ATTACKS, "$(reboot)", "{{ 1 }}", "a\nb", 7):
+        own = copy.deepcopy(CONTROL)
+        change(own, odd)
+        assert reports.upgrade_problem(own), odd
