@@ -82,6 +82,17 @@ def test_each_machine_gets_one_decision_and_a_reason() -> None:
     assert all(each.why for each in decisions[1:])
 
 
+def test_a_node_given_back_counts_until_its_result_is_known() -> None:
+    """Its result may stop the roll-out, so no other machine takes its place before."""
+    nodes = [node(number, "good") for number in (3, 5, 7)]
+    waiting = [RolloutCandidate(each.name, each) for each in nodes[1:]]
+    options = RolloutOptions(max_unavailable=Budget(1))
+    decisions = policy.decide(waiting, nodes, options, NOW, running={"n3"})
+    assert [each.decision for each in decisions] == [Decision.WAIT, Decision.WAIT]
+    assert "n3 of pool p1 unavailable" in decisions[0].why
+    assert policy.decide(waiting, nodes, options, NOW)[0].decision is Decision.BEGIN
+
+
 @pytest.mark.parametrize(
     ("found", "why"),
     [

@@ -65,11 +65,13 @@ def decide(
 ) -> list[MachineDecision]:
     """A decision for each candidate, in order: control planes first, one at a time and alone; then within the budgets.
 
-    ``nodes`` are all nodes, locked ones marked as cordoned. ``running`` are the nodes that the roll-out works on;
-    ``canaries_left`` is how many canaries may still be begun, None if all may. ``now`` is in seconds since 1970.
+    ``nodes`` are all nodes, locked ones marked as cordoned. ``running`` are the nodes that the roll-out works on; they
+    count as unavailable until their result is known, also those that are given back already, since a result may stop
+    the roll-out. ``canaries_left`` is how many canaries may still be begun, None if all may. ``now`` is in seconds
+    since 1970.
     """
     busy = set(running)
-    sizes, unavailable = _pools(nodes, now)
+    sizes, unavailable = _pools(nodes, busy, now)
     control_planes = [each for each in candidates if is_control_plane(each)]
     control_plane_runs = any(node.control_plane for node in nodes if node.name in busy)
     decisions = []
@@ -136,14 +138,14 @@ def _skipped(each: RolloutCandidate, now: float) -> str:
     return each.unreadable or forbidden(each.node, "", now)
 
 
-def _pools(nodes: Sequence[Node], now: float) -> tuple[dict[str, int], dict[str, set[str]]]:
-    """The size of each pool, and its nodes that are unavailable: not ready, cordoned, locked or in maintenance."""
+def _pools(nodes: Sequence[Node], busy: Collection[str], now: float) -> tuple[dict[str, int], dict[str, set[str]]]:
+    """The size of each pool, and its nodes that are unavailable: not ready, cordoned, locked, maintained or busy."""
     sizes: dict[str, int] = {}
     unavailable: dict[str, set[str]] = {}
     for node in nodes:
         pool = pool_name(node)
         sizes[pool] = sizes.get(pool, 0) + 1
         maintained = node.maintenance is not None and node.maintenance.holds(now)
-        if not node.available or maintained or node.rollout:
+        if not node.available or maintained or node.rollout or node.name in busy:
             unavailable.setdefault(pool, set()).add(node.name)
     return sizes, unavailable
