@@ -123,6 +123,7 @@ BROKEN = {
     "a part with a path": sent(head={"parts": [{"name": "../x", "size": 3}, {"name": archive.SNAPSHOT, "size": 3}]}),
     "another form": sent(head={"about": {"ca_hash": "x"}}),
     "a huge part": sent(head={"parts": [{"name": archive.SNAPSHOT, "size": 1 << 60}]}),
+    "a damaged snapshot": sent({**PARTS, archive.SNAPSHOT: snapshot()[:1000] + b"x" + snapshot()[1001:]}),
     "an error of another form": "out.write(b'{\"error\": 1}\\n')",
 }
 

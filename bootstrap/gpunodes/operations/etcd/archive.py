@@ -68,6 +68,9 @@ _MANIFEST = {
 }
 
 
+NO_SUM = "its snapshot does not end with the checksum that etcd gave it"
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a backup; ``size`` in bytes."""
@@ -112,12 +115,15 @@ class Writer:
     def __init__(self, out: IO[bytes]) -> None:
         self._tar = tarfile.open(fileobj=cast("IO[bytes]", _Out(out)), mode="w|", format=tarfile.GNU_FORMAT)  # noqa: SIM115 - closed by ``end``
         self._parts: list[Part] = []
+        self.intact = True
+        """Whether the snapshot ends with the checksum that etcd gave it."""
 
     def part(self, name: str, size: int, read: Callable[[int], bytes]) -> Part:
         """Write one part of ``size`` bytes, which ``read`` returns in pieces of at most so many bytes."""
         source = _Reader(size, read)
         self._tar.addfile(_header(name, size), source)
-        self._parts.append(Part(name, size, source.digest.hexdigest()))
+        self.intact = self.intact and (name != SNAPSHOT or source.digest.ends_with_sum())
+        self._parts.append(Part(name, size, source.digest.whole.hexdigest()))
         return self._parts[-1]
 
     def end(self, machine: str, about: Mapping[str, Any], version: str) -> Backup:
@@ -156,7 +162,7 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, size: int, read: Callable[[int], bytes]) -> None:
         self._left, self._next = size, read
-        self.digest = hashlib.sha256()
+        self.digest = _Digest()
 
     def read(self, size: int = -1) -> bytes:
         wanted = self._left if size < 0 else min(size, self._left)
@@ -200,7 +206,7 @@ def check(source: IO[bytes], name: str, on_snapshot: Callable[[bytes], None] = l
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise _wrong(name, f"it cannot be read ({error})") from error
     if not own_sum:
-        raise _wrong(name, "its snapshot does not end with the checksum that etcd gave it")
+        raise _wrong(name, NO_SUM)
     return _compared(name, manifest, seen)
 
 

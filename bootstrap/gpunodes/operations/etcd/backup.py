@@ -99,7 +99,11 @@ def _received(
     encrypt: list[str],
     progress: Callable[[str], None],
 ) -> archive.Backup:
-    """Write what the machine sends; raises StreamLost unless every part has the SHA-256 that the machine computed."""
+    """Write what the machine sends.
+
+    Raises StreamLost unless every part has the SHA-256 that the machine computed, and _NoBackup for a snapshot that is
+    not what etcd wrote.
+    """
     with encryption.encrypting(encrypt, file) if encrypt else contextlib.nullcontext(file) as out:
         writer = archive.Writer(out)
         written = [
@@ -108,6 +112,9 @@ def _received(
         computed = source.line().get("sha256")
         if computed != {part.name: part.sha256 for part in written}:
             raise source.lost("the data that arrived is not what the machine sent (SHA-256)")
+        if not writer.intact:
+            remedy = "run it again; check the disk and the memory of the control plane if that does not help"
+            raise _NoBackup(f"{name}: {archive.NO_SUM}", "an undamaged snapshot", remedy)
         return writer.end(name, head["about"], __version__)
 
 
