@@ -48,11 +48,12 @@ class Etcd:
     asked: list[str] = field(default_factory=list)
 
     def run(self, argv: list[str], *_: Any) -> CommandResult:
-        assert argv[:3] == ["crictl", f"--runtime-endpoint={containers.runtime_socket()}", "--timeout=60s"]
+        assert argv[:3] == ["crictl", f"--runtime-endpoint={containers.runtime_socket()}", "--timeout=30s"]
         if argv[3] == "ps":
             return CommandResult(argv, 0, "0123456789ab\n", "")
-        assert argv[3:6] == ["exec", "0123456789ab", "etcdctl"]
-        endpoints = argv[6].partition("=")[2].split(",")
+        assert argv[3:7] == ["exec", "--sync", "--timeout=15", "0123456789ab"]
+        assert argv[7] == "etcdctl"
+        endpoints = argv[8].partition("=")[2].split(",")
         words = argv[argv.index("--write-out=json") + 1 :]
         self.asked.append(" ".join(words))
         requests = {"member": self.member, "endpoint": self.endpoint, "move-leader": self.move_leader}
@@ -97,7 +98,7 @@ class Etcd:
 
 def running(monkeypatch: pytest.MonkeyPatch, *members: Member, working: set[int] | None = None, leads: int = 1) -> Etcd:
     made = Etcd(list(members), {each.id for each in members} if working is None else working, leads)
-    monkeypatch.setattr(etcd, "run", made.run)
+    monkeypatch.setattr(containers, "run", made.run)
     monkeypatch.setattr(membership, "_POLL_S", 0)
     return made
 
@@ -160,21 +161,20 @@ def test_another_status_is_refused(text: str) -> None:
 def test_etcdctl_runs_in_the_one_container_of_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
-    containers = ["0123456789abcdef\n"]
+    listed = ["0123456789abcdef\n"]
 
     def run(argv: list[str], *_: Any) -> CommandResult:
         seen.append(argv)
-        return CommandResult(argv, 0, containers[-1] if argv[3] == "ps" else LISTED, "")
+        return CommandResult(argv, 0, listed[-1] if argv[3] == "ps" else LISTED, "")
 
-    monkeypatch.setattr(etcd, "run", run)
+    monkeypatch.setattr(containers, "run", run)
     assert len(etcd.members()) == 3
     assert seen[0][3:] == [
-        *("ps", "--quiet", "--state=running"),
-        *("--label=io.kubernetes.container.name=etcd", "--label=io.kubernetes.pod.namespace=kube-system"),
+        *("ps", "--quiet", "--name", "^etcd$", "--label", "io.kubernetes.pod.namespace=kube-system"),
     ]
-    assert seen[1][3:7] == ["exec", "0123456789abcdef", "etcdctl", "--endpoints=https://127.0.0.1:2379"]
+    assert seen[1][6:9] == ["0123456789abcdef", "etcdctl", "--endpoints=https://127.0.0.1:2379"]
     for answer in ("", "0123456789abcdef\nfedcba9876543210\n", "--help\n"):
-        containers.append(answer)
+        listed.append(answer)
         with pytest.raises(MachineProblem, match="etcd does not run on this machine"):
             etcd.members()
 
@@ -327,7 +327,7 @@ def test_a_member_among_others_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> 
     running(monkeypatch, member(1), member(2), working={1})
     with pytest.raises(MachineProblem, match=r"may be a member of a cluster with others: .*--dead"):
         membership.check_alone()
-    monkeypatch.setattr(etcd, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
+    monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match=r"may be a member .*etcd does not run on this machine"):
         membership.check_alone()
 

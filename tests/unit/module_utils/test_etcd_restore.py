@@ -20,6 +20,7 @@ from gpunodes.ansible.module_utils import (
     etcd_restore,
     etcd_snapshot,
     etcd_upload,
+    etcdctl,
     kube_api,
     kubeconfig,
     ledger,
@@ -273,8 +274,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     made = Api()
     monkeypatch.setattr(etcd_restore, "_POLL_S", 0.0)
     monkeypatch.setattr(kube_api, "admin", lambda: made)
-    monkeypatch.setattr(etcd_snapshot, "container", lambda: "id")
-    monkeypatch.setattr(etcd_snapshot, "status", lambda _: {"revision": etcd_restore.BUMP + 7, "members": [{}]})
+    monkeypatch.setattr(etcd_snapshot, "status", lambda: {"revision": etcd_restore.BUMP + 7, "members": [{}]})
     return made
 
 
@@ -388,10 +388,10 @@ def test_a_real_etcd_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder = tmp_path / "one"
     folder.mkdir()
     with etcd_member.running(folder) as member:
-        monkeypatch.setattr(containers, "ids", lambda *_: ["id"])
+        monkeypatch.setattr(containers, "ids", lambda *_: ["0123456789ab"])
         monkeypatch.setattr(containers, "execute", member.execute)
         monkeypatch.setattr(etcd_snapshot, "DATA", str(member.data))
-        monkeypatch.setattr(etcd_snapshot, "PKI", str(folder / "pki"))
+        monkeypatch.setattr(etcdctl, "PKI", str(folder / "pki"))
         monkeypatch.setattr(etcd_snapshot, "_LOCK", str(tmp_path / "lock"))
         member.etcdctl("put", "/registry/namespaces/a", "there")
         with etcd_snapshot.snapshot() as (path, about):
@@ -408,7 +408,7 @@ def test_a_real_etcd_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with etcd_member.running(tmp_path / "two") as member:
         monkeypatch.setattr(containers, "execute", member.execute)
         assert member.etcdctl("get", "/registry/namespaces/a", "--print-value-only").strip() == "there"
-        now = etcd_snapshot.status("id")
+        now = etcd_snapshot.status()
         assert now["revision"] >= about["revision"] + etcd_restore.BUMP
         assert [each["name"] for each in now["members"]] == ["control-1"]
         reported = etcd_snapshot.members()

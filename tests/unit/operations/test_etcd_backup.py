@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from gpunodes.ansible.module_utils import containers, etcd_backup, etcd_snapshot, kubeconfig, static_pod_files
+from gpunodes.ansible.module_utils import containers, etcd_backup, etcd_snapshot, etcdctl, kubeconfig, static_pod_files
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.cli import root
@@ -299,7 +299,7 @@ def control_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(etcd_backup, "Client", lambda *_: _NoApi())
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(etcd_snapshot, "_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(etcd_snapshot, "PKI", str(folder / "pki/etcd"))
+    monkeypatch.setattr(etcdctl, "PKI", str(folder / "pki/etcd"))
     return folder
 
 
@@ -330,7 +330,7 @@ def member(tmp_path: Path, control_plane: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "etcd").mkdir()
     (tmp_path / "etcd/pki").symlink_to(control_plane / "pki/etcd")
     with etcd_member.running(tmp_path / "etcd") as made:
-        monkeypatch.setattr(containers, "ids", lambda *_: ["id"])
+        monkeypatch.setattr(containers, "ids", lambda *_: ["0123456789ab"])
         monkeypatch.setattr(containers, "execute", made.execute)
         monkeypatch.setattr(etcd_snapshot, "DATA", str(made.data))
         yield made
@@ -392,7 +392,14 @@ STATUS = json.dumps(
         }
     ]
 )
-MEMBERS = json.dumps({"members": [{"ID": 255, "name": "control-1"}, {"ID": 16, "isLearner": True}]})
+MEMBERS = json.dumps(
+    {
+        "members": [
+            {"ID": 255, "name": "control-1", "peerURLs": ["https://10.0.0.1:2380"]},
+            {"ID": 16, "peerURLs": ["https://10.0.0.2:2380"], "isLearner": True},
+        ]
+    }
+)
 
 
 @pytest.fixture
@@ -409,7 +416,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Comman
             (each for word, each in found.items() if word in argv), CommandResult(argv, 1, "", '{"error": "timed out"}')
         )
 
-    monkeypatch.setattr(containers, "ids", lambda *_: ["id"])
+    monkeypatch.setattr(containers, "ids", lambda *_: ["0123456789ab"])
     monkeypatch.setattr(containers, "execute", execute)
     monkeypatch.setattr(etcd_snapshot, "DATA", str(data))
     monkeypatch.setattr(etcd_snapshot, "_LOCK", str(tmp_path / "lock"))
@@ -423,7 +430,7 @@ def test_a_failed_snapshot_leaves_nothing(
 ) -> None:
     assert answers
     error = json.loads(output(monkeypatch))["error"]
-    assert error["found"] == "`etcdctl snapshot` failed: timed out"
+    assert error["found"] == "etcd does not carry out `etcdctl snapshot save`: timed out"
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -444,7 +451,7 @@ def test_one_backup_at_a_time(answers: dict[str, CommandResult], monkeypatch: py
 def test_an_unexpected_answer_of_etcdctl_is_a_problem(answers: dict[str, CommandResult], text: str) -> None:
     answers["endpoint"] = CommandResult([], 0, text, "")
     with pytest.raises(MachineProblem, match="unexpected status"):
-        etcd_snapshot.status("id")
+        etcd_snapshot.status()
 
 
 def test_a_missing_encryption_key_is_no_backup(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:

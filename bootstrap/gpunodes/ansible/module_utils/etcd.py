@@ -1,4 +1,4 @@
-"""The members of etcd, through etcdctl in the etcd container of this control plane.
+"""The members of etcd, through etcdctl.
 
 What etcd reports is data: it is parsed strictly, and only numbers and addresses from it become arguments.
 """
@@ -14,17 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from .containers import runtime_socket
+from . import etcdctl
 from .problem import MachineProblem
-from .process import CommandResult, last_line, run
+from .process import CommandResult
 
-_PKI = "/etc/kubernetes/pki/etcd"
-# Labels that the kubelet gives containers: a user's pod in another namespace cannot have both.
-_CONTAINER = ("io.kubernetes.container.name=etcd", "io.kubernetes.pod.namespace=kube-system")
-_HERE = "https://127.0.0.1:2379"
-_COMMAND_S = 10
-"""Seconds for one request; etcdctl's own default is 5, which a slow disk exceeds."""
-_LIMIT_S = 60
 _LARGEST_ID = (1 << 64) - 1
 _LONGEST_NAME = 253
 
@@ -66,7 +59,7 @@ def members(limit_s: float = 0) -> list[Member]:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            return parse_members(_must(["member", "list"]))
+            return parse_members(etcdctl.must(["member", "list"]))
         except MachineProblem:
             if time.monotonic() >= deadline:
                 raise
@@ -79,24 +72,24 @@ def healthy(asked: Iterable[Member]) -> set[int]:
     if not urls:
         return set()
     # It fails if one endpoint is unhealthy, and still reports all of them.
-    done = _etcdctl(["endpoint", "health"], list(urls))
+    done = etcdctl.run(["endpoint", "health"], list(urls))
     return {urls[url] for url in parse_health(done.out, done) if url in urls}
 
 
 def leader() -> int:
     """The id of the leader, 0 for none."""
-    return parse_leader(_must(["endpoint", "status"]))
+    return parse_leader(etcdctl.must(["endpoint", "status"]))
 
 
 def remove_member(member: Member) -> None:
     """Remove a member; etcd itself refuses this without a quorum."""
-    _must(["member", "remove", member.number])
+    etcdctl.must(["member", "remove", member.number])
 
 
 def move_leader(old: Member, new: Member) -> None:
     """Give the leadership of ``old`` to ``new``."""
     # Only the leader itself can give it away.
-    _must(["move-leader", new.number], list(old.clients[:1]))
+    etcdctl.must(["move-leader", new.number], list(old.clients[:1]))
 
 
 def quorum(voters: int) -> int:
@@ -211,49 +204,3 @@ def _host(text: str) -> str:
         if not re.fullmatch(r"(?!-)[a-z0-9.-]{1,253}", text):
             raise
         return text
-
-
-def _must(words: Sequence[str], endpoints: Sequence[str] = (_HERE,)) -> str:
-    done = _etcdctl(words, endpoints)
-    if not done.ok:
-        raise MachineProblem(
-            f"etcd does not carry out `etcdctl {' '.join(words[:2])}`: {_reason(done)}",
-            "an etcd that has a leader: more than half of its members run",
-            "start the other control planes; see `crictl ps -a --name etcd` and `crictl logs` on this one",
-        )
-    return done.out
-
-
-def _reason(done: CommandResult) -> str:
-    """etcdctl's error in one line; it writes log lines in JSON before that."""
-    lines = [line for line in done.err.splitlines() if line.strip() and not line.startswith("{")]
-    errors = [line for line in lines if line.startswith("Error:")]
-    return (errors or lines or [last_line(done.text)])[-1].strip()
-
-
-def _etcdctl(words: Sequence[str], endpoints: Sequence[str]) -> CommandResult:
-    """Run etcdctl in the etcd container of this machine; raises MachineProblem if there is none."""
-    command = [
-        *("etcdctl", f"--endpoints={','.join(endpoints)}", f"--command-timeout={_COMMAND_S}s"),
-        *(f"--cacert={_PKI}/ca.crt", f"--cert={_PKI}/server.crt", f"--key={_PKI}/server.key", "--write-out=json"),
-        *words,
-    ]
-    return _crictl("exec", container(), *command)
-
-
-def container() -> str:
-    """The id of this machine's running etcd container; raises MachineProblem if there is none."""
-    labels = [f"--label={label}" for label in _CONTAINER]
-    done = _crictl("ps", "--quiet", "--state=running", *labels)
-    found = done.out.split()
-    if not done.ok or len(found) != 1 or not re.fullmatch(r"[0-9a-f]{8,128}", found[0]):
-        raise MachineProblem(
-            f"etcd does not run on this machine{'' if done.ok else f': {last_line(done.text)}'}",
-            "one running etcd container",
-            "see `crictl ps -a --name etcd` and `journalctl -u kubelet` there",
-        )
-    return found[0]
-
-
-def _crictl(*words: str) -> CommandResult:
-    return run(["crictl", f"--runtime-endpoint={runtime_socket()}", f"--timeout={_LIMIT_S}s", *words], _LIMIT_S)

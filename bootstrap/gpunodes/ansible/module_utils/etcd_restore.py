@@ -214,7 +214,7 @@ def _swap(snapshot: str, machine_ledger: Ledger) -> None:
 
 def _verify(revision: int, limit_s: float) -> None:
     """Raise MachineProblem unless the restored cluster works, from etcd to a controller."""
-    found = etcd_snapshot.status(etcd_snapshot.container())
+    found = etcd_snapshot.status()
     if found["revision"] < revision + BUMP or len(found["members"]) != 1:
         raise MachineProblem(
             f"etcd is at revision {found['revision']} with {len(found['members'])} members",

@@ -8,16 +8,14 @@ import glob
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from . import containers, disk
+from . import containers, disk, etcd, etcdctl
 from .problem import MachineProblem
-from .process import CommandResult, last_line
 
 DATA = "/var/lib/etcd"
 """kubeadm's data folder (etcd.local.dataDir): it has the same path in the container."""
-PKI = "/etc/kubernetes/pki/etcd"
 _LOCK = "/run/gpunodes-etcd-snapshot.lock"
 _PREFIX = "gpunodes-snapshot-"
 _RESERVE = 256 << 20
@@ -27,65 +25,27 @@ _STATUS_S = 300
 _MISSING = ("executable file not found", "no such file or directory", "unknown command")
 
 
-def etcdctl(container: str, arguments: Sequence[str], timeout_s: int = 30) -> str:
-    """The output of etcdctl for the member of this machine; raises MachineProblem with its reason."""
-    return _output(_run(container, arguments, timeout_s), f"etcdctl {arguments[0]}")
-
-
-def _run(container: str, arguments: Sequence[str], timeout_s: int) -> CommandResult:
-    return containers.execute(
-        container,
-        [
-            "etcdctl",
-            "--endpoints=https://127.0.0.1:2379",
-            f"--cacert={PKI}/ca.crt",
-            f"--cert={PKI}/healthcheck-client.crt",
-            f"--key={PKI}/healthcheck-client.key",
-            f"--command-timeout={timeout_s}s",
-            *arguments,
-        ],
-        timeout_s,
-    )
-
-
-def container() -> str:
-    """The id of the running etcd container; raises MachineProblem without one."""
-    found = containers.ids("etcd")
-    if not found:
-        raise MachineProblem(
-            "no etcd runs on this machine", "a control plane with etcd", "see `crictl ps -a --name etcd` and its logs"
-        )
-    return found[0]
-
-
-def status(etcd: str) -> dict[str, Any]:
+def status() -> dict[str, Any]:
     """This member: ``version``, ``db_size`` in bytes, ``revision``, ``leader`` (whether it leads) and ``members``.
 
     A member has ``id``, ``name`` and ``learner``. Raises MachineProblem if etcd does not respond as expected.
     """
+    text = etcdctl.must(["endpoint", "status"])
     try:
-        own = json.loads(etcdctl(etcd, ["endpoint", "status", "--write-out=json"]))[0]["Status"]
-        listed = json.loads(etcdctl(etcd, ["member", "list", "--write-out=json"]))["members"]
-        return {
+        own = json.loads(text)[0]["Status"]
+        found = {
             "version": str(own["version"]),
             "db_size": int(own["dbSize"]),
             "revision": int(own["header"]["revision"]),
             "leader": own["leader"] == own["header"]["member_id"],
             "leader_id": f"{int(own['leader']):x}",
-            "members": [
-                {
-                    "id": f"{int(each['ID']):x}",
-                    # A member that was added and has never started has no name.
-                    "name": str(each.get("name") or ""),
-                    "learner": bool(each.get("isLearner")),
-                }
-                for each in listed
-            ],
         }
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise MachineProblem(
             f"etcdctl reports an unexpected status ({type(error).__name__})", "its JSON form", "see its version"
         ) from error
+    members = [{"id": each.number, "name": each.name, "learner": each.learner} for each in etcd.members()]
+    return {**found, "members": members}
 
 
 @contextlib.contextmanager
@@ -97,30 +57,35 @@ def snapshot() -> Iterator[tuple[str, dict[str, Any]]]:
     """
     with _alone():
         clear()
-        etcd = container()
-        found = status(etcd)
+        found = status()
         _check_space(found["db_size"])
         path = f"{DATA}/{_PREFIX}{os.getpid()}-{int(time.time())}.db"
         try:
-            etcdctl(etcd, ["snapshot", "save", path], _SAVE_S)
+            etcdctl.must(["snapshot", "save", path], limit_s=_SAVE_S)
             os.chmod(path, 0o600)
-            yield path, {**found, **checked(etcd, path)}
+            yield path, {**found, **checked(etcdctl.container(), path)}
         finally:
             clear()
 
 
-def checked(etcd: str, path: str) -> dict[str, Any]:
+def checked(container: str, path: str) -> dict[str, Any]:
     """``hash``, ``revision`` and ``keys`` of a snapshot; raises MachineProblem if it is damaged.
 
     etcdctl lost this command in 3.6, etcdutl has it since 3.5 (etcd, CHANGELOG-3.6).
     """
     for program in ("etcdutl", "etcdctl"):
-        done = containers.execute(etcd, [program, "snapshot", "status", path, "--write-out=json"], _STATUS_S)
+        done = containers.execute(container, [program, "snapshot", "status", path, "--write-out=json"], _STATUS_S)
         if done.ok or not any(word in done.text for word in _MISSING):
             break
-    text = _output(done, f"{program} snapshot status")
+    if not done.ok:
+        raise MachineProblem(
+            f"`{program} snapshot status` failed: {etcdctl.reason(done)}",
+            "an undamaged snapshot",
+            "see `crictl logs` of the etcd container",
+            output=done.text,
+        )
     try:
-        found = json.loads(text)
+        found = json.loads(done.out)
         return {"hash": int(found["hash"]), "revision": int(found["revision"]), "keys": int(found["totalKey"])}
     except (ValueError, KeyError, TypeError) as error:
         raise MachineProblem("the snapshot's status cannot be read", "its hash and revision") from error
@@ -158,34 +123,12 @@ def _check_space(size: int) -> None:
         )
 
 
-def _output(done: CommandResult, what: str) -> str:
-    if not done.ok:
-        raise MachineProblem(
-            f"`{what}` failed: {_reason(done)}",
-            "an etcd that responds",
-            "see `crictl logs` of the etcd container",
-            output=done.text,
-        )
-    return done.out
-
-
-def _reason(done: CommandResult) -> str:
-    """etcdctl reports its reason as JSON in its last line; a part of that is text enough."""
-    line = last_line(done.err) or last_line(done.out)
-    with contextlib.suppress(ValueError):
-        parsed = json.loads(line)
-        if isinstance(parsed, Mapping):
-            return str(parsed.get("error") or parsed.get("msg") or line)
-    return line
-
-
 def members() -> dict[str, Any]:
     """All members, as the module ``etcd_members`` returns them; a problem is a part of the result."""
     try:
-        etcd = container()
-        listed = status(etcd)
+        listed = status()
         # A member that does not respond is missing here; etcdctl then ends with an error, and prints the others.
-        done = _run(etcd, ["endpoint", "status", "--cluster", "--write-out=json"], 30)
+        done = etcdctl.run(["endpoint", "status", "--cluster"])
         responding = {}
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for each in json.loads(done.out):

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable
 
-from .. import containers, disk, etcd_snapshot, kube_api, static_pod_files
+from .. import containers, disk, etcdctl, kube_api, static_pod_files
 from ..kube_api import ApiError
 from ..ledger import Ledger
 from ..problem import MachineProblem
@@ -95,7 +95,7 @@ def is_ready(name: str) -> bool:
         return False
     if name == "etcd":
         with contextlib.suppress(MachineProblem):
-            etcd_snapshot.etcdctl(etcd_snapshot.container(), ["endpoint", "health"], 10)
+            etcdctl.must(["endpoint", "health"])
             return True
         return False
     return _healthy(_HEALTH[name])
