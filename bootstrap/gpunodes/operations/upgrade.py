@@ -77,7 +77,14 @@ def _update_addons(inventory: Inventory, target: str, report: Report) -> None:
         if isinstance(event, TaskEnded) and event.outcome.is_failure:
             failures.append(event)
 
-    play = runner.Play(PLAYBOOK, inventory, [control.name], variables={"upgrade_target": target}, tags=["addons"])
+    play = runner.Play(
+        PLAYBOOK,
+        inventory,
+        [control.name],
+        variables={"upgrade_target": target},
+        control=control.name,
+        tags=["addons"],
+    )
     ended = runner.run(play, journal.open_run("upgrade"), on_event)
     if ended.interrupted:
         raise Interrupted
