@@ -30,6 +30,7 @@ STATUS = (
     '[{"Endpoint":"https://127.0.0.1:2379","Status":{"header":{"cluster_id":1,"member_id":8927110378999362521,'
     '"revision":7,"raft_term":3},"version":"3.6.8","dbSize":20480,"leader":14578408409545168213,"raftIndex":9}}]\n'
 )
+CONFIG = kubeconfig.Kubeconfig("https://10.0.0.100:6443", "-----BEGIN CERTIFICATE-----\n", None, None)
 
 
 def member(number: int, *, learner: bool = False, started: bool = True, name: str = "") -> Member:
@@ -272,7 +273,19 @@ def test_the_learner_of_another_machine_is_never_removed(monkeypatch: pytest.Mon
     with pytest.raises(MachineProblem, match=r"still joining etcd: a member that has not started \(10.0.0.2\)"):
         membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=False)
     assert made.left == [1, 2]
+    monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
+    made.asked.clear()
     assert membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=True).actions == []
+    assert made.asked == ["member list"]
+
+
+def test_before_there_is_a_cluster_a_dry_run_asks_no_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running(monkeypatch, working=set())
+    monkeypatch.setattr(kubeconfig, "load", lambda _: None)
+    assert membership.remove_leftover("10.0.0.2", data=False, limit_s=0, check=True).actions == []
+    assert made.asked == []
+    with pytest.raises(MachineProblem):
+        membership.remove_leftover("10.0.0.2", data=False, limit_s=0, check=False)
 
 
 def test_another_join_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,9 +345,6 @@ def test_a_member_among_others_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> 
         membership.check_alone()
 
 
-CA = "-----BEGIN CERTIFICATE-----\n"
-
-
 def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -348,8 +358,7 @@ def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.
         def close(self) -> None:
             pass
 
-    config = kubeconfig.Kubeconfig("https://10.0.0.100:6443", CA, None, None)
-    monkeypatch.setattr(kubeconfig, "load", lambda _: config)
+    monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
     monkeypatch.setattr(membership, "Client", Api)
     made = running(monkeypatch, member(1), member(2))
     membership.wait_until_member("10.0.0.2", 0)

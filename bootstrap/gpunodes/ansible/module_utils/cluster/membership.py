@@ -46,6 +46,8 @@ def remove_leftover(address: str, data: bool, limit_s: float, check: bool) -> Re
     waited for up to ``limit_s``, since etcd allows one at a time. Raises MachineProblem if it does not finish, if the
     remaining members would have no quorum, and if another machine works as this member.
     """
+    if check and kubeconfig.load(kubeconfig.ADMIN) is None:
+        return Report()  # the cluster does not exist yet
     deadline = time.monotonic() + (0 if check else limit_s)
     while True:
         found = etcd.members()
