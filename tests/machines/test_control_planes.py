@@ -54,11 +54,14 @@ def regroup(operator: Operator, *controls: str) -> None:
     path.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
 
 
-def test_two_are_refused(operator: Operator) -> None:
+def test_two_are_refused_and_a_dry_run_changes_nothing(operator: Operator) -> None:
     operator.bare = operator.each(CONTROLS, BARE)
     regroup(operator, FIRST, SECOND)
     done = operator.gpunodes("up", code=2)
     assert "would have 2 control planes" in " ".join((done.stdout + done.stderr).split())
+    regroup(operator, *CONTROLS)
+    operator.gpunodes("up", "--dry-run")
+    assert operator.each(CONTROLS, BARE) == operator.bare
     regroup(operator, FIRST)
     operator.gpunodes("up")
     assert voters(operator) == {FIRST}
