@@ -22,16 +22,34 @@ _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
     metavar="FILE",
     help="For rotate-password: file of the new password. If it does not exist, it is made with a random one.",
 )
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="For off: drain the node and shut the system down first. The node is in maintenance until on --wait.",
+)
+@click.option(
+    "--wait", is_flag=True, help="For on: wait until the node is ready with its GPUs, then end that maintenance."
+)
 @options.inventory_option
 @options.json_option
 def command(
-    machine: str, action: str, yes: bool, password_file: Path | None, inventory_path: Path, as_json: bool
+    machine: str,
+    action: str,
+    yes: bool,
+    password_file: Path | None,
+    drain: bool,
+    wait: bool,
+    inventory_path: Path,
+    as_json: bool,
 ) -> int:
     """Show a machine's power state, switch it through its BMC, or change the BMC's password.
 
-    MACHINE is a name or address of the inventory. The operating system is not shut down first, and the node is not
-    drained: `gpunodes repair` does that. Nothing is switched if the BMC reports the UUID, serial number or MAC
-    addresses of another machine; status shows what both report.
+    MACHINE is a name or address of the inventory. Without --drain the operating system is not shut down first, and the
+    node is not drained. Nothing is switched if the BMC reports the UUID, serial number or MAC addresses of another
+    machine; status shows what both report.
+
+    A worker that is not needed: `gpunodes power worker-3 off --drain`, later `gpunodes power worker-3 on --wait`. In
+    between no repair switches it on.
 
     rotate-password gives the BMC's user the password in --password-file, and verifies it. Then put it into the
     inventory. Run it again after an interruption: it continues with the same file.
@@ -39,20 +57,24 @@ def command(
     import dataclasses
 
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import bmc_password, checked, power
+    from gpunodes.operations import bmc_password, checked, power, switching
     from gpunodes.views import document
 
     _check_file(action, password_file)
+    _check_flags(action, drain=drain, wait=wait)
 
     inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
-        terminal.confirm(f"The power of {chosen.name} is switched off, without a shutdown of its system", yes=yes)
+        how = "after its node was drained" if drain else "without a shutdown of its system"
+        terminal.confirm(f"The power of {chosen.name} is switched off, {how}", yes=yes)
     fleet, asked, report = InventoryFleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])
     if password_file:
         done = bmc_password.rotate(fleet, chosen, password_file, named=named, report=report)
+    elif drain or wait:
+        done = (switching.off if drain else switching.on)(fleet, chosen, report, named=named)
     else:
         done = power.power(fleet, chosen, asked, named=named, report=report)
     if as_json:
@@ -63,6 +85,12 @@ def command(
             whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
             terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
     return ExitCode.DONE
+
+
+def _check_flags(action: str, *, drain: bool, wait: bool) -> None:
+    for flag, given, fits in (("--drain", drain, "off"), ("--wait", wait, "on")):
+        if given and action != fits:
+            raise WrongInput(f"{flag} with {action}", f"{flag} with {fits}", "leave the option out")
 
 
 def _check_file(action: str, password_file: Path | None) -> None:

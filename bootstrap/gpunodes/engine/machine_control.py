@@ -166,6 +166,17 @@ class MachineControl:
         failure = "the program on the machine failed" if result.reached is Reached.ENDED else "SSH does not respond"
         return StepResult(False, ": ".join(part for part in (failure, ssh_reason(result.err)) if part))
 
+    def shut_down(self, boot_id: str) -> None:
+        """Begin a shutdown of the operating system, if the machine is in the boot ``boot_id``; does not wait."""
+        script = f'[ "$(cat {_BOOT[1]})" = "$1" ] && exec systemctl poweroff'
+        shell.run(
+            self._address,
+            self._variables,
+            commands.remote(["sh", "-c", script, "sh", boot_id], self._variables),
+            deadline_s=_STEP_S,
+            max_bytes=_BANNER_BYTES,
+        )
+
     def has_power(self) -> bool:
         """Whether a BMC is configured."""
         return bool(self._settings["gpunodes_bmc_type"])

@@ -64,11 +64,7 @@ def power(
     Nothing is ordered if the BMC is not the machine's own, or if the machine contradicts its node: raises
     GpunodesError. Raises Held if another command works on it. ``named``: the user named the machine itself.
     """
-    bmc = fleet.machine_control(machine).power()
-    if bmc is None:
-        raise WrongInput(
-            f"{machine.name} has no BMC", "gpunodes_bmc_type and the other BMC settings", "set them in the inventory"
-        )
+    bmc = required(machine, fleet.machine_control(machine).power())
     # A machine that is off, or is to be switched on, is identified by its recorded identity.
     probed = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
     seen = fleet.scan([machine]) if probed else {}
@@ -91,6 +87,15 @@ def power(
     match = machine_control.compare(bmc)
     own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
+
+
+def required(machine: Machine, bmc: powers.Power | None) -> powers.Power:
+    """The BMC of a machine; raises WrongInput for none."""
+    if bmc is None:
+        raise WrongInput(
+            f"{machine.name} has no BMC", "gpunodes_bmc_type and the other BMC settings", "set them in the inventory"
+        )
+    return bmc
 
 
 def _check_contradiction(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan]) -> None:

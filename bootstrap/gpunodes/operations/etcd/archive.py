@@ -170,8 +170,9 @@ class _Reader(io.RawIOBase):
         while len(data) < wanted:
             data += self._next(wanted - len(data))
         self._left -= wanted
-        self.digest.update(data)
-        return bytes(data)
+        piece = bytes(data)
+        self.digest.update(piece)
+        return piece
 
 
 def check(source: IO[bytes], name: str, on_snapshot: Callable[[bytes], None] = lambda _: None) -> Backup:

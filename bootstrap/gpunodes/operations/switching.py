@@ -1,0 +1,240 @@
+"""One machine switched off and on by hand together with its node: drained before, verified before pods return.
+
+A machine that is off on purpose is in maintenance: no repair switches it on, and `gpunodes health` says why it is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpunodes.engine import history
+from gpunodes.engine import power as powers
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import InventoryFleet, match_nodes, missing, repair_settings
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.holders import user_at_host
+from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.power import Order, PowerState
+from gpunodes.engine.scans import MachineScan
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import Machine
+from gpunodes.operations import drain
+from gpunodes.operations.power import PowerResult, required
+from gpunodes.operations.repair.context import Report, connected
+from gpunodes.repair import verification
+from gpunodes.repair.flow import pod_list
+from gpunodes.repair.maintenance import Maintenance
+from gpunodes.repair.policy import Node
+
+REASON = "switched off by `gpunodes power`"
+"""The reason of the maintenance: only that one ends when the machine is on again."""
+_OFF_SEEN = 2
+"""A BMC may report a state of before the order once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How long things may take, in seconds."""
+
+    drain: float
+    verify: float
+    shutdown: float = 300.0
+    """Of the operating system, before the power is switched off."""
+    poll: float = 5.0
+
+
+def time_limits(fleet: InventoryFleet) -> TimeLimits:
+    """The limits of the settings, which roll-outs have too."""
+    given = repair_settings(fleet.settings())
+    return TimeLimits(
+        drain=float(given["gpunodes_rollout_drain_timeout"]), verify=float(given["gpunodes_rollout_verify_timeout"])
+    )
+
+
+def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool = False) -> PowerResult:
+    """Drain a worker, shut its system down, and switch it off; its node is in maintenance from then on.
+
+    ``named``: the user named the machine itself. Raises WrongInput for a machine without BMC or node, for a control
+    plane and for a node that a roll-out or a repair holds, and GpunodesError if pods cannot leave: then its node is
+    given back. Raises Held if another command works on it.
+    """
+    control = _control(fleet, machine, report, named=named)
+    bmc = required(machine, control.own_power())
+    limits = time_limits(fleet)
+    with connected(fleet, repair_settings(fleet.settings()), "power off") as (cluster, leases):
+        if bmc.state() is PowerState.OFF:
+            return _done(fleet, machine, Order.OFF, bmc)
+        seen = fleet.scan([machine])
+        node = _node(fleet, cluster, machine, seen)
+        with _held(leases, node.name):
+            # Another command may have changed it before it was locked.
+            node = _node(fleet, cluster, machine, seen)
+            _check_free(machine, node)
+            began = _begin_maintenance(cluster, leases, node)
+            _drain(cluster, leases, node.name, limits, machine, report, began=began)
+            leases.confirm(node.name)
+            _switch_off(control, bmc, seen[machine.name].verdict.boot_id or "", limits, machine, report)
+            cluster.event(node.name, "SwitchedOff", f"by {user_at_host()}", warning=False)
+    return _done(fleet, machine, Order.OFF, bmc)
+
+
+def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool = False) -> PowerResult:
+    """Switch a machine on, wait until its node is ready with all its GPUs, and end the maintenance of ``off``.
+
+    Raises as ``off``, and GpunodesError if it is not ready in time: then it stays in maintenance.
+    """
+    control = _control(fleet, machine, report, named=named)
+    bmc = required(machine, control.own_power())
+    limits = time_limits(fleet)
+    with connected(fleet, repair_settings(fleet.settings()), "power on") as (cluster, leases):
+        node = _node(fleet, cluster, machine, {})
+        with _held(leases, node.name):
+            powers.change(bmc, Order.ON)
+            report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
+            _wait_ready(fleet, cluster, leases, machine, node, limits)
+            maintained = _node(fleet, cluster, machine, {}).maintenance
+            if maintained and maintained.reason == REASON:
+                cluster.end_maintenance(node.name)
+                cluster.event(node.name, "SwitchedOn", f"by {user_at_host()}", warning=False)
+            elif maintained:
+                report(machine.name, f"it stays in maintenance: {maintained.described()}")
+    return _done(fleet, machine, Order.ON, bmc)
+
+
+def _control(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool) -> MachineControl:
+    found = fleet.machine_control(machine, named=named, report=lambda text: report(machine.name, text))
+    required(machine, found.power())
+    return found
+
+
+def _node(fleet: InventoryFleet, cluster: Cluster, machine: Machine, seen: Mapping[str, MachineScan]) -> Node:
+    """The machine's node, as it is now; raises WrongInput without one."""
+    nodes = cluster.nodes()
+    match = match_nodes(fleet, nodes, seen)[machine.name]
+    if match.node is None:
+        raise WrongInput(f"{machine.name}: {missing(match)}", "a machine with a node", "leave --drain or --wait out")
+    return next(each for each in nodes if each.name == match.node.name)
+
+
+@contextlib.contextmanager
+def _held(leases: Leases, node: str) -> Iterator[None]:
+    # A record of a dead command stays: it belongs to an unfinished repair or roll-out.
+    leases.take(node)
+    try:
+        yield
+    finally:
+        leases.release_unused(node)
+
+
+def _check_free(machine: Machine, node: Node) -> None:
+    if node.control_plane:
+        raise WrongInput(
+            f"{machine.name} is a control plane",
+            "a worker: a control plane is no place for pods that move",
+            "leave --drain out, after you checked that the others are a majority",
+        )
+    if node.rollout or node.cordoned_by_repair:
+        what, resume = ("roll-out", "rollout resume") if node.rollout else ("repair", "repair --resume")
+        raise WrongInput(
+            f"an unfinished {what} holds {machine.name}", "a node that no command holds", f"`gpunodes {resume}` ends it"
+        )
+
+
+def _begin_maintenance(cluster: Cluster, leases: Leases, node: Node) -> bool:
+    """Put the node into maintenance; False if it is in maintenance for another reason, which stays."""
+    now = leases.now()
+    if node.maintenance and node.maintenance.holds(now):
+        return node.maintenance.reason == REASON
+    made = Maintenance(REASON, user_at_host(), float(int(now)))
+    cluster.begin_maintenance(node.name, made, cordon=True)
+    return True
+
+
+def _drain(
+    cluster: Cluster,
+    leases: Leases,
+    node: str,
+    limits: TimeLimits,
+    machine: Machine,
+    report: Report,
+    *,
+    began: bool,
+) -> None:
+    report(machine.name, f"draining its node, at most {limits.drain:.0f} s")
+    done = False
+    try:
+        result = drain.drain(cluster, node, limits.drain, force=False, check=lambda: leases.check(node))
+        remaining = pod_list([*result.refused, *result.terminating, *result.unmanaged])
+        done = not remaining
+    finally:
+        # Also after Ctrl-C: nothing was switched off yet.
+        if began and not done:
+            with contextlib.suppress(GpunodesError):
+                cluster.end_maintenance(node)
+    if remaining:
+        raise GpunodesError(
+            f"pods of {machine.name} cannot leave: {remaining}",
+            "a drained node",
+            "nothing was switched off; ask the owners of these pods, or end them",
+        )
+
+
+def _switch_off(
+    control: MachineControl, bmc: powers.Power, boot_id: str, limits: TimeLimits, machine: Machine, report: Report
+) -> None:
+    """Shut the system down, or switch the power off if it does not end, or cannot be asked to."""
+    if boot_id:
+        report(machine.name, "shutting its system down")
+        control.shut_down(boot_id)
+        if _off_within(bmc, limits.shutdown, limits.poll):
+            return
+        report(machine.name, f"its system did not end within {limits.shutdown:.0f} s: switching its power off")
+    powers.change(bmc, Order.OFF)
+
+
+def _off_within(bmc: powers.Power, limit_s: float, poll_s: float) -> bool:
+    deadline, seen = time.monotonic() + limit_s, 0
+    while seen < _OFF_SEEN:
+        seen = seen + 1 if bmc.state() is PowerState.OFF else 0
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def _wait_ready(
+    fleet: InventoryFleet, cluster: Cluster, leases: Leases, machine: Machine, node: Node, limits: TimeLimits
+) -> None:
+    deadline = time.monotonic() + limits.verify
+    while why := _not_ready(fleet, cluster, machine, node):
+        leases.check(node.name)
+        if time.monotonic() > deadline:
+            raise GpunodesError(
+                f"{machine.name} is on, but not ready after {limits.verify:.0f} s: {why}",
+                "a ready node with all its GPUs",
+                f"it stays in maintenance; see `gpunodes health {machine.name}`, then run the same command again",
+            )
+        time.sleep(limits.poll)
+
+
+def _not_ready(fleet: InventoryFleet, cluster: Cluster, machine: Machine, node: Node) -> str:
+    seen = fleet.scan([machine], full=False)[machine.name]
+    why, _ = verification.unhealthy(seen.verdict, seen.facts, None)
+    if why:
+        return why
+    try:
+        found = _node(fleet, cluster, machine, {machine.name: seen})
+    except WrongInput as problem:
+        return problem.problem.found
+    if found.name != node.name:
+        return f"it is the machine of the node {found.name}, not of {node.name}"
+    return verification.unready(found, node.expected, seen.verdict.boot_id or "")
+
+
+def _done(fleet: InventoryFleet, machine: Machine, order: Order, bmc: powers.Power) -> PowerResult:
+    state = bmc.state().value
+    history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, order.value, state)
+    return PowerResult(machine.name, order.value, state, bmc.name)

@@ -1,0 +1,196 @@
+"""A machine switched off after a drain, and on until it is ready: in memory, with a BMC that does what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.cli import main
+from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.model import Machine as Entry
+from gpunodes.operations import switching
+
+from tests import repair_fleet
+from tests.repair_fleet import Fleet
+
+MARK = "gpunodes.dev/maintenance"
+
+
+@dataclass
+class Bmc:
+    """A BMC in memory; the machine boots when it is switched on."""
+
+    machine: repair_fleet.Machine
+    orders: list[str] = field(default_factory=list)
+    name: str = "a BMC in memory"
+
+    def state(self) -> PowerState:
+        return PowerState.OFF if self.machine.off else PowerState.ON
+
+    def order(self, order: Order) -> None:
+        self.orders.append(order.value)
+        self.machine.off = order is Order.OFF
+        if order is Order.ON:
+            self.machine.use("power")
+
+
+@dataclass
+class Control:
+    """The control of a machine in memory."""
+
+    machine: repair_fleet.Machine
+    bmc: Any
+    ends: bool = True
+    """Its system ends when it is asked to."""
+    own: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    def power(self) -> Any:
+        return self.bmc
+
+    def own_power(self) -> Any:
+        if not self.own:
+            raise PowerProblem(Trouble.WRONG_MACHINE, "the BMC belongs to another machine")
+        return self.bmc
+
+    def shut_down(self, boot_id: str) -> None:
+        self.asked.append(boot_id)
+        if self.ends and boot_id == self.machine.boot_id:
+            self.machine.off = True
+
+
+class Place(Fleet):
+    """A fleet whose machines have BMCs."""
+
+    def __init__(self, made: Fleet) -> None:
+        super().__init__(made.api, made.machines, made._control_planes)
+        self.controls = {name: Control(each, Bmc(each)) for name, each in made.machines.items()}
+
+    def machine_control(self, machine: Entry, **_: Any) -> Any:
+        return self.controls[machine.name]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    repair_fleet.hurry(monkeypatch, tmp_path)
+    monkeypatch.setattr(
+        switching, "time_limits", lambda _: switching.TimeLimits(drain=0.3, verify=0.3, shutdown=0.2, poll=0.01)
+    )
+    return Place(repair_fleet.fleet(3))
+
+
+def switch(place: Any, action: str, name: str = "w1", lines: list[str] | None = None) -> Any:
+    machine = next(each for each in place.all_machines() if each.name == name)
+    said = [] if lines is None else lines
+    return getattr(switching, action)(place, machine, lambda _, text: said.append(text))
+
+
+def mark(place: Any, name: str = "w1") -> str:
+    return str(place.api.nodes[name]["metadata"]["annotations"].get(MARK, ""))
+
+
+def test_off_drains_and_shuts_down_and_on_gives_the_node_back(place: Any) -> None:
+    place.api.add_pod("train", "w1")
+    place.api.add_pod("agent", "w1", owner="DaemonSet")
+    control = place.controls["w1"]
+    done = switch(place, "off")
+    assert (done.state, control.asked, control.bmc.orders) == ("off", ["w1-boot-1"], []), "its system ended itself"
+    assert set(place.api.pods) == {"agent"}
+    assert switching.REASON in mark(place)
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+    assert [name for name, each in place.api.nodes.items() if each["spec"].get("unschedulable")] == ["w1"]
+    assert switch(place, "off").state == "off", "again: nothing to do"
+    done = switch(place, "on")
+    assert (done.state, control.bmc.orders) == ("on", ["on"])
+    repair_fleet.clean(place)
+    assert [each["reason"] for each in place.api.events] == ["SwitchedOff", "SwitchedOn"]
+
+
+def test_a_system_that_does_not_end_is_switched_off(place: Any) -> None:
+    control, lines = place.controls["w1"], list[str]()
+    control.ends = False
+    assert switch(place, "off", lines=lines).state == "off"
+    assert control.bmc.orders == ["off"]
+    assert any("did not end within" in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["budgeted", "sticky", "bare"])
+def test_pods_that_cannot_leave_keep_the_machine_on(place: Any, kind: str) -> None:
+    place.api.add_pod("train", "w1", owner="" if kind == "bare" else "ReplicaSet")
+    if kind != "bare":
+        getattr(place.api, kind).add("train")
+    with pytest.raises(GpunodesError, match=r"pods of w1 cannot leave: .*train"):
+        switch(place, "off")
+    assert place.controls["w1"].bmc.state() is PowerState.ON
+    assert place.controls["w1"].asked == []
+    repair_fleet.clean(place)
+
+
+def test_the_maintenance_of_a_person_stays(place: Any) -> None:
+    place.api.nodes["w1"]["metadata"]["annotations"][MARK] = "new disks"
+    lines: list[str] = []
+    switch(place, "off")
+    switch(place, "on", lines=lines)
+    assert mark(place) == "new disks"
+    assert "it stays in maintenance: new disks" in lines
+
+
+def test_a_machine_that_is_not_ready_in_time_stays_in_maintenance(place: Any) -> None:
+    switch(place, "off")
+    place.machines["w1"].gpus = 8
+    place.api.nodes["w1"]["status"]["allocatable"]["nvidia.com/gpu"] = "7"
+    with pytest.raises(GpunodesError, match="7 of 8 GPUs can be allocated"):
+        switch(place, "on")
+    assert switching.REASON in mark(place)
+    place.api.nodes["w1"]["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    switch(place, "on")
+    repair_fleet.clean(place)
+
+
+def test_what_is_not_switched(place: Any) -> None:
+    place.controls["w0"].bmc = None
+    with pytest.raises(WrongInput, match="w0 has no BMC"):
+        switch(place, "off", "w0")
+    place.controls["w1"].own = False
+    with pytest.raises(PowerProblem, match="another machine"):
+        switch(place, "off", "w1")
+    place.api.nodes["w2"]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+    with pytest.raises(WrongInput, match="w2 is a control plane"):
+        switch(place, "off", "w2")
+    assert all(not machine.off for machine in place.machines.values())
+    repair_fleet.clean(place)
+
+
+@pytest.mark.parametrize("note", ["gpunodes.dev/cordoned-by", "gpunodes.dev/rollout"])
+def test_a_node_that_a_repair_or_a_roll_out_holds_is_left_alone(place: Any, note: str) -> None:
+    place.api.nodes["w1"]["metadata"]["annotations"][note] = "20261101-1"
+    place.api.nodes["w1"]["spec"]["unschedulable"] = True
+    with pytest.raises(WrongInput, match=r"an unfinished (repair|roll-out) holds w1"):
+        switch(place, "off")
+    assert place.controls["w1"].asked == []
+    assert mark(place) == ""
+
+
+def test_another_machine_behind_the_name_is_not_shut_down(place: Any) -> None:
+    """It reports another boot than any node has, and its name is not confirmed by anything."""
+    place.machines["w1"].boot = 9
+    place.api.nodes["w1"]["status"]["addresses"] = [{"type": "InternalIP", "address": "addr-other"}]
+    place.api.nodes["w1"]["metadata"]["name"] = "other"
+    with pytest.raises((GpunodesError, WrongInput)):
+        switch(place, "off")
+    assert place.controls["w1"].asked == []
+
+
+@pytest.mark.parametrize(("action", "flag"), [("on", "--drain"), ("off", "--wait"), ("status", "--drain")])
+def test_flags_fit_their_action(
+    action: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["gpunodes", "power", "w1", action, flag])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    assert f"{flag} with {action}" in capsys.readouterr().err
