@@ -243,6 +243,8 @@ def test_removal_leaves_a_node_without_gpus(operator: Operator) -> None:
 
 
 def test_requested_cuda_versions_are_installed(operator: Operator) -> None:
+    # Together they need more space than the machine has.
+    operator.gpunodes("gpu", "install", "gpu-2", "--driver", "580", "--with-cuda", "13.0")
     operator.gpunodes("gpu", "install", "gpu-2", "--driver", "580", "--with-cuda", "13.0", "--with-cuda", "13.1")
     for version in ("13.0", "13.1"):
         assert f"release {version}" in operator.ssh("gpu-2", f"/usr/local/cuda-{version}/bin/nvcc --version")
