@@ -69,3 +69,23 @@ def test_the_address_with_which_a_stand_in_machine_joins(
     output = playbook(made, "join.yml", "--limit", "worker-1", "--diff", "-vvv")
     assert "worker-1/kubeadm_join" in made.asked, output
     assert f'"node_address": "{address}"' in output
+
+
+def test_stand_in_machines_that_join_together_know_each_others_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their nodes do not exist yet, and the inventory has neither address: their firewalls must let each other in."""
+    names = {"control-1": 1, "worker-1": 2, "worker-2": 3}
+    groups = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"]}
+    made = machines(tmp_path, groups, {"gpunodes_node_address": "10.0.0.0/24"})
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, number in names.items():
+        addresses = [f"192.168.7.{number}", f"10.0.0.{number}"]
+        report = machine_report(
+            name, number, swap=[], gpu={"functions": []}, default_address=addresses[0], addresses=addresses
+        )
+        made.answer(name, "host_facts", {"host_facts": report})
+    output = playbook(made, "up.yml", "--diff", "-vvv", "--tags", "always")
+    shown = "".join(output.split("Compute the desired state]")[1].split("TASK [")[0].split())
+    assert shown.count('"udp8472":["10.0.0.1","10.0.0.2","10.0.0.3"]') == len(names), output

@@ -113,13 +113,7 @@ def control_planes(
     reached are those of this run's machines, by name.
     """
     found = {str(node["address"]) for node in nodes if node.get("role") == "control_plane" and node.get("address")}
-    for name in names:
-        if not facts.get(name):
-            continue
-        requested = str(settings[name][node_address.SETTING])
-        own = node_address.chosen(node_address.Addresses(name, requested, reached[name], facts[name], {}))
-        # Preflight reports a machine without an address.
-        found |= {own} if isinstance(own, str) else set()
+    found |= set(node_address.of_all(names, facts, settings, reached))
     return sorted((each for each in found if node_address.is_ipv4(each)), key=ipaddress.IPv4Address)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,25 @@ def chosen(given: Addresses) -> str | Problem:
         f"an IPv4 address of it in the cluster: {_ONLY_IPV4}",
         f"set {SETTING} to one of its addresses",
     )
+
+
+def of_all(
+    names: Collection[str],
+    facts: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, Any]],
+    reached: Mapping[str, str],
+) -> list[str]:
+    """The addresses that those of these machines have, or get, in the cluster of which there are facts.
+
+    Facts, settings and the addresses by which machines are reached are by the machines' names. A machine without an
+    address is left out: preflight reports it.
+    """
+    found = [
+        chosen(Addresses(name, str(settings[name][SETTING]), reached[name], facts[name], {}))
+        for name in names
+        if facts.get(name)
+    ]
+    return [address for address in found if isinstance(address, str)]
 
 
 def problems(given: Addresses, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:

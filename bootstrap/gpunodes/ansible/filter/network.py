@@ -70,6 +70,19 @@ def control_planes(
     return endpoint.control_planes(names, facts, settings, reached, nodes)
 
 
+def node_addresses(
+    names: Collection[str],
+    *,
+    facts: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, Any]],
+    reached: Mapping[str, str],
+) -> list[str]:
+    """The addresses in the cluster of those of these machines that are in this run."""
+    from gpunodes.planner import node_address
+
+    return node_address.of_all(names, facts, settings, reached)
+
+
 def endpoint_peers(
     nodes: Sequence[Mapping[str, Any]],
     machines: Mapping[str, str],
@@ -118,6 +131,7 @@ class FilterModule:
         return {
             "control_planes": control_planes,
             "endpoint_peers": endpoint_peers,
+            "node_addresses": node_addresses,
             "endpoint_settle": endpoint_settle,
             "firewalled": firewalled,
         }
