@@ -49,8 +49,8 @@ def regroup(operator: Operator, *controls: str) -> None:
     if not saved.exists():
         saved.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     found = yaml.safe_load(saved.read_text(encoding="utf-8"))
-    hosts = found["control_plane"]["hosts"]
-    found["control_plane"]["hosts"] = {name: hosts[name] for name in controls}
+    group = found["all"]["children"]["control_plane"]
+    group["hosts"] = {name: group["hosts"][name] for name in controls}
     path.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
 
 
