@@ -42,14 +42,27 @@ def cluster(*names: str) -> dict[str, Any]:
 
 
 def play(
-    fleet: Machines, folder: Path, name: str, known: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, Any] | None
+    fleet: Machines,
+    folder: Path,
+    name: str,
+    known: Mapping[str, Mapping[str, Any]],
+    nodes: Mapping[str, Any] | None,
+    *,
+    check: bool = False,
 ) -> tuple[runner.PlayResult, list[TaskEnded]]:
     """Run a playbook as the command line does, on these machines with their facts."""
     seen: list[Event] = []
     folder.mkdir(parents=True)
     variables = {"worker_run": "me"}
     made = runner.Play(
-        name, Inventory(fleet.inventory), list(known), ["preflight"], variables, facts=known, cluster=nodes or {}
+        name,
+        Inventory(fleet.inventory),
+        list(known),
+        ["preflight"],
+        variables,
+        facts=known,
+        cluster=nodes or {},
+        check=check,
     )
     ended = runner.run(made, folder, seen.append)
     return ended, [each for each in seen if isinstance(each, TaskEnded)]
@@ -187,6 +200,20 @@ def test_up_with_stand_ins_creates_the_first_control_plane_and_joins_the_others(
     fleet.answer("cp-1", "kubeadm_init", {"actions": ["kubeadm init"], "changed": True})
     fleet.answer("cp-1", "cluster_info", {"cluster": cluster("cp-1")})
     ended, _ = play(fleet, tmp_path / "run", "up.yml", {name: facts(name) for name in NUMBERS}, {})
+    assert ended.ok, ended.log.read_text()
+    order = asked(fleet, "kubeadm_init", "kubeadm_join_control_plane", "kubeadm_join")
+    joins = ["cp-2/kubeadm_join_control_plane", "cp-3/kubeadm_join_control_plane", "worker-1/kubeadm_join"]
+    assert order == ["cp-1/kubeadm_init", *joins]
+
+
+def test_a_dry_run_with_stand_ins_needs_no_cluster(fleet: Machines, tmp_path: Path) -> None:
+    """Nothing was created, so there is no cluster to ask: what would join it is shown all the same."""
+    fleet.answer("cp-1", "kubeadm_init", {"actions": ["kubeadm init"], "changed": True})
+    fleet.answer("cp-1", "cluster_info", {"failed": True, "msg": "/etc/kubernetes/admin.conf does not exist"})
+    fleet.answer("cp-1", "join_token", {"token": ""})
+    fleet.answer("cp-1", "join_certificates", {"key": "", "files": {}, "required": []})
+    known = {name: facts(name) for name in NUMBERS}
+    ended, _ = play(fleet, tmp_path / "run", "up.yml", known, {}, check=True)
     assert ended.ok, ended.log.read_text()
     order = asked(fleet, "kubeadm_init", "kubeadm_join_control_plane", "kubeadm_join")
     joins = ["cp-2/kubeadm_join_control_plane", "cp-3/kubeadm_join_control_plane", "worker-1/kubeadm_join"]
