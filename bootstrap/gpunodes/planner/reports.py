@@ -286,6 +286,17 @@ def pending_problem(pending: object) -> str:
     return wrong(pending, _PENDING)
 
 
+_RUNTIME = {
+    "packages": Many({"name": _PACKAGE, "old": Pattern("version", rf"({_VERSION.pattern})?"), "new": _VERSION}, 1000),
+    "changes": Many(str, 1000),
+}
+
+
+def runtime_problem(pending: object) -> str:
+    """The same for a result of runtime_pending."""
+    return wrong(pending, _RUNTIME)
+
+
 def upgrade_problem(own: object) -> str:
     """The same for a result of upgrade_facts."""
     return wrong(own, _UPGRADE)

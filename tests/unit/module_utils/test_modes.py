@@ -70,6 +70,8 @@ from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.ansible.module_utils.report import Difference, shown
+from gpunodes.ansible.module_utils.runtime_upgrade import store as runtime_store
+from gpunodes.ansible.module_utils.runtime_upgrade import upgrade as runtime_upgrade
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
@@ -505,6 +507,27 @@ def driver_upgraded(machine: Machine) -> dict[str, Any]:
     return {"state": "prepared", "wanted": {"driver": {"modules": ["nvidia"]}}}
 
 
+def runtime_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine whose runtime is to be replaced; what does that is tested in test_runtime_upgrade.py."""
+
+    def stage(_: Any, check: bool = False) -> runtime_upgrade.Outcome:
+        if "2.1.4" in machine.images:
+            return runtime_upgrade.Outcome()
+        if not check:
+            machine.images.add("2.1.4")
+        return runtime_upgrade.Outcome(["replace"], [Difference("packages", {"containerd": "1"}, {"containerd": "2"})])
+
+    machine.packages.there["containerd"] = packages.PackageState("1.7.24-1", held=True)
+    machine.monkeypatch.setattr(runtime_upgrade, "apply", stage)
+    return {"state": "applied", "wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
+def runtime_pending(machine: Machine) -> dict[str, Any]:
+    found = runtime_store.Kept({"containerd": "2"}, {"containerd": "1"}), ["write x"]
+    machine.monkeypatch.setattr(runtime_upgrade, "pending", lambda _: found)
+    return {"wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -632,6 +655,7 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "runtime_upgrade": (runtime_upgraded, {"packages": ({"containerd": "1"}, {"containerd": "2"})}),
     "os_upgrade": (
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
@@ -847,6 +871,7 @@ READING: dict[str, Prepare] = {
     "host_diff": host_diff,
     "host_facts": host_facts,
     "os_pending": os_pending,
+    "runtime_pending": runtime_pending,
     "virtual_address_info": lambda _: {"address": "192.0.2.10"},
     "upgrade_facts": read_for_upgrade,
 }

@@ -14,7 +14,7 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import upgrade
-from gpunodes.operations.rolling import commands, status, upgrades, works
+from gpunodes.operations.rolling import commands, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
@@ -39,6 +39,7 @@ def inventory(tmp_path: Path) -> Inventory:
         (upgrades.SYSTEM, {"security": "yes", "reboot": "no"}, Disruption.NODE, False),
         (upgrades.DRIVER, {"driver": "590", "reboot": "no"}, Disruption.GPU_PODS, True),
         (upgrades.DRIVER, {"driver": "590", "reboot": "yes"}, Disruption.NODE, True),
+        (runtime.RUNTIME, {}, Disruption.NODE, True),
     ],
 )
 def test_a_work_is_made_again_from_its_record(
