@@ -231,6 +231,8 @@ LONG_TASKS = {
     "Put the old packages of the runtime back": _PACKAGES,
     "Wait until the node reports the runtime": "waiting for the node and its pods",
     "Wait until the node reports the old runtime": "waiting for the node and its pods",
+    "Update the network add-on": "waiting for its pods on all nodes",
+    "Update the device plugin": "waiting for its pods on all nodes",
     "Upgrade the control plane": "waiting for the new static pods",
     "Upgrade the kubelet": "installing packages",
     "Verify that the node was upgraded": "waiting for the node and its pods",

@@ -47,7 +47,7 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -528,6 +528,25 @@ def runtime_pending(machine: Machine) -> dict[str, Any]:
     return {"wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
 
 
+def addon_upgraded(machine: Machine) -> dict[str, Any]:
+    """An add-on that is to be updated; what does that is tested in test_addons.py."""
+
+    def stage(_: Any, __: float, check: bool) -> tuple[list[str], list[Difference]]:
+        if "v2" in machine.images:
+            return [], []
+        if not check:
+            machine.images.add("v2")
+        return ["DaemonSet x"], [Difference("DaemonSet x", {"image": "v1"}, {"image": "v2"})]
+
+    machine.monkeypatch.setattr(addons, "upgrade", stage)
+    return {"objects": [{"kind": "DaemonSet"}]}
+
+
+def addon_pending(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(addons, "pending", lambda wanted: [{"name": wanted[0]["kind"]}])
+    return {"objects": [{"kind": "DaemonSet"}]}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -655,6 +674,7 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "addon_upgrade": (addon_upgraded, {"DaemonSet x": ({"image": "v1"}, {"image": "v2"})}),
     "runtime_upgrade": (runtime_upgraded, {"packages": ({"containerd": "1"}, {"containerd": "2"})}),
     "os_upgrade": (
         os_upgraded,
@@ -871,6 +891,7 @@ READING: dict[str, Prepare] = {
     "host_diff": host_diff,
     "host_facts": host_facts,
     "os_pending": os_pending,
+    "addon_pending": addon_pending,
     "runtime_pending": runtime_pending,
     "virtual_address_info": lambda _: {"address": "192.0.2.10"},
     "upgrade_facts": read_for_upgrade,

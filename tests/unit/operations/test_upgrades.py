@@ -129,7 +129,7 @@ def test_control_planes_come_before_kubelets_and_the_add_ons_last(
         (upgrades.KUBELETS, ["cp-1", "cp-2", "w-1", "w-2"]),
     ]
     assert [(play.playbook, play.machines, play.tags) for play in rolled.plays] == [
-        ("upgrade.yml", ["cp-1"], ["addons"])
+        ("addons.yml", ["cp-1"], ["addons"])
     ]
 
 
