@@ -19,7 +19,19 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import certs, endpoint, etcd, gpu, maintenance, operating_system, provision, rollout, upgrade
+from gpunodes.cli import (
+    addons,
+    certs,
+    endpoint,
+    etcd,
+    gpu,
+    maintenance,
+    operating_system,
+    provision,
+    rollout,
+    runtime,
+    upgrade,
+)
 from gpunodes.cli.gpu import upgrade as gpu_upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
@@ -105,6 +117,7 @@ UPGRADE: dict[str, Any] = {
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
+ADDON: dict[str, Any] = {"name": "kube-flannel-ds", "wanted": ["flannel:v2"], "running": {"flannel:v1": 3}}
 
 
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
@@ -137,6 +150,8 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
+        "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
+        "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
         "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
@@ -179,6 +194,7 @@ HOSTS = {"gpu_hosts": ["worker-1", "worker-2"]}
 """An inventory without a cluster."""
 # Each playbook's modules for GPU hosts.
 HOST_WALKS = {
+    "addons.yml": (0, "cluster_info"),
     "facts.yml": "host_facts",
     "gpu_install.yml": "host_facts host_diff host docker_images gpu_verify",
     "gpu_remove.yml": "host_facts host_undo",
@@ -310,6 +326,8 @@ WALKS = {
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
+    "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
+    "runtime_upgrade.yml": (0, _FACTS),
     "status.yml": (0, "cluster_info etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
@@ -607,6 +625,8 @@ COMMANDS = {
     "gpu plan": "",
     "upgrade plan 1.37": SHOWN,
     "os plan worker-1": "",
+    "runtime plan worker-2": SHOWN,
+    "addons plan": SHOWN,
     "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
@@ -641,6 +661,8 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
+    "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
+    "runtime upgrade": "as gpu upgrade start",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
     "rollout status": "as rollout abandon",
@@ -662,6 +684,7 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

@@ -168,6 +168,11 @@ ETCD_RESTORED = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
+RUNTIME_PENDING = Phase(
+    "runtime_pending",
+    "Read the container runtime",
+    "Compare the packages of the container runtime and the container toolkit with those in the package sources.",
+)
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 UPGRADE_FACTS = Phase(
     "upgrade_facts",
@@ -220,6 +225,14 @@ LONG_TASKS = {
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
     "Download the packages and pull the images": "downloading packages, pulling images",
+    "Read what an upgrade of the container runtime would do": "fetching lists",
+    "Download the packages of the runtime, and keep the installed ones": "downloading packages",
+    "Replace the container runtime and the container toolkit": _PACKAGES,
+    "Put the old packages of the runtime back": _PACKAGES,
+    "Wait until the node reports the runtime": "waiting for the node and its pods",
+    "Wait until the node reports the old runtime": "waiting for the node and its pods",
+    "Update the network add-on": "waiting for its pods on all nodes",
+    "Update the device plugin": "waiting for its pods on all nodes",
     "Upgrade the control plane": "waiting for the new static pods",
     "Upgrade the kubelet": "installing packages",
     "Verify that the node was upgraded": "waiting for the node and its pods",

@@ -21,6 +21,7 @@ from gpunodes.planner import certificates, endpoint, gpu, networks, preflight, r
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
+from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -180,6 +181,7 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
+        containerd=str(resolved[CONTAINERD]),
         address=machine.address,
         node_address=str(resolved[ADDRESS]),
     )

@@ -22,6 +22,7 @@ _ANSWERS = {
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),
     "os_pending": ("os_pending",),
+    "runtime_pending": ("runtime_pending",),
     "upgrade_facts": ("upgrade_facts",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""

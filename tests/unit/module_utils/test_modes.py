@@ -47,7 +47,7 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -70,6 +70,8 @@ from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.ansible.module_utils.report import Difference, shown
+from gpunodes.ansible.module_utils.runtime_upgrade import store as runtime_store
+from gpunodes.ansible.module_utils.runtime_upgrade import upgrade as runtime_upgrade
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
@@ -505,6 +507,46 @@ def driver_upgraded(machine: Machine) -> dict[str, Any]:
     return {"state": "prepared", "wanted": {"driver": {"modules": ["nvidia"]}}}
 
 
+def runtime_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine whose runtime is to be replaced; what does that is tested in test_runtime_upgrade.py."""
+
+    def stage(_: Any, check: bool = False) -> runtime_upgrade.Outcome:
+        if "2.1.4" in machine.images:
+            return runtime_upgrade.Outcome()
+        if not check:
+            machine.images.add("2.1.4")
+        return runtime_upgrade.Outcome(["replace"], [Difference("packages", {"containerd": "1"}, {"containerd": "2"})])
+
+    machine.packages.there["containerd"] = packages.PackageState("1.7.24-1", held=True)
+    machine.monkeypatch.setattr(runtime_upgrade, "apply", stage)
+    return {"state": "applied", "wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
+def runtime_pending(machine: Machine) -> dict[str, Any]:
+    found = runtime_store.Kept({"containerd": "2"}, {"containerd": "1"}), ["write x"]
+    machine.monkeypatch.setattr(runtime_upgrade, "pending", lambda _: found)
+    return {"wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
+def addon_upgraded(machine: Machine) -> dict[str, Any]:
+    """An add-on that is to be updated; what does that is tested in test_addons.py."""
+
+    def stage(_: Any, __: float, check: bool) -> tuple[list[str], list[Difference]]:
+        if "v2" in machine.images:
+            return [], []
+        if not check:
+            machine.images.add("v2")
+        return ["DaemonSet x"], [Difference("DaemonSet x", {"image": "v1"}, {"image": "v2"})]
+
+    machine.monkeypatch.setattr(addons, "upgrade", stage)
+    return {"objects": [{"kind": "DaemonSet"}]}
+
+
+def addon_pending(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(addons, "pending", lambda wanted: [{"name": wanted[0]["kind"]}])
+    return {"objects": [{"kind": "DaemonSet"}]}
+
+
 LOGIN = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -632,6 +674,8 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "addon_upgrade": (addon_upgraded, {"DaemonSet x": ({"image": "v1"}, {"image": "v2"})}),
+    "runtime_upgrade": (runtime_upgraded, {"packages": ({"containerd": "1"}, {"containerd": "2"})}),
     "os_upgrade": (
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
@@ -847,6 +891,8 @@ READING: dict[str, Prepare] = {
     "host_diff": host_diff,
     "host_facts": host_facts,
     "os_pending": os_pending,
+    "addon_pending": addon_pending,
+    "runtime_pending": runtime_pending,
     "virtual_address_info": lambda _: {"address": "192.0.2.10"},
     "upgrade_facts": read_for_upgrade,
 }
