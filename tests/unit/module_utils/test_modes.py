@@ -979,6 +979,20 @@ def test_a_verifying_module(name: str, machine: Machine, capsys: pytest.CaptureF
     assert not any(value for key, value in result.items() if key != "invocation")
 
 
+def test_what_would_restart_docker_is_deferred_once_it_is_installed(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = host(machine)["wanted"]
+    parameters = {"wanted": {"docker": wanted, "node": wanted}, "deferred": ["docker"]}
+    first = run("host_diff", parameters, capsys)
+    assert (first["pending"], first["notes"]) == (["docker", "node"], [])
+    machine.packages.there["containerd"] = packages.PackageState("1.7.24-1", held=True)
+    then = run("host_diff", parameters, capsys)
+    assert then["pending"] == ["node"]
+    [note] = then["notes"]
+    assert note.startswith("docker: its changes would restart Docker, and stop its pods; `gpunodes runtime upgrade`")
+
+
 def test_a_new_join_token_is_not_shown(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     before = machine.state()
     would = run("join_token", {"ttl": 60}, capsys, check_mode=True, diff=True)

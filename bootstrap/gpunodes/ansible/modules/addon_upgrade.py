@@ -11,7 +11,8 @@ short_description: Update an add-on of the cluster, and go back if its pods do n
 version_added: "0.1.0"
 description:
   - Applies the objects of an add-on that is installed, with server-side apply, and waits until the pods of its
-    DaemonSets run on all nodes, and nodes offer as many GPUs as before. Otherwise the earlier objects are applied again.
+    DaemonSets run on all nodes, and nodes offer as many GPUs as before. Otherwise the earlier objects are applied
+    again.
   - What was never installed is not installed.
 options:
   objects:
