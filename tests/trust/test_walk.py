@@ -194,7 +194,6 @@ HOSTS = {"gpu_hosts": ["worker-1", "worker-2"]}
 """An inventory without a cluster."""
 # Each playbook's modules for GPU hosts.
 HOST_WALKS = {
-    "addons.yml": (0, "cluster_info"),
     "facts.yml": "host_facts",
     "gpu_install.yml": "host_facts host_diff host docker_images gpu_verify",
     "gpu_remove.yml": "host_facts host_undo",
@@ -299,6 +298,7 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
+    "addons.yml": (0, "cluster_info"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "controller.yml": (0, ""),

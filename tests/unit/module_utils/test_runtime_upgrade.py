@@ -214,7 +214,6 @@ def test_a_runtime_is_replaced_and_put_back_without_a_network(machine: Machine) 
     assert is_new(machine)
     assert [name for name, state in machine.there.items() if not state.held] == ["runc"]
     assert upgrade.apply(specs).actions == []
-    assert upgrade.prepare(specs).actions == []
     assert upgrade.pending(specs) == (store.Kept({}, {}), [])
     machine.calls.clear()
     upgrade.undo(specs)
@@ -297,6 +296,16 @@ def test_packages_of_an_earlier_replacement_are_not_put_back(machine: Machine) -
     assert upgrade.apply(machine.specs()).actions == []
     assert upgrade.undo(machine.specs()).actions == []
     assert machine.version() == "2.1.5-1"
+
+
+def test_a_later_change_of_the_configuration_alone_puts_no_package_back(machine: Machine) -> None:
+    upgrade.prepare(machine.specs())
+    upgrade.apply(machine.specs())
+    machine.config.write_text("old\n")
+    assert upgrade.prepare(machine.specs()).actions == []
+    assert upgrade.apply(machine.specs()).actions[0] == f"write {machine.config}"
+    assert upgrade.undo(machine.specs()).actions == []
+    assert is_new(machine)
 
 
 def test_what_is_not_prepared_is_not_applied(machine: Machine) -> None:

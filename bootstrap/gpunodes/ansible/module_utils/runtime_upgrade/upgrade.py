@@ -75,8 +75,8 @@ def prepare(specs: Mapping[str, Spec], check: bool = False) -> Outcome:
         _refresh(specs, manager)
     found, kept, done = _replacement(specs, manager), store.load(), Outcome()
     if not found.new:
-        # Packages of an earlier replacement, which something else replaced since, must not be put back.
-        if kept and not check and not _has(manager, kept.new):
+        # Packages of an earlier replacement must not be put back: that is finished unless a restart is still due.
+        if kept and not check and not (_has(manager, kept.new) and any(_restarts(spec) for _, spec in _ordered(specs))):
             store.forget()
         return done
     if kept and _continues(manager, kept, found):
@@ -129,7 +129,7 @@ def verify(specs: Mapping[str, Spec]) -> None:
         shown = _shown({name: there[name].version if name in there else "none" for name in wanted})
         raise MachineProblem(f"installed: {shown}", _shown(wanted), "see /var/log/apt/term.log")
     for _, spec in _ordered(specs):
-        waiting = [service.name for service in spec.services if service.name in Changes(spec).ledger.restarts]
+        waiting = _restarts(spec)
         states = services.states([service.name for service in spec.services]) if spec.services else {}
         if down := waiting or [name for name, state in states.items() if not state["active"]]:
             raise MachineProblem(f"{down[0]} does not run with them", "active", f"see `journalctl -u {down[0]}`")
@@ -152,25 +152,26 @@ def _switch(specs: Mapping[str, Spec], versions: Mapping[str, str], manager: pac
     there = {name: state.version for name, state in manager.installed(list(versions)).items()}
     other = {name: version for name, version in versions.items() if there.get(name) != version}
     done = Outcome()
-    if not check:
-        _configure(specs, versions, manager)
+    configured = [] if check else _configure(specs, versions, manager)
     if other:
         before = {name: version for name, version in there.items() if name in other}
         done.actions.append(f"replace {_shown(before) or 'nothing'} by {_shown(other)}")
         done.differences.append(Difference("packages", before, other))
         if not check:
             _install(specs, versions, other, before)
-    for _, spec in _ordered(specs):
-        made = converge(replace(_unchanged(spec), repositories=()), check)
+    converged = [converge(replace(_unchanged(spec), repositories=()), check) for _, spec in _ordered(specs)]
+    for made in (*configured, *converged):
         done.actions += made.actions
         done.differences += made.differences
     return done
 
 
-def _configure(specs: Mapping[str, Spec], versions: Mapping[str, str], manager: packages.Manager) -> None:
+def _configure(specs: Mapping[str, Spec], versions: Mapping[str, str], manager: packages.Manager) -> list[Changes]:
     """Write the configuration for ``versions`` first: the packages start their services again at once."""
+    made_changes: list[Changes] = []
     for _, spec in _ordered(specs):
         changes = Changes(spec)
+        made_changes.append(changes)
         there = {name: state.version for name, state in manager.installed(_names(spec)).items()} | dict(versions)
         for file in spec.files:
             if file.package and file.package not in there:
@@ -184,6 +185,8 @@ def _configure(specs: Mapping[str, Spec], versions: Mapping[str, str], manager: 
             for others, generated in derived:
                 files.generate(others, generated)
                 others.save()
+                made_changes.append(others)
+    return made_changes
 
 
 def _without_derived(specs: Mapping[str, Spec], path: str) -> list[tuple[Changes, Generated]]:
@@ -302,6 +305,11 @@ def _continues(manager: packages.Manager, kept: Kept, found: Kept) -> bool:
     there = {name: state.version for name, state in manager.installed(list(kept.old)).items()}
     between = all(there.get(name) in {version, kept.new.get(name)} for name, version in kept.old.items())
     return between and all(kept.new.get(name) == version for name, version in found.new.items())
+
+
+def _restarts(spec: Spec) -> list[str]:
+    """The services that must still be restarted after a change."""
+    return [service.name for service in spec.services if service.name in Changes(spec).ledger.restarts]
 
 
 def _unmet(specs: Mapping[str, Spec], manager: packages.Manager) -> dict[str, RequestedPackage]:
