@@ -217,6 +217,7 @@ LONG_TASKS = {
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Stop the control plane": "waiting for its static pods to end",
     "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Bring the control plane to its settings": "restarting static pods one at a time",
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
     "Download the packages and pull the images": "downloading packages, pulling images",
