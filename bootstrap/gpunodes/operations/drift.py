@@ -28,7 +28,7 @@ _SAME = ("gpunodes_component_arguments", "gpunodes_audit_rules")
 
 def read(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> list[MachineDrift]:
     """How each of these control planes differs from its settings, or why that is unknown; nothing is changed."""
-    tracker = Tracker(machines, (phases.CONTROL_PLANE,), view)
+    tracker = Tracker(machines, (phases.DRIFT,), view)
     view.begin(COMMAND, machines)
     play = runner.Play("drift.yml", inventory, [machine.name for machine in machines])
     ended = runner.run(play, journal.open_run(COMMAND), tracker.on_event)
@@ -36,7 +36,8 @@ def read(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> li
         raise Interrupted
     tracker.check_controller(ended)
     reported = tracker.answers.get("control_plane_drift", {})
-    return [_of(machine.name, reported, tracker, ended.error_text) for machine in machines]
+    error_text = "" if ended.ok else ended.error_text
+    return [_of(machine.name, reported, tracker, error_text) for machine in machines]
 
 
 def check_same(inventory: Inventory) -> None:

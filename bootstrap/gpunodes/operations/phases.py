@@ -93,6 +93,12 @@ CONTROL_PLANE = Phase(
     "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
+DRIFT = Phase(
+    CONTROL_PLANE.name,
+    "Compare the control plane with its settings",
+    "The same role reads how a control plane that exists differs from its settings.",
+    only=(Only.CONTROL_PLANES,),
+)
 MEMBER = Phase(
     "member",
     "Check the member of etcd",

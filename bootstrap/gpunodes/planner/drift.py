@@ -28,7 +28,10 @@ _KNOWN: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 """Arguments that are never changed and stand for a setting, with what it means that they are there, or not."""
-_NETWORKS = {"podSubnet": "gpunodes_pod_subnet", "serviceSubnet": "gpunodes_service_subnet"}
+_NETWORKS = {
+    "podSubnet": ("the network of pods", "gpunodes_pod_subnet"),
+    "serviceSubnet": ("the network of services", "gpunodes_service_subnet"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,10 @@ def sentence(each: Mapping[str, Any]) -> str:
     if kind == "fixed" and name in _KNOWN:
         setting, present, absent = _KNOWN[name]
         return f"{present if running else absent}, {setting} says otherwise; {_AT_CREATION}"
-    subject = _NETWORKS.get(str(name), f"{component} {name}") if component == "cluster" else f"{component} {name}"
+    if kind == "fixed" and name in _NETWORKS:
+        subject, setting = _NETWORKS[name]
+        return f"{subject} is {running}, {setting} says {wanted}; {_AT_CREATION}"
+    subject = f"{component} {name}"
     if wanted is None:
         known = "neither the settings nor kubeadm set it" if kind == "foreign" else "the settings do not set it"
         said = f"{subject} is {running}, {known}"

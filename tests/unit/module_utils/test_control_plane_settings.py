@@ -73,7 +73,9 @@ def manifest(component: str, own: Mapping[str, Any], image: str, address: str, n
         "name": component,
         "command": [component, *(f"--{key}={value}" for key, value in merged.items())],
         "image": image,
-        "volumeMounts": [{"name": each["name"], "mountPath": each["mountPath"]} for each in own.get("extraVolumes", ())],
+        "volumeMounts": [
+            {"name": each["name"], "mountPath": each["mountPath"]} for each in own.get("extraVolumes", ())
+        ],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": component}, "spec": {"containers": [container]}}
 
@@ -225,10 +227,12 @@ def wanted(machine: ControlPlane | None = None, **components: Mapping[str, str])
     return Wanted(given, files=files)
 
 
-def texts(machine: ControlPlane, given: Wanted) -> list[tuple[str, str, str | None, str | None, str]]:
+def texts(given: Wanted) -> list[tuple[str, str, str | None, str | None, str]]:
     found = compared.report(given)
     assert found["problem"] == ""
-    return [tuple(each[key] for key in ("component", "name", "running", "wanted", "kind")) for each in found["differences"]]  # type: ignore[misc]  # five values
+    return [
+        tuple(each[key] for key in ("component", "name", "running", "wanted", "kind")) for each in found["differences"]
+    ]  # type: ignore[misc]  # five values
 
 
 def state(machine: ControlPlane) -> Any:
@@ -251,7 +255,7 @@ def test_a_new_control_plane_has_its_settings(machine: ControlPlane) -> None:
 
 def test_a_changed_argument_is_shown_and_applied_once(machine: ControlPlane) -> None:
     given = wanted(scheduler={"v": "4"}, api={"v": "2"})
-    assert texts(machine, given) == [
+    assert texts(given) == [
         ("kube-apiserver", "--v", None, "2", "settings"),
         ("kube-scheduler", "--v", None, "4", "settings"),
     ]
@@ -277,7 +281,7 @@ def test_a_changed_argument_is_shown_and_applied_once(machine: ControlPlane) -> 
     assert not (machine.root / "kept").exists()
     count = machine.count
     assert settings.apply(given, 1, check=False).actions == []
-    assert texts(machine, given) == []
+    assert texts(given) == []
     assert machine.count == count
 
 
@@ -289,13 +293,13 @@ def test_removed_settings_and_those_by_hand(machine: ControlPlane) -> None:
     pod["spec"]["containers"][0]["command"].append("--by-hand=yes")
     pod["spec"]["priority"] = 7
     machine.write("kube-scheduler", pod)
-    assert texts(machine, wanted()) == [
+    assert texts(wanted()) == [
         ("kube-scheduler", "--by-hand", "yes", None, "foreign"),
         ("kube-scheduler", "--v", "4", None, "settings"),
         ("kube-scheduler", "spec.priority", "7", None, "settings"),
     ]
     settings.apply(wanted(), 1, check=False)
-    assert texts(machine, wanted()) == []
+    assert texts(wanted()) == []
 
 
 def test_a_static_pod_that_does_not_start_takes_everything_back(machine: ControlPlane) -> None:
@@ -328,7 +332,7 @@ def test_a_new_audit_policy_restarts_the_api_server(machine: ControlPlane) -> No
     policy = machine.root / "audit-policy.json"
     policy.write_text('{"rules": []}')
     given = wanted(machine)
-    assert texts(machine, given) == [("audit policy", "audit-policy.json", "0 rules", "1 rule", "settings")]
+    assert texts(given) == [("audit policy", "audit-policy.json", "0 rules", "1 rule", "settings")]
     before = machine.ids("kube-apiserver")
     assert settings.apply(given, 1, check=False).actions == ["restart kube-apiserver with its settings"]
     assert machine.ids("kube-apiserver") != before
@@ -361,9 +365,8 @@ def test_a_manifest_of_before_an_upgrade_is_not_brought_back(machine: ControlPla
     assert machine.text("kube-scheduler") == upgraded
 
 
-def test_verify_fails_while_something_differs_or_is_not_ready(
-    machine: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("machine")
+def test_verify_fails_while_something_differs_or_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MachineProblem, match="kube-scheduler still differs from the settings: --v"):
         settings.verify(wanted(scheduler={"v": "4"}), check=False)
     monkeypatch.setattr(static_pods, "is_ready", lambda name: name != "etcd")
@@ -380,7 +383,7 @@ def test_what_was_decided_at_the_creation_stays(machine: ControlPlane) -> None:
     given["apiServer"] = {"extraArgs": [], "extraVolumes": []}
     networks = {"podSubnet": "10.1.0.0/16", "serviceSubnet": "10.96.0.0/12"}
     asked = Wanted(given, networks=networks)
-    assert texts(machine, asked) == [
+    assert texts(asked) == [
         ("etcd", "--quota", None, "8", "settings"),
         ("etcd", "--data-dir", "/var/lib/etcd", "/data", "fixed"),
         ("kube-apiserver", "--encryption-provider-config", f"{FOLDER}/encryption.json", None, "fixed"),
@@ -401,7 +404,7 @@ def test_encryption_is_not_switched_on(machine: ControlPlane) -> None:
     for component, text in machine.written(machine.stored).items():
         (machine.manifests / f"{component}.yaml").write_text(text)
     given = wanted()
-    assert texts(machine, given) == [
+    assert texts(given) == [
         ("kube-apiserver", "--encryption-provider-config", None, f"{FOLDER}/encryption.json", "fixed")
     ]
     assert settings.apply(given, 1, check=False).actions == []
@@ -409,19 +412,18 @@ def test_encryption_is_not_switched_on(machine: ControlPlane) -> None:
 
 def test_a_name_of_kubeadms_configuration_gets_into_the_certificate(machine: ControlPlane) -> None:
     machine.stored["apiServer"]["certSANs"] += ["API.example"]
-    assert texts(machine, wanted()) == [
-        ("API server's certificate", "API.example", None, "a name in it", "settings")
-    ]
+    assert texts(wanted()) == [("API server's certificate", "API.example", None, "a name in it", "settings")]
     settings.apply(wanted(), 1, check=False)
     assert machine.names == ["10.0.0.1", "API.example"]
     settings.verify(wanted(), check=False)
 
 
-def test_a_patch_is_a_setting(machine: ControlPlane) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_patch_is_a_setting() -> None:
     given = Wanted(configuration(), {"kube-apiserver0+strategic": {"spec": {"priority": 3}}})
-    assert texts(machine, given) == [("kube-apiserver", "spec.priority", None, "3", "settings")]
+    assert texts(given) == [("kube-apiserver", "spec.priority", None, "3", "settings")]
     settings.apply(given, 1, check=False)
-    assert texts(machine, given) == []
+    assert texts(given) == []
 
 
 def test_images_stay(machine: ControlPlane) -> None:
@@ -429,7 +431,7 @@ def test_images_stay(machine: ControlPlane) -> None:
     path.write_text(path.read_text().replace("registry.k8s.io/etcd:3.6.8-0", "mirror.example:5000/k8s/etcd:3.6.6-0"))
     scheduler = machine.manifests / "kube-scheduler.yaml"
     scheduler.write_text(scheduler.read_text().replace("registry.k8s.io/", "mirror.example/"))
-    assert texts(machine, wanted()) == []
+    assert texts(wanted()) == []
     settings.apply(wanted(etcd={"quota": "8"}, scheduler={"v": "4"}), 1, check=False)
     assert "image: mirror.example:5000/k8s/etcd:3.6.6-0\n" in path.read_text()
     assert "image: mirror.example/kube-scheduler:v1.36.3\n" in scheduler.read_text()
@@ -452,8 +454,8 @@ def test_every_interruption_is_continued(machine: ControlPlane, monkeypatch: pyt
 
     monkeypatch.setattr(settings.disk, "write", killing)
     original, earlier = state(machine), machine.stored
-    for kill_at in range(1, 60):
-        made = 0
+    for number in range(1, 60):
+        made, kill_at = 0, number
         for name, text in original[0].items():
             (machine.manifests / f"{name}.yaml").write_text(text)
         machine.stored = copy.deepcopy(earlier)
@@ -463,10 +465,10 @@ def test_every_interruption_is_continued(machine: ControlPlane, monkeypatch: pyt
         except Killed:
             pass
         else:
-            assert kill_at > 12, "it was killed often enough"
+            assert number > 12, "it was killed often enough"
             break
-        kill, kill_at = kill_at, 0
-        if kill % 2:
+        kill_at = 0
+        if number % 2:
             # Undone by another command instead: everything is as before.
             settings.undo(1, check=False)
             assert state(machine)[0] == original[0]
@@ -510,7 +512,8 @@ def test_a_killed_change_that_broke_the_api_server_is_repaired_first(
         ({"kubeadm": "init done", "etcd_restore": {"state": "x"}}, "a restore of etcd"),
     ],
 )
-def test_other_machines_are_refused(machine: ControlPlane, entries: Any, message: str) -> None:
+@pytest.mark.usefixtures("machine")
+def test_other_machines_are_refused(entries: Any, message: str) -> None:
     ledger.Ledger(**entries).save()
     with pytest.raises(MachineProblem, match=message):
         settings.apply(wanted(scheduler={"v": "4"}), 1, check=False)
@@ -570,4 +573,4 @@ def test_values_of_the_environment_are_not_shown(machine: ControlPlane) -> None:
     pod["spec"]["containers"][0]["env"] = [{"name": "HTTPS_PROXY", "value": "http://user:hunter2@proxy"}]
     machine.write("kube-scheduler", pod)
     assert "hunter2" not in json.dumps(compared.report(wanted()))
-    assert texts(machine, wanted())
+    assert texts(wanted())

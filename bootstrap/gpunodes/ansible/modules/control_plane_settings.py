@@ -12,14 +12,14 @@ version_added: "0.1.0"
 description:
   - Changes what the module M(gpunodes.bootstrap.control_plane_drift) reports, except what is never changed - first
     kubeadm's configuration in the cluster, then one static pod after another, each with a wait until it is ready.
-  - If a static pod does not become ready, everything gets its earlier state back, and the task fails. C(undone) brings
-    the earlier state back, too, until the new one is C(verified). A run that was interrupted is continued.
+  - If a static pod does not become ready, everything gets its earlier state back, and the task fails. C(undone)
+    brings the earlier state back, too, until the new one is C(verified). A run that was interrupted is continued.
   - Images and versions stay.
 options:
   state:
     description: >-
-      C(checked) changes nothing, and fails if kubeadm refuses the settings. C(applied) changes what differs. C(verified)
-      fails if something differs or is not ready, and forgets the earlier state. C(undone) brings that back.
+      C(checked) changes nothing, and fails if kubeadm refuses the settings. C(applied) changes what differs.
+      C(verified) fails if something differs or is not ready, and forgets the earlier state. C(undone) brings that back.
     type: str
     choices: [checked, applied, verified, undone]
     default: applied
