@@ -50,6 +50,7 @@ PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_dri
 """The parts that the machines report as pending."""
 ACTING = (
     "certificates_renewed",
+    "control_plane_settings",
     "docker_images",
     "etcd_restored",
     "etcd_stopped",
@@ -92,6 +93,12 @@ BURN_IN = {
 def certificates(shown: str = SHOWN) -> list[dict[str, Any]]:
     own = {"name": "apiserver", "path": "/etc/kubernetes/pki/apiserver.crt", "subject": shown, "problem": shown}
     return [{**own, "not_after": end, "renewal": "renew"} for end in (None, -(1 << 62), 0, 1 << 62)]
+
+
+def drift(shown: str = SHOWN) -> dict[str, Any]:
+    """Differences of which every free text is an attack."""
+    one = {"component": shown, "name": shown, "running": shown, "wanted": None, "kind": "foreign"}
+    return {"managed": True, "problem": "", "unverified": True, "left_out": 1, "differences": [one]}
 
 
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
@@ -143,6 +150,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "cluster_info": {"cluster": cluster(shown)},
         "certificate_ends": {"certificates": certificates(shown)},
         "etcd_members": {"etcd": {"problem": shown, "members": []}},
+        "control_plane_drift": {"control_plane_drift": drift(shown)},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -301,7 +309,9 @@ WALKS = {
     "addons.yml": (0, "cluster_info"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
+    "control_plane_settings.yml": (0, "control_plane_settings"),
     "controller.yml": (0, ""),
+    "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
     "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
     "facts.yml": (0, _FACTS),
@@ -328,7 +338,7 @@ WALKS = {
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
-    "status.yml": (0, "cluster_info etcd_members"),
+    "status.yml": (0, "cluster_info control_plane_drift etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "upgrade_facts.yml": (0, "upgrade_facts"),

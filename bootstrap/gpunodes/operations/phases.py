@@ -93,6 +93,12 @@ CONTROL_PLANE = Phase(
     "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
+DRIFT = Phase(
+    CONTROL_PLANE.name,
+    "Compare the control plane with its settings",
+    "The same role reads how a control plane that exists differs from its settings.",
+    only=(Only.CONTROL_PLANES,),
+)
 MEMBER = Phase(
     "member",
     "Check the member of etcd",
@@ -222,6 +228,7 @@ LONG_TASKS = {
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Stop the control plane": "waiting for its static pods to end",
     "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Bring the control plane to its settings": "restarting static pods one at a time",
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
     "Download the packages and pull the images": "downloading packages, pulling images",

@@ -17,6 +17,7 @@ _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
     "status": ("cluster", "etcd", "has_virtual_address"),
+    "control_plane": ("control_plane_drift",),
     "certificate_ends": ("certificates",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),

@@ -319,6 +319,29 @@ def upgrade_problem(own: object) -> str:
     return wrong(own, _UPGRADE)
 
 
+_DRIFT = {
+    "managed": bool,
+    "problem": str,
+    "unverified": bool,
+    "left_out": int,
+    "differences": Many(
+        {
+            "component": str,
+            "name": str,
+            "running": Maybe(str),
+            "wanted": Maybe(str),
+            "kind": one_of("settings", "foreign", "fixed"),
+        },
+        200,
+    ),
+}
+
+
+def drift_problem(drift: object) -> str:
+    """The same for a result of control_plane_drift."""
+    return wrong(drift, _DRIFT)
+
+
 def levels_problem(levels: object) -> str:
     """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)

@@ -57,14 +57,18 @@ from gpunodes.ansible.module_utils.host.spec import spec_from
 from gpunodes.ansible.module_utils.kubeadm import (
     api_certificate,
     command,
+    compared,
+    drift,
     init,
     node_endpoint,
     renewal,
     reset,
+    settings,
     static_pods,
     versions,
 )
 from gpunodes.ansible.module_utils.kubeadm import certificates as shared_certificates
+from gpunodes.ansible.module_utils.kubeadm.compared import Compared
 from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
 from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
@@ -452,6 +456,25 @@ def certificates_renewed(machine: Machine) -> dict[str, Any]:
     return {}
 
 
+def control_plane_settings(machine: Machine) -> dict[str, Any]:
+    """A control plane whose scheduler has another argument, and a variable that is a secret."""
+    ledger.Ledger(kubeadm="init done").save()
+    applied = machine.root / "applied"
+    each = drift.Drift("kube-scheduler", "--v", "2", "4")
+    hidden = drift.Drift("kube-scheduler", "--token", HIDDEN, "x")
+
+    def compare(*_: Any) -> Compared:
+        found = () if applied.exists() else (each, hidden)
+        return Compared(found, {}, {}, {"kube-scheduler": "new"}, (), "10.0.0.1", "control-1")
+
+    machine.monkeypatch.setattr(compared, "compare", compare)
+    machine.monkeypatch.setattr(compared, "own_client", lambda *_: machine.cluster)
+    machine.monkeypatch.setattr(compared, "manifest", lambda _: "old")
+    machine.monkeypatch.setattr(settings, "KEPT", str(machine.root / "kept"))
+    machine.monkeypatch.setattr(settings, "_restart", lambda *_: applied.write_text(""))
+    return {"configuration": {}}
+
+
 def etcd_stopped(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
     machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
@@ -611,6 +634,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "certificates": ({"apiserver.crt": "ends 1970-01-02 00:00 UTC"}, {"apiserver.crt": "renewed"}),
             "static pods": ({}, {"kube-apiserver": "restarted"}),
         },
+    ),
+    "control_plane_settings": (
+        control_plane_settings,
+        {"settings of kube-scheduler": ({"--v": "2", "--token": "(secret 1)"}, {"--v": "4", "--token": "(secret 2)"})},
     ),
     "api_certificate": (
         api_server_certificate,
@@ -877,6 +904,11 @@ def etcd_members(machine: Machine) -> dict[str, Any]:
     return {}
 
 
+def control_plane_drift(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(compared, "report", lambda wanted: {"patches": dict(wanted.patches)})
+    return {"configuration": {}, "patches": {"etcd+merge": {}}}
+
+
 def os_pending(machine: Machine) -> dict[str, Any]:
     os_upgraded(machine)
     return {}
@@ -884,6 +916,7 @@ def os_pending(machine: Machine) -> dict[str, Any]:
 
 READING: dict[str, Prepare] = {
     "certificate_ends": certificate_ends,
+    "control_plane_drift": control_plane_drift,
     "etcd_members": etcd_members,
     "cluster_info": cluster_info,
     "gpu_idle": lambda _: {"node": "worker-1"},
