@@ -1,0 +1,49 @@
+"""Three control planes come up, the leader leaves and joins again, a dead one is removed through another.
+
+The lab gives them a virtual address, and lets them elect leaders.
+"""
+
+from __future__ import annotations
+
+from .conftest import BARE, LabSpec, Operator, lines, search_for_secrets
+from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, voters
+
+LAB = LabSpec("debian13", workers=0, control_planes=3)
+
+
+def test_a_dry_run_changes_nothing(operator: Operator) -> None:
+    operator.bare = operator.each(CONTROLS, BARE)
+    operator.gpunodes("up", "--dry-run")
+    assert operator.each(CONTROLS, BARE) == operator.bare
+
+
+def test_three_come_up(operator: Operator) -> None:
+    operator.gpunodes("up")
+    assert voters(operator) == set(CONTROLS)
+    assert leftovers(operator) == []
+    assert {each["outcome"] for each in operator.document("up")["machines"]} == {"unchanged"}
+
+
+def test_the_leader_leaves_and_joins_again(operator: Operator) -> None:
+    leaves = leader(operator)
+    operator.gpunodes("remove", "--yes", leaves)
+    stays = next(name for name in CONTROLS if name != leaves)
+    assert voters(operator, stays) == set(CONTROLS) - {leaves}
+    assert f"node/{leaves}" not in lines(operator.ssh(stays, f"{KUBECTL} get nodes --output name"))
+    assert lines(operator.ssh(leaves, BARE)) == operator.bare[leaves]
+    operator.gpunodes("join", leaves)
+    assert voters(operator) == set(CONTROLS)
+
+
+def test_a_dead_one_is_removed_through_another(operator: Operator) -> None:
+    assert operator.lab("power", THIRD, "off").returncode == 0
+    operator.gpunodes("remove", "--yes", SECOND, "--dead", code=2)
+    operator.gpunodes("remove", "--yes", SECOND, code=1)
+    assert voters(operator) == set(CONTROLS), "etcd needs both"
+    operator.gpunodes("remove", "--yes", THIRD, "--dead")
+    assert voters(operator) == {FIRST, SECOND}
+    assert f"node/{THIRD}" not in lines(operator.ssh(FIRST, f"{KUBECTL} get nodes --output name"))
+
+
+def test_no_secret_leaks(operator: Operator) -> None:
+    search_for_secrets(operator, (FIRST, SECOND))
