@@ -651,6 +651,7 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
+    "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
     "rollout status": "as rollout abandon",
