@@ -43,6 +43,60 @@ def test_a_killed_join_is_completed(operator: Operator) -> None:
     assert {tuple(each) for each in operator.each(CONTROLS, f"stat --format=%a {path}").values()} == {("600",)}
 
 
+def test_changed_settings_are_drift_and_rolled_out(operator: Operator) -> None:
+    """Only what differs is restarted; kubeadm's configuration follows; the second roll-out has nothing to do."""
+    path = operator.folder / "inventory/group_vars/control_plane.yml"
+    given = operator.setting("gpunodes_component_arguments")
+    changed = {**given, "scheduler": {**given.get("scheduler", {}), "v": "4"}}
+    assert operator.document("status")["drift"] == []
+    assert not path.exists()
+    path.write_text(yaml.safe_dump({"gpunodes_component_arguments": changed}), encoding="utf-8")
+    try:
+        found = {each["machine"]: each["differences"] for each in operator.document("status")["drift"]}
+        assert set(found) == set(CONTROLS)
+        for differences in found.values():
+            # The first machine that is brought to its settings writes kubeadm's configuration.
+            assert [(each["component"], each["name"], each["wanted"]) for each in differences] == [
+                ("kube-scheduler", "--v", "4")
+            ]
+        api = f"{CRICTL} ps --quiet --label io.kubernetes.container.name=kube-apiserver"
+        before = operator.each(CONTROLS, api)
+        assert operator.document("rollout", "apply", "--dry-run")["pending"] == list(CONTROLS)
+        assert operator.each(CONTROLS, "grep -c -e --v=4 /etc/kubernetes/manifests/kube-scheduler.yaml || true") == {
+            name: ["0"] for name in CONTROLS
+        }
+        done = operator.document("rollout", "apply", "--yes")
+        assert {each["name"]: each["outcome"] for each in done["machines"]} == dict.fromkeys(CONTROLS, "done")
+        assert operator.each(CONTROLS, "grep -c -e --v=4 /etc/kubernetes/manifests/kube-scheduler.yaml") == {
+            name: ["1"] for name in CONTROLS
+        }
+        assert operator.each(CONTROLS, api) == before, "the API servers were not restarted"
+        stored = operator.ssh(FIRST, f"{KUBECTL} --namespace kube-system get configmap kubeadm-config --output json")
+        document = yaml.safe_load(json.loads(stored)["data"]["ClusterConfiguration"])
+        assert {"name": "v", "value": "4"} in document["scheduler"]["extraArgs"]
+        assert operator.document("status")["drift"] == []
+        again = operator.document("rollout", "apply", "--yes")
+        assert {each["outcome"] for each in again["machines"]} == {"unchanged"}
+        kept = operator.each(CONTROLS, "ls -d /etc/kubernetes/gpunodes-settings || true")
+        assert kept == {name: [] for name in CONTROLS}
+        # A setting with which the scheduler does not start: everything is as before.
+        broken = {**changed, "scheduler": {**changed["scheduler"], "no-such-flag": "1"}}
+        path.write_text(yaml.safe_dump({"gpunodes_component_arguments": broken}), encoding="utf-8")
+        failed = operator.document("rollout", "apply", "--yes", FIRST, code=3)
+        assert {each["outcome"] for each in failed["machines"]} == {"undone"}
+        assert "unknown flag" in failed["stopped"]
+        assert lines(
+            operator.ssh(FIRST, "grep -c no-such-flag /etc/kubernetes/manifests/kube-scheduler.yaml || true")
+        ) == ["0"]
+        operator.gpunodes("rollout", "abandon", "--yes")
+        path.write_text(yaml.safe_dump({"gpunodes_component_arguments": changed}), encoding="utf-8")
+        assert operator.document("status")["drift"] == [], "kubeadm's configuration is back, too"
+    finally:
+        path.unlink()
+    operator.gpunodes("rollout", "apply", "--yes")
+    assert operator.document("status")["drift"] == []
+
+
 def test_one_of_several_is_not_reset(operator: Operator) -> None:
     done = operator.gpunodes("reset", "--yes", SECOND, code=1)
     assert "belongs to a cluster of several" in " ".join(done.stdout.split())

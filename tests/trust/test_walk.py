@@ -673,6 +673,7 @@ ELSEWHERE = {
     "os upgrade": "as gpu upgrade start",
     "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
+    "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
     "rollout status": "as rollout abandon",

@@ -82,21 +82,26 @@ def of_report(machine: str, report: object) -> MachineDrift:
         return MachineDrift(machine, problem=problem)
     assert isinstance(report, dict)  # noqa: S101 - for the type checker
     differences = [
-        DriftDifference(**{key: _short(each[key]) for key in _FIELDS}, text=sentence(each))
+        DriftDifference(
+            component=_short(each["component"]),
+            name=_short(each["name"]),
+            running=None if each["running"] is None else _short(each["running"]),
+            wanted=None if each["wanted"] is None else _short(each["wanted"]),
+            kind=each["kind"],
+            text=sentence(each),
+        )
         for each in report["differences"]
     ]
-    problem = _short(report["problem"], 500) or ""
+    problem = _short(report["problem"], 500)
     return MachineDrift(
         machine, differences, max(0, report["left_out"]), problem, report["managed"], report["unverified"]
     )
 
 
-_FIELDS = ("component", "name", "running", "wanted", "kind")
-
-
 def sentence(each: Mapping[str, Any]) -> str:
     """One difference as a sentence: ``kube-apiserver --v is 2, the settings say 4``."""
-    component, name, running, wanted, kind = (_short(each[key]) for key in _FIELDS)
+    component, name, kind = _short(each["component"]), _short(each["name"]), each["kind"]
+    running, wanted = (None if each[key] is None else _short(each[key]) for key in ("running", "wanted"))
     if kind == "fixed" and name in _KNOWN:
         setting, present, absent = _KNOWN[name]
         return f"{present if running else absent}, {setting} says otherwise; {_AT_CREATION}"
@@ -136,5 +141,5 @@ def _problem(each: MachineDrift) -> Problem:
     return Problem(f"settings of the control plane differ from the running one: {texts}{suffix}", "", remedy)
 
 
-def _short(text: str | None, most: int = _LONGEST) -> str | None:
-    return text if text is None or len(text) <= most else f"{text[: most - 3]}..."
+def _short(text: str, most: int = _LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils import containers, etcd_snapshot, ledger, static_pod_files
+from gpunodes.ansible.module_utils import certificate, containers, disk, etcd_snapshot, ledger, static_pod_files
 from gpunodes.ansible.module_utils.kubeadm import (
     api_certificate,
     command,
@@ -206,7 +206,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(api_certificate, "is_ready", lambda _: made.ready("kube-apiserver"))
     monkeypatch.setattr(api_certificate, "local_client", lambda *_: made)
     monkeypatch.setattr(api_certificate, "add_names", made.add_names)
-    monkeypatch.setattr(compared.certificate, "names_of_pem", lambda _: made.names)
+    monkeypatch.setattr(certificate, "names_of_pem", lambda _: made.names)
     monkeypatch.setattr(command, "run", made.upload)
     monkeypatch.setattr(containers, "ids", made.ids)
     logged = CommandResult([], 0, "", f"I0101 fine\nError: unknown flag: --{BROKEN}\x1b[2J\nusage")
@@ -232,7 +232,7 @@ def texts(given: Wanted) -> list[tuple[str, str, str | None, str | None, str]]:
     assert found["problem"] == ""
     return [
         tuple(each[key] for key in ("component", "name", "running", "wanted", "kind")) for each in found["differences"]
-    ]  # type: ignore[misc]  # five values
+    ]
 
 
 def state(machine: ControlPlane) -> Any:
@@ -439,7 +439,7 @@ def test_images_stay(machine: ControlPlane) -> None:
 
 def test_every_interruption_is_continued(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before each write of a file, and around the upload: the next run brings it to its settings."""
-    write, made = settings.disk.write, 0
+    write, made = disk.write, 0
     policy = machine.root / "audit-policy.json"
     given = wanted(machine, api={"v": "2"}, scheduler={"v": "4"})
     kill_at = 0
@@ -452,7 +452,7 @@ def test_every_interruption_is_continued(machine: ControlPlane, monkeypatch: pyt
                 raise Killed
         write(path, *more)
 
-    monkeypatch.setattr(settings.disk, "write", killing)
+    monkeypatch.setattr(disk, "write", killing)
     original, earlier = state(machine), machine.stored
     for number in range(1, 60):
         made, kill_at = 0, number
@@ -574,3 +574,7 @@ def test_values_of_the_environment_are_not_shown(machine: ControlPlane) -> None:
     machine.write("kube-scheduler", pod)
     assert "hunter2" not in json.dumps(compared.report(wanted()))
     assert texts(wanted())
+    # Containers without names of their own are shown as a whole.
+    pod["spec"]["containers"] += [{"env": [{"value": "hunter2"}]}]
+    machine.write("kube-scheduler", pod)
+    assert "hunter2" not in json.dumps(compared.report(wanted()))

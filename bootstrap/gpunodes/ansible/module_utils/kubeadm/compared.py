@@ -197,8 +197,9 @@ def _rules(content: Any, other: Any = None) -> str:
     """What is said about a policy: its content is long."""
     rules = content.get("rules") if isinstance(content, Mapping) else None
     count = f"{len(rules)} rule{'s'[: len(rules) != 1]}" if isinstance(rules, list) else "another document"
-    same = isinstance(other, Mapping) and isinstance(other.get("rules"), list) and isinstance(rules, list)
-    return f"{count}, others" if same and len(other["rules"]) == len(rules) else count
+    others = other.get("rules") if isinstance(other, Mapping) else None
+    alike = isinstance(rules, list) and isinstance(others, list) and len(others) == len(rules)
+    return f"{count}, others" if alike else count
 
 
 def _missing_names(stored: Mapping[str, Any]) -> list[str]:

@@ -186,8 +186,8 @@ def of_configuration(stored: Mapping[str, Any], wanted: Mapping[str, Any], pods:
     if not any(each.component == API_SERVER and "olumes" in each.name for each in pods):
         sides = [sorted(json.dumps(each, sort_keys=True) for each in volumes(side)) for side in (stored, wanted)]
         if sides[0] != sides[1]:
-            names = [", ".join(str(each.get("name")) for each in volumes(side)) or None for side in (stored, wanted)]
-            found.append(Drift(CONFIG, "volumes of kube-apiserver", *names))
+            old, new = (", ".join(str(each.get("name")) for each in volumes(side)) for side in (stored, wanted))
+            found.append(Drift(CONFIG, "volumes of kube-apiserver", old or None, new or None))
     return found
 
 
@@ -287,6 +287,6 @@ def _names(items: Sequence[Any]) -> list[str]:
 
 def _values(path: str, before: str | None, after: str | None) -> tuple[str | None, str | None]:
     """The values as they may be shown: a variable of the environment may hold a password."""
-    if ".env[" in path or path.endswith(".env"):
+    if ".env[" in path or path.endswith(".env") or '"env"' in f"{before}{after}":
         return (before and "one value", after and "another value")
     return before, after
