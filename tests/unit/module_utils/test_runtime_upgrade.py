@@ -227,7 +227,9 @@ def test_a_runtime_is_replaced_and_put_back_without_a_network(machine: Machine) 
     assert {"containerd"} <= {*ledger.load().holds}
 
 
-def test_the_configuration_of_a_version_is_there_before_its_package_starts_the_service(machine: Machine) -> None:
+def test_the_configuration_of_a_version_is_there_before_its_package_starts_the_service(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upgrade.prepare(machine.specs())
     real, seen = machine.apt, []
 
@@ -235,7 +237,7 @@ def test_the_configuration_of_a_version_is_there_before_its_package_starts_the_s
         seen.append((machine.config.read_text(), machine.drop_in.read_text(), restarts()))
         return real(*arguments)
 
-    upgrade.apt = apt  # type: ignore[assignment]  # the fixture restores it
+    monkeypatch.setattr(upgrade, "apt", apt)
     upgrade.apply(machine.specs())
     assert seen == [("version = 3\n", "version = 3\n", ["containerd", "containerd"])]
     assert restarts() == []

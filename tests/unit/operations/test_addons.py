@@ -121,7 +121,8 @@ def test_an_unfinished_roll_out_comes_first(inventory: Inventory, monkeypatch: p
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_report_is_refused(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
-    for bad in ([{**OLD, "wanted": [attack]}], [hostile(OLD)], [{**OLD, "running": {attack: 1}}], attack, {}):
+    reports: list[Any] = [[{**OLD, "wanted": [attack]}], [hostile(OLD)], [{**OLD, "running": {attack: 1}}], attack, {}]
+    for bad in reports:
         Cluster(monkeypatch, bad)
         with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
             addons.plan(inventory)

@@ -143,6 +143,7 @@ def test_what_an_upgrade_would_do() -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_report_is_that_machines_failure(attack: str) -> None:
     row = {"name": "containerd", "old": "1", "new": attack}
-    for bad in ({**PENDING, "packages": [row]}, hostile(PENDING), [], attack, {}):
+    reports: list[Any] = [{**PENDING, "packages": [row]}, hostile(PENDING), [], attack, {}]
+    for bad in reports:
         assert planned("gpu-1", bad).unreadable.startswith("its report is invalid")
     assert planned("gpu-1", None) == PlannedRuntime("gpu-1", unreadable="it did not report what is pending")
