@@ -6,10 +6,13 @@ KVM: test_three_control_planes.py.
 
 from __future__ import annotations
 
+import json
 import time
 
+import yaml
+
 from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
-from .etcd_members import FIRST, KUBECTL, SECOND, leader, leftovers, members, regroup, voters
+from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, leader, leftovers, members, regroup, voters
 
 LAB = LabSpec("debian13", workers=0, control_planes=2)
 CONTROLS = (FIRST, SECOND)
