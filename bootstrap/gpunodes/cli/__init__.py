@@ -49,7 +49,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "health": "Check GPU machines: state, action and evidence.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
-        "rollout": "Follow, continue or abandon the work that is rolled out node by node.",
+        "rollout": "Apply settings, and follow, continue or abandon the work that is rolled out node by node.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
         "power": "Show a machine's power state, switch it through its BMC, or change the BMC's password.",
         "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",

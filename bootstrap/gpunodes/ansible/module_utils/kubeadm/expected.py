@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from .. import disk
+from .. import disk, tree
 from ..containers import runtime_socket
 from ..problem import MachineProblem
 from ..process import CommandResult, last_line, run
@@ -38,7 +37,7 @@ class Workshop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        tree.remove(self._folder)
 
     def data(self, text: str, what: str) -> dict[str, Any]:
         """A YAML document; raises MachineProblem for one that kubectl cannot read, ``what`` names it."""
@@ -70,7 +69,7 @@ class Workshop:
         """
         out, folder = f"{self._folder}/out", f"{self._folder}/patches"
         for each in (out, folder):
-            shutil.rmtree(each, ignore_errors=True)
+            tree.remove(each)
             os.mkdir(each, 0o700)
         for name, patch in patches.items():
             disk.write(f"{folder}/{name}.json", json.dumps(patch), 0o600)
