@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunodes.engine.fleet import Fleet, InventoryFleet
-from gpunodes.errors import WrongInput
+from gpunodes.engine.fleet import Fleet
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations.rolling.playbook import PlaybookWork
+from gpunodes.operations.rolling.upgrades import inventory_of
 from gpunodes.operations.rolling.work import Target
 from gpunodes.rollout.record import Disruption
 
@@ -37,6 +37,4 @@ class ControlPlaneSettings(PlaybookWork):
 
 def make(fleet: Fleet, _: Mapping[str, str]) -> ControlPlaneSettings:
     """Make the work of a record; raises WrongInput without an inventory."""
-    if not isinstance(fleet, InventoryFleet):
-        raise WrongInput("this work is a playbook", "machines of an inventory", "name the inventory with -i")
-    return ControlPlaneSettings(fleet.inventory)
+    return ControlPlaneSettings(inventory_of(fleet))
